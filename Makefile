@@ -1,0 +1,38 @@
+# Two commands from a fresh clone: `make train` and `make test`. Both make their own virtual environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BACKEND ?= jax
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.PHONY: train test lint suite bench clean
+
+train: $(VENV)/installed-demo
+	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
+
+test: lint suite
+
+lint: $(VENV)/installed-all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+suite: $(VENV)/installed-all
+	KERAS_BACKEND=jax $(BIN)/pytest -m "not large"
+	KERAS_BACKEND=tensorflow $(BIN)/pytest -m "not large"
+
+bench: $(VENV)/installed-all
+	$(BIN)/python -m benchmarks
+
+$(VENV)/installed-demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	touch $@
+
+$(VENV)/installed-all: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,tensorflow,dev]'
+	touch $@ $(VENV)/installed-demo
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,60 @@
+"""Keras callbacks, unchanged. Those that need the state get it between updates, those that need numbers one dispatch late."""
+
+from typing import Any
+
+import keras
+
+_TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+class Watch:
+    """
+    What watches a run: a list of Keras callbacks, and what they need.
+
+    Args:
+        callbacks: as given to `fit`: one, several, or a ready `keras.callbacks.CallbackList`.
+    """
+
+    def __init__(
+        self, model: keras.Model, callbacks: Any, *, verbose: Any, epochs: int, steps: int | None, history: bool
+    ):
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = keras.callbacks.CallbackList(
+                callbacks,
+                add_history=history,
+                add_progbar=verbose != 0,
+                verbose=verbose,
+                epochs=epochs,
+                steps=steps,
+                model=model,
+            )
+        self.model = model
+        self.callbacks = callbacks
+        hooked = [c for c in callbacks.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
+        self.has_hooks = bool(hooked)
+        self.needs_state = not all(_needs_numbers_only(c) for c in hooked)
+
+    def tell(self, step: int, logs: dict) -> None:
+        """Tell the callbacks of one update of the epoch."""
+        if self.has_hooks:
+            self.callbacks.on_train_batch_begin(step)
+            self.callbacks.on_train_batch_end(step, logs)
+
+    @property
+    def stops(self) -> bool:
+        """Whether a callback asked to stop."""
+        return bool(self.model.stop_training)
+
+
+def _overrides(callback: Any, hook: str) -> bool:
+    return not getattr(getattr(callback, hook), "_is_default", False)
+
+
+def _needs_numbers_only(callback: Any) -> bool:
+    """Keras' own callbacks whose hooks of a batch never look at the model. Any other may."""
+    known = keras.callbacks
+    if isinstance(callback, known.ModelCheckpoint | known.BackupAndRestore):
+        return callback.save_freq == "epoch"
+    if isinstance(callback, known.TensorBoard):
+        return callback.update_freq == "epoch" and not callback._should_trace
+    return type(callback) in (known.ProgbarLogger, known.History, known.TerminateOnNaN)

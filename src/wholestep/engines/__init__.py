@@ -1,0 +1,42 @@
+"""
+The engines: the same handful of verbs on JAX and on TensorFlow. Only modules in this folder import either.
+
+| verb | what it does |
+|---|---|
+| take, give | Keras variables to the values of a State, and back |
+| place, fetch | host to device, at once; device to numpy, the only place that waits |
+| traced, shapes | a function that is traced once for each input shape; what it would return |
+| gather | the rows of device-resident data that a batch names |
+| differentiate | gradients of a scalar function, with its auxiliary result |
+| fold | a function over microbatches, carrying its result |
+| repeat | several updates in one dispatch, a number known only at run time |
+| loss_scale, apply | the optimizer's loss scale; one optimizer update, if it is to be |
+| compile | the program that the loop calls; its first argument is spent |
+| memory | the bytes that a compiled program needs beside its arguments |
+"""
+
+import importlib
+from typing import Any
+
+import keras
+
+from wholestep.errors import SpecificationError, say
+
+
+def choose(optimizer: Any = None) -> Any:
+    """
+    Return the engine of the running Keras backend.
+
+    Raises:
+        SpecificationError: the backend is neither jax nor tensorflow.
+    """
+    backend = keras.backend.backend()
+    if backend not in ("jax", "tensorflow"):
+        raise SpecificationError(
+            say(
+                "The Keras backend must be jax or tensorflow.",
+                backend,
+                "set the environment variable KERAS_BACKEND before importing keras.",
+            )
+        )
+    return importlib.import_module(f"wholestep.engines.{backend}").Engine(optimizer)

@@ -1,0 +1,170 @@
+"""The engine on JAX: everything is a value, and a program is one XLA computation."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+
+from wholestep.errors import BatchError, say
+from wholestep.state import State, Variables
+
+Tree = Any
+_INT32 = np.iinfo(np.int32)
+
+
+class Engine:
+    """The verbs of `wholestep.engines`, on JAX. Counts what a test wants to know: `waits` and `compilations`."""
+
+    name = "jax"
+
+    def __init__(self, optimizer: Any = None):
+        self.optimizer = optimizer
+        self.waits = 0
+        self.compilations = 0
+
+    # ---- Keras variables and values ----
+
+    def take(self, variables: Variables) -> tuple[list, list, list]:
+        """Return the values of (params, slots, buffers). The variables' own arrays: the next program spends them."""
+        params, slots, buffers = variables.params, variables.slots, variables.buffers
+        return [v.value for v in params], [v.value for v in slots], [v.value for v in buffers]
+
+    def give(self, variables: Variables, state: State) -> None:
+        """Let the Keras variables hold the values of the state. Waits for nothing."""
+        groups = [(variables.params, state.params), (variables.slots, state.slots), (variables.buffers, state.buffers)]
+        for known, values in [*groups, (variables.metrics, state.metrics)]:
+            for variable, value in zip(known, values, strict=True):
+                variable._value = value
+
+    def params(self, state: State) -> list:
+        """Return the parameters of the state."""
+        return state.params
+
+    def place(self, data: Tree) -> Tree:
+        """Put host arrays on the device, at once."""
+        return jax.device_put(jax.tree.map(_narrow, data))
+
+    def fetch(self, values: Tree) -> Tree:
+        """Return device values as numpy. The only place that waits."""
+        self.waits += 1
+        return jax.device_get(values)
+
+    # ---- inside a program ----
+
+    def traced(self, function: Callable) -> Callable:
+        """Return the function, traced once for each shape of its arguments, wherever it is called."""
+        return jax.jit(function)
+
+    def shapes(self, function: Callable, *arguments: Any) -> Tree:
+        """Return shapes and dtypes of what a traced function would return."""
+        return jax.eval_shape(function, *arguments)
+
+    def zeros(self, shapes: Tree) -> Tree:
+        """Return zeros of such shapes."""
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def gather(self, data: Tree, rows: Any) -> Tree:
+        """Return these rows of every leaf; row numbers are in range."""
+        return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+
+    def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
+        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
+        return jax.grad(function, has_aux=True)(params)
+
+    def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
+        """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
+        if num == 1:
+            return function(carry, jax.tree.map(lambda leaf: leaf[0], pieces))
+        return jax.lax.scan(lambda c, piece: (function(c, piece), None), carry, pieces)[0]
+
+    def repeat(self, function: Callable, num: Any, state: State, reports: Any) -> tuple[State, Any]:
+        """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
+
+        def body(carry: tuple) -> tuple:
+            i, state, reports = carry
+            state, report = function(i, state)
+            return i + 1, state, reports.at[i].set(report)
+
+        def goes_on(carry: tuple) -> Any:
+            return (carry[0] < num) & (carry[1].stopped == 0)
+
+        return jax.lax.while_loop(goes_on, body, (jnp.zeros_like(num), state, reports))[1:]
+
+    def loss_scale(self, state: State) -> Any:
+        """Return what the optimizer multiplies the loss by."""
+        with keras.StatelessScope(list(zip(self.optimizer.variables, state.slots, strict=True))):
+            return self.optimizer.scale_loss(jnp.ones((), "float32"))
+
+    def apply(self, state: State, grads: list, ok: Any) -> State:
+        """Apply one optimizer update where `ok`, else nothing at all."""
+
+        def update() -> tuple[list, list]:
+            return self.optimizer.stateless_apply(state.slots, grads, state.params)
+
+        # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
+        params, slots = jax.lax.cond(ok, update, lambda: (state.params, state.slots))
+        return state._replace(params=params, slots=slots)
+
+    def select(self, ok: Any, new: Tree, old: Tree) -> Tree:
+        """Return `new` where ok, else `old`."""
+        return jax.tree.map(partial(jnp.where, ok), new, old)
+
+    def is_finite(self, values: list) -> Any:
+        """Return whether all values are finite."""
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(v)) for v in values]))
+
+    # ---- programs ----
+
+    def compile(self, function: Callable, examples: tuple, spends: bool = True) -> Callable:
+        """Compile the function for arguments such as `examples`."""
+        self.compilations += 1
+        return jax.jit(function, donate_argnums=(0,) if spends else ()).lower(*examples).compile()
+
+    def memory(self, program: Any) -> int | None:
+        """Return the bytes that the program needs beside its arguments and results."""
+        analysis = program.memory_analysis()
+        return None if analysis is None else int(analysis.temp_size_in_bytes)
+
+    def device_bytes(self) -> int | None:
+        """Return the device's own memory; None where it is the host's."""
+        stats = jax.local_devices()[0].memory_stats() or {}
+        return stats.get("bytes_limit")
+
+    def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
+        """
+        Whether the function should not run inside a compiled loop.
+
+        XLA on CPU runs convolutions several times slower inside a loop than outside (measured: 4x).
+        """
+        on_cpu = jax.local_devices()[0].platform == "cpu"
+        return on_cpu and "conv_general_dilated" in _primitives(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _narrow(leaf: Any) -> Any:
+    """64-bit integers that fit become 32-bit ones, as JAX would make them, but never by wrapping around."""
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    if array.dtype not in (np.int64, np.uint64) or jax.config.jax_enable_x64:
+        return array
+    if array.size and (array.max() > _INT32.max or array.min() < _INT32.min):
+        raise BatchError(
+            say(
+                "Integers must fit in 32 bits on this engine.",
+                f"values from {array.min()} to {array.max()}",
+                "enable 64-bit integers with jax.config.update('jax_enable_x64', True), or renumber them.",
+            )
+        )
+    return array.astype(np.int32)
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    found = set()
+    for equation in jaxpr.eqns:
+        found.add(equation.primitive.name)
+        for inner in jaxprs_in_params(equation.params):
+            found |= _primitives(inner)
+    return found

@@ -1,0 +1,155 @@
+"""The engine on TensorFlow: parameters and slots are updated in place, everything else is a value."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from wholestep.state import State, Variables
+
+Tree = Any
+
+# XLA's convolutions on CPU are many times slower than TensorFlow's own (measured: 20x), and it has no strings.
+_NOT_FOR_XLA = ("Conv", "Depthwise", "String", "PyFunc", "EagerPyFunc", "Unique", "Where")
+
+
+class Engine:
+    """The verbs of `wholestep.engines`, on TensorFlow. Counts `waits` and `compilations`."""
+
+    name = "tensorflow"
+
+    def __init__(self, optimizer: Any = None):
+        self.optimizer = optimizer
+        self.waits = 0
+        self.compilations = 0
+        self._variables: list = []
+
+    # ---- Keras variables and values ----
+
+    def take(self, variables: Variables) -> tuple[list, list, list]:
+        """Return the values of (params, slots, buffers); the first two stay in their variables."""
+        self._variables = variables.params
+        return [], [], [tf.identity(v.value) for v in variables.buffers]
+
+    def give(self, variables: Variables, state: State) -> None:
+        """Let the Keras variables hold the values of the state."""
+        for known, values in [(variables.buffers, state.buffers), (variables.metrics, state.metrics)]:
+            for variable, value in zip(known, values, strict=True):
+                variable.value.assign(value)
+
+    def params(self, state: State) -> list:
+        """Return the parameters as they are now."""
+        return [tf.convert_to_tensor(v.value) for v in self._variables]
+
+    def place(self, data: Tree) -> Tree:
+        """Put host arrays on the device, at once."""
+        return tf.nest.map_structure(tf.convert_to_tensor, data)
+
+    def fetch(self, values: Tree) -> Tree:
+        """Return device values as numpy. The only place that waits."""
+        self.waits += 1
+        return tf.nest.map_structure(np.asarray, values)
+
+    # ---- inside a program ----
+
+    def traced(self, function: Callable) -> Callable:
+        """Return the function, traced once for each shape of its arguments, wherever it is called."""
+        return tf.function(function, autograph=False)
+
+    def shapes(self, function: Callable, *arguments: Any) -> Tree:
+        """Return shapes and dtypes of what a traced function would return."""
+        traced: Any = function if hasattr(function, "get_concrete_function") else self.traced(function)
+        return traced.get_concrete_function(*_specs(arguments)).structured_outputs
+
+    def gather(self, data: Tree, rows: Any) -> Tree:
+        """Return these rows of every leaf; row numbers are in range."""
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), data)
+
+    def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
+        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(params)
+            value, auxiliary = function(params)
+        grads = tape.gradient(value, params, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return [tf.convert_to_tensor(g) for g in grads], auxiliary
+
+    def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
+        """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
+
+        def body(i: Any, carry: Tree) -> tuple:
+            return i + 1, function(carry, tf.nest.map_structure(lambda leaf: leaf[i], pieces))
+
+        if num == 1:
+            return body(0, carry)[1]
+        return tf.while_loop(lambda i, _: i < num, body, (tf.constant(0), carry), parallel_iterations=1)[1]
+
+    def repeat(self, function: Callable, num: Any, state: State, reports: Any) -> tuple[State, Any]:
+        """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
+
+        def body(i: Any, state: State, reports: Any) -> tuple:
+            state, report = function(i, state)
+            return i + 1, state, tf.tensor_scatter_nd_update(reports, [[i]], [report])
+
+        def goes_on(i: Any, state: State, _: Any) -> Any:
+            return (i < num) & (state.stopped == 0)
+
+        return tf.while_loop(goes_on, body, (tf.constant(0), state, reports), parallel_iterations=1)[1:]
+
+    def loss_scale(self, state: State) -> Any:
+        """Return what the optimizer multiplies the loss by."""
+        return self.optimizer.scale_loss(tf.ones((), "float32"))
+
+    def apply(self, state: State, grads: list, ok: Any) -> State:
+        """Apply one optimizer update where `ok`, else nothing at all."""
+
+        def update() -> tf.Tensor:
+            self.optimizer.apply(grads, self._variables)
+            return tf.constant(True)
+
+        tf.cond(ok, update, lambda: tf.constant(False))
+        return state
+
+    def select(self, ok: Any, new: Tree, old: Tree) -> Tree:
+        """Return `new` where ok, else `old`."""
+        return tf.nest.map_structure(lambda n, o: tf.where(ok, n, o), new, old)
+
+    def is_finite(self, values: list) -> Any:
+        """Return whether all values are finite."""
+        return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values]))
+
+    # ---- programs ----
+
+    def compile(self, function: Callable, examples: tuple, spends: bool = True) -> Callable:
+        """Compile the function for arguments such as `examples`, with XLA where that is known to be faster."""
+        self.compilations += 1
+        specs = _specs(examples)
+        graph = tf.function(function, autograph=False).get_concrete_function(*specs)
+        if any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
+            return graph
+        return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*specs)
+
+    def memory(self, program: Any) -> int | None:
+        """Return an upper bound of the bytes that the program needs: all its intermediate values together."""
+        return None
+
+    def device_bytes(self) -> int | None:
+        """Return the device's own memory; None where it is the host's."""
+        return None
+
+    def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
+        """Whether the function should not run inside a compiled loop: nothing known here."""
+        return False
+
+
+def _specs(arguments: Any) -> Any:
+    def spec(value: Any) -> tf.TensorSpec:
+        return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
+
+    return tf.nest.map_structure(spec, arguments)
+
+
+def _operations(program: Any) -> set[str]:
+    definition = program.graph.as_graph_def()
+    functions = [node for function in definition.library.function for node in function.node_def]
+    return {node.op for node in [*definition.node, *functions]}

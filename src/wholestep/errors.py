@@ -1,0 +1,37 @@
+"""The errors a user can meet: one root, and a message of three parts."""
+
+
+class WholestepError(Exception):
+    """The root of every error that wholestep raises on purpose."""
+
+
+class SpecificationError(WholestepError, ValueError):
+    """The model, the objective or an argument cannot mean what was asked. Raised before anything ran."""
+
+
+class BatchError(WholestepError, ValueError):
+    """The data cannot make an update. Raised before the update that would have used them."""
+
+
+class NonFiniteError(WholestepError, ArithmeticError):
+    """
+    A loss or gradient was not finite. Raised before the update was applied; the weights are the last good ones.
+
+    `update` is the number of the update that was not applied, `rows` the row numbers that made it so (empty where
+    the rows were all finite and only the gradient was not).
+    """
+
+    def __init__(self, message: str, update: int, rows: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.update = update
+        self.rows = rows
+
+
+def say(must: str, received: object, attempt: str) -> str:
+    """
+    Return the message of an error: what must hold, what came, what to try.
+
+    >>> say("batch_size must be at least 1.", 0, "leave it out for 32.")
+    'batch_size must be at least 1. Received: 0. Try: leave it out for 32.'
+    """
+    return f"{must} Received: {received}. Try: {attempt}"

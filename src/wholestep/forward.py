@@ -1,0 +1,170 @@
+"""The objective as a pure function of values: the only place where a model is called."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from wholestep import tree
+from wholestep.mean import Term, Whole, check
+from wholestep.objective import Objective, Reading, read
+from wholestep.state import Variables
+
+Tensor = Any
+
+
+class Outcome(NamedTuple):
+    """What one microbatch adds: sums by term as (value, weight), the model's other losses, and the new state."""
+
+    sums: dict[str, tuple[Tensor, Tensor]]
+    extra: Tensor
+    buffers: list
+    metrics: list
+
+
+class Rows(NamedTuple):
+    """The same, row by row: each term's (values, weights), both (rows,). For the probe and for naming bad rows."""
+
+    values: dict[str, tuple[Tensor, Tensor]]
+    extra: Tensor
+    buffers: list
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What tracing the objective told of one term."""
+
+    kind: type
+    coefficient: float
+    counts: bool
+
+
+class Forward:
+    """
+    The objective as a pure function of values: the only place where a model is called.
+
+    `facts` (one Fact a term, in order) and `has_extra` (whether `add_loss` or an activity regulariser spoke) are valid
+    once a function has been traced.
+    """
+
+    def __init__(
+        self, model: keras.Model, objective: Objective, metrics: list, variables: Variables, *, training: bool
+    ):
+        self.model = model
+        self.objective = objective
+        self.metrics = metrics
+        self.variables = variables
+        self.training = training
+        self.facts: dict[str, Fact] = {}
+        self.has_extra = False
+
+    def sums(self, params, buffers, metrics, batch, row_weights) -> Outcome:
+        """Run the objective on one (micro)batch and sum what it returned."""
+        scope = self._scope(params, buffers, metrics)
+        with scope:
+            reading = self._read(batch)
+            for score in reading.scores:
+                score.update(row_weights)
+            terms = reading.terms | reading.reported
+            sums = {label: tuple(_wide(s) for s in term.sums(row_weights)) for label, term in terms.items()}
+            extra = self._extra(scope)
+        return Outcome(sums, extra, *self._after(scope, buffers, metrics))
+
+    def rows(self, params, buffers, metrics, batch) -> Rows:
+        """Run the objective and keep each row's own values and weights."""
+        scope = self._scope(params, buffers, metrics)
+        with scope:
+            reading = self._read(batch)
+            values = {label: _by_row(term) for label, term in reading.terms.items()}
+            extra = self._extra(scope)
+        return Rows(values, extra, self._after(scope, buffers, metrics)[0])
+
+    def predict(self, params, buffers, inputs) -> Any:
+        """Return the model's outputs."""
+        pairs = zip([*self.variables.params, *self.variables.buffers], [*params, *buffers], strict=True)
+        with keras.StatelessScope(list(pairs)):
+            has_mode = self.model._call_has_training_arg
+            return self.model(inputs, training=False) if has_mode else self.model(inputs)
+
+    def results(self, metrics: list) -> dict[str, Tensor]:
+        """Return what the Keras metrics say now, by name."""
+        results: dict[str, Tensor] = {}
+        with keras.StatelessScope(list(zip(self.variables.metrics, metrics, strict=True))):
+            for metric in self.metrics:
+                result = metric.result()
+                results |= result if isinstance(result, dict) else {metric.name: result}
+        return results
+
+    def penalty(self, params: list) -> Tensor:
+        """Return the weight regularisation, a function of the parameters alone."""
+        pairs = zip(self.variables.params, params, strict=True)
+        return sum(_wide(v.regularizer(p)) for v, p in pairs if v.regularizer is not None)
+
+    @property
+    def cannot_pad(self) -> bool:
+        """Whether the objective has a part that cannot leave rows out. Valid once traced."""
+        return self.has_extra or any(fact.kind is Whole for fact in self.facts.values())
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether any trainable variable is regularised."""
+        return any(v.regularizer is not None for v in self.variables.params)
+
+    def _scope(self, params, buffers, metrics) -> keras.StatelessScope:
+        v = self.variables
+        pairs = [(v.params, params), (v.buffers, buffers), (v.metrics, metrics)]
+        mapping = [pair for known, values in pairs for pair in zip(known, values, strict=True)]
+        return keras.StatelessScope(mapping, collect_losses=True)
+
+    def _read(self, batch) -> Reading:
+        named = {m.name: m for m in self.metrics}
+        reading = read(self.objective(self.model, batch, self.training), named)
+        num_rows = tree.num_rows(batch)
+        shapes = [tuple(leaf.shape) for leaf in tree.leaves(batch)]
+        terms = self._check(reading.terms, num_rows, shapes)
+        reported = self._check(reading.reported, num_rows, shapes)
+        self.facts = _facts(terms, counts=True) | _facts(reported, counts=False)
+        return Reading(terms, reported, reading.scores)
+
+    def _check(self, terms: dict[str, Term], num_rows: int, shapes: list) -> dict[str, Term]:
+        return {k: t if isinstance(t, Whole) else check(t, _label(k), num_rows, shapes) for k, t in terms.items()}
+
+    def _extra(self, scope: keras.StatelessScope) -> Tensor:
+        self.has_extra = bool(scope.losses)
+        return sum((_wide(ops.sum(loss)) for loss in scope.losses), ops.zeros((), keras.config.floatx()))
+
+    def _after(self, scope: keras.StatelessScope, buffers: list, metrics: list) -> tuple[list, list]:
+        v = self.variables
+        return _values(scope, v.buffers, buffers), _values(scope, v.metrics, metrics)
+
+
+def _facts(terms: dict[str, Term], *, counts: bool) -> dict[str, Fact]:
+    return {k: Fact(type(t), t.coefficient, counts) for k, t in terms.items()}
+
+
+def _values(scope: keras.StatelessScope, variables: list, before: list) -> list:
+    return [_or(scope.get_current_value(v), old) for v, old in zip(variables, before, strict=True)]
+
+
+def _label(name: str) -> str:
+    return f"term {name!r}" if name else "the loss"
+
+
+def _or(value: Tensor, otherwise: Tensor) -> Tensor:
+    return otherwise if value is None else value
+
+
+def _wide(value: Tensor) -> Tensor:
+    """Sums are kept in floatx or wider, whatever the model computes in."""
+    return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())
+
+
+def _by_row(term: Term) -> tuple[Tensor, Tensor]:
+    if isinstance(term, Whole):
+        return term.values[None], ops.ones((1,))
+    values, weights = term.values, term.weights
+    weights = ops.ones_like(values) if weights is None else weights
+    axes = tuple(range(1, len(values.shape)))
+    others = tuple(range(1, len(weights.shape)))
+    return ops.sum(values, axis=axes), ops.sum(ops.cast(weights, values.dtype), axis=others)

@@ -1,0 +1,199 @@
+"""The compiled side of a trainer: variables, forward functions, programs, and one dispatch of them."""
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from wholestep import engines
+from wholestep.batches import Batches, check_weights
+from wholestep.compiled import CompiledObjective, check_labels
+from wholestep.errors import NonFiniteError, say
+from wholestep.evaluate import Evaluation
+from wholestep.feed import Block, Feed, fill, fill_places, open_feed
+from wholestep.forward import Forward
+from wholestep.mean import Mean
+from wholestep.objective import Objective
+from wholestep.plan import Planner
+from wholestep.state import State, Variables
+from wholestep.step import APPLIED, OWN_LOSS, Step
+from wholestep.tally import Layout
+
+
+class Report:
+    """The numbers of one dispatch. Reading them waits for the device; nothing else does."""
+
+    def __init__(self, engine: Any, layout: Layout, values: Any, block: Block, first: int, most: int):
+        self.block = block
+        self.first = first
+        self.most = most  # how many updates a dispatch of this program can take
+        self._engine = engine
+        self._layout = layout
+        self._values = values
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The logs of each update that was tried, the update's own loss and whether it was applied among them."""
+        values = self._engine.fetch(self._values)
+        self._values = None
+        return [self._layout.unpack(row) for row in values[: len(self.block.counts)]]
+
+    def logs(self, i: int) -> dict[str, Any]:
+        """Return what callbacks see of update i: the loss and the metrics over the epoch so far."""
+        return {k: v for k, v in self.rows[i].items() if k not in (OWN_LOSS, APPLIED)}
+
+    def loss(self, i: int) -> float:
+        """Return the loss of update i alone."""
+        return self.rows[i][OWN_LOSS]
+
+    def applied(self, i: int) -> bool:
+        """Return whether update i was applied."""
+        return self.rows[i][APPLIED] == 1
+
+
+class Options(NamedTuple):
+    """What a user may say of how updates are carried out."""
+
+    microbatch_size: int | str
+    memory_limit: int | None
+    on_nonfinite: str
+
+
+class Machine:
+    """
+    Everything that is compiled for one model, objective and optimizer.
+
+    Args:
+        metrics: the Keras metrics whose state is carried.
+        pads: whether every one of them can be told to leave rows out.
+    """
+
+    def __init__(
+        self, model: keras.Model, objective: Objective, optimizer: Any, metrics: list, pads: bool, options: Options
+    ):
+        self.engine = engines.choose(optimizer)
+        self.model = model
+        self.objective = objective
+        self.optimizer = optimizer
+        self.options = options
+        self.metrics = metrics
+        slots = [] if optimizer is None else optimizer.variables
+        metric_variables = [v for metric in metrics for v in metric.variables]
+        self.variables = Variables(model.trainable_variables, slots, model.non_trainable_variables, metric_variables)
+        self.forward = Forward(model, objective, metrics, self.variables, training=True)
+        dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        scales = dynamic or getattr(optimizer, "loss_scale_factor", None) is not None
+        self.step = Step(
+            self.engine,
+            self.forward,
+            scales=scales,
+            guards_gradients=not dynamic,
+            stops=options.on_nonfinite == "raise",
+        )
+        self.planner = Planner(self.engine, self.step, options.microbatch_size, options.memory_limit, pads)
+        watching = Forward(model, objective, metrics, self.variables, training=False)
+        self.evaluation = Evaluation(self.engine, watching)
+        self.num_skipped = 0
+        self._checked: Any = None
+
+    # ---- state ----
+
+    def take(self, state: State | None = None) -> State:
+        """Return the Keras variables' values as a State; the sums of the epoch are those of `state`, or none yet."""
+        params, slots, buffers = self.engine.take(self.variables)
+        if state is None:
+            return State(params, slots, buffers, self._empty_metrics(), {}, self.engine.place(np.int32(0)))
+        return state._replace(params=params, slots=slots, buffers=buffers)
+
+    def give(self, state: State) -> None:
+        """Let the Keras variables hold the state."""
+        self.engine.give(self.variables, state)
+
+    def begin_epoch(self, state: State) -> State:
+        """Return the state with empty sums and metrics."""
+        facts = self.forward.facts
+        sums = self.engine.place(self.step.tally.empty()) if facts else {}
+        stopped = self.engine.place(np.int32(0))
+        return state._replace(metrics=self._empty_metrics(), sums=sums, stopped=stopped)
+
+    def _empty_metrics(self) -> list:
+        for metric in self.metrics:
+            metric.reset_state()
+        return self.engine.place([keras.ops.convert_to_numpy(v) for v in self.variables.metrics])
+
+    # ---- dispatch ----
+
+    def feed(self, batches: Batches) -> Feed:
+        """Return the way of these batches to the device."""
+        return open_feed(self.engine, batches, self.planner.limit // 2)
+
+    def dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
+        """Send one block of updates, the first of this number, to the device. Spends the state; waits for nothing."""
+        planner, size = self.planner, block.rows.shape[1]
+        full = feed.full_size(size)
+        if size < full and planner.may_pad(state, block.data, block.rows[0]):
+            block = fill(self.engine, block, full)
+        program = planner.program(state, block.data, block.rows[0], short=_comes_short(feed.batches), most=feed.most)
+        state = state if state.sums else self.begin_epoch(state)
+        self.check(feed.batches, block)
+        block = fill_places(block, program.cut.places)
+        rows, counts = _stack(block.rows, program.length), _stack(block.counts, program.length)
+        arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))
+        state, reports = program.call(state, block.data, *arguments)
+        return state, Report(self.engine, self.step.tally.layout, reports, block, first, program.length)
+
+    def check(self, batches: Batches, block: Block) -> None:
+        """Look at weights and labels before they are used: arrays once, loaded batches each."""
+        host = batches.arrays if block.host is None else block.host
+        if block.host is None and self._checked is host:
+            return
+        check_weights(host, all_zero=block.host is None)
+        if isinstance(self.objective, CompiledObjective):
+            check_labels(self.objective.label_ranges, host)
+        self._checked = host if block.host is None else None
+
+    # ---- what went wrong ----
+
+    def failure(self, state: State, report: Report, i: int) -> NonFiniteError:
+        """Return the error that says why update i of a dispatch was not applied. The state is the one before it."""
+        block, number = report.block, report.first + i
+        rows = block.rows[i][: block.counts[i]]
+        names = rows if block.ids[i] is None else block.ids[i]
+
+        def by_row(state: State, data: Any, rows: Any) -> Any:
+            batch = self.engine.gather(data, rows)
+            return self.forward.rows(self.engine.params(state), state.buffers, state.metrics, batch)
+
+        arguments = (state, block.data, self.engine.place(rows))
+        found = self.engine.fetch(self.engine.compile(by_row, arguments, spends=False)(*arguments))
+        reasons, bad = [], np.zeros((0,), int)
+        for label, (values, weights) in found.values.items():
+            rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == len(rows) else np.zeros((0,), int)
+            bad = np.union1d(bad, rows_of_term)
+            name = f"term {label!r}" if label else "the loss"
+            if rows_of_term.size:
+                reasons.append(f"{name} is not finite in rows {_few(names[rows_of_term])}")
+            elif self.forward.facts[label].kind is Mean and np.sum(weights) == 0:
+                reasons.append(f"the weights of {name} sum to zero")
+        reasons = reasons or ["the gradient is not finite, though every row's loss is"]
+        message = say(
+            f"Update {number} must have a finite loss and gradient. It was not applied; the weights are those after "
+            f"update {number - 1}.",
+            "; ".join(reasons),
+            'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").',
+        )
+        return NonFiniteError(message, number, tuple(int(r) for r in names[bad.astype(int)]))
+
+
+def _comes_short(batches: Batches) -> bool:
+    return batches.is_ready or batches.order.num_rows % batches.batch_size != 0
+
+
+def _stack(values: np.ndarray, length: int) -> np.ndarray:
+    return np.concatenate([values, np.zeros((length - len(values), *values.shape[1:]), values.dtype)])
+
+
+def _few(rows: np.ndarray) -> str:
+    shown = ", ".join(str(int(row)) for row in rows[:8])
+    return shown + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")

@@ -1,0 +1,174 @@
+"""
+Mean and Sum: values and weights, kept apart until the whole batch is known.
+
+A loss never returns a mean. It returns values and weights with a leading row axis; sums of both are merged over
+microbatches, replicas and hosts, and divided once.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from wholestep.errors import SpecificationError, say
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Mean:
+    """
+    A weighted mean over all rows of the batch: sum(values * weights) / sum(weights).
+
+    Args:
+        values: (rows,) or (rows, ...), unreduced.
+        weights: the shape of `values`, or its leading part, e.g. (rows,); `None` weighs every value 1. Weights depend
+            on the batch, not on the parameters. A value of weight 0 is never looked at, even if it is NaN.
+        coefficient: what the term counts for in the loss; it is reported without it.
+
+    >>> import numpy as np
+    >>> term = Mean(np.array([[1.0, 2.0], [3.0, 9.0]]), np.array([[1.0, 1.0], [1.0, 0.0]]))
+    >>> total, weight = term.sums()
+    >>> float(total), float(weight)
+    (6.0, 3.0)
+    """
+
+    values: Tensor
+    weights: Tensor = None
+    coefficient: float = 1.0
+
+    def sums(self, row_weights: Tensor = None) -> tuple[Tensor, Tensor]:
+        """Return (sum of values * weights, sum of weights), two scalars; `row_weights` is (rows,) or None."""
+        weights = _weigh(self.values, self.weights, row_weights)
+        if weights is None:
+            return ops.sum(self.values), ops.cast(_size(self.values), self.values.dtype)
+        return _dot(self.values, weights), ops.sum(weights)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """
+    A weighted sum over all rows of the batch, never divided: sum(values * weights).
+
+    >>> import numpy as np
+    >>> float(Sum(np.array([1.0, 2.0, 4.0])).sums()[0])
+    7.0
+    """
+
+    values: Tensor
+    weights: Tensor = None
+    coefficient: float = 1.0
+
+    def sums(self, row_weights: Tensor = None) -> tuple[Tensor, Tensor]:
+        """Return (sum of values * weights, 1), two scalars."""
+        weights = _weigh(self.values, self.weights, row_weights)
+        total = ops.sum(self.values) if weights is None else _dot(self.values, weights)
+        return total, ops.ones((), total.dtype)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A loss that came as one number: it cannot be cut, so it is taken as it is."""
+
+    values: Tensor
+    coefficient: float = 1.0
+    weights: Tensor = None
+
+    def sums(self, row_weights: Tensor = None) -> tuple[Tensor, Tensor]:
+        """Return (the number, 1)."""
+        return self.values, ops.ones((), self.values.dtype)
+
+
+Term = Mean | Sum | Whole
+
+
+def check(term: Term, label: str, num_rows: int, batch_shapes: list[tuple]) -> Term:
+    """
+    Return the term with floating values, or say what is wrong with its shape.
+
+    Raises:
+        SpecificationError: no leading row axis, weights that do not fit, or values of shape (rows, rows) that only
+            a broadcast of (rows,) against (rows, 1) makes.
+    """
+    shape = tuple(term.values.shape)
+    if not shape or shape[0] != num_rows:
+        raise SpecificationError(
+            say(
+                f"The values of {label} must have the {num_rows} rows of the batch on their leading axis.",
+                f"values of shape {shape}",
+                "return the losses unreduced, one per row, e.g. Mean(keras.losses.mean_squared_error(y, prediction)).",
+            )
+        )
+    square = len(shape) > 1 and num_rows > 1 and shape[1] == num_rows
+    if square and not any(num_rows in other[1:] for other in batch_shapes):
+        raise SpecificationError(
+            say(
+                f"The values of {label} must be one per row; shape (rows, rows) is what labels of shape (rows,) make "
+                "against predictions of shape (rows, 1).",
+                f"values of shape {shape}",
+                "give labels and predictions the same rank; for a loss over pairs, sum over the second axis.",
+            )
+        )
+    _check_weights(term, label, shape)
+    if "float" not in str(term.values.dtype):
+        return type(term)(ops.cast(term.values, "float32"), weights=term.weights, coefficient=term.coefficient)
+    return term
+
+
+def _check_weights(term: Term, label: str, shape: tuple) -> None:
+    if term.weights is None:
+        return
+    weights = tuple(term.weights.shape)
+    fits = 0 < len(weights) <= len(shape) and all(w in (1, v) for w, v in zip(weights[1:], shape[1:], strict=False))
+    if not fits or weights[0] != shape[0]:
+        raise SpecificationError(
+            say(
+                f"The weights of {label} must have the shape of its values, or its leading part.",
+                f"values of shape {shape} and weights of shape {weights}",
+                "return weights of shape (rows,) or of the values' own shape.",
+            )
+        )
+
+
+def _size(values: Tensor) -> int:
+    size = 1
+    for length in values.shape:
+        size *= length
+    return size
+
+
+def _align(weights: Tensor, values: Tensor) -> Tensor:
+    """Broadcast weights of shape (rows, ...) to the values: their axes are the leading ones."""
+    missing = len(values.shape) - len(weights.shape)
+    weights = ops.reshape(weights, tuple(weights.shape) + (1,) * missing)
+    return ops.broadcast_to(ops.cast(weights, values.dtype), values.shape)
+
+
+def _weigh(values: Tensor, weights: Tensor, row_weights: Tensor) -> Tensor:
+    given = [_align(w, values) for w in (weights, row_weights) if w is not None]
+    if not given:
+        return None
+    return given[0] if len(given) == 1 else given[0] * given[1]
+
+
+def _dot(values: Tensor, weights: Tensor) -> Tensor:
+    # By selection, not by multiplication alone: 0 * NaN is NaN.
+    return ops.sum(ops.where(weights == 0, ops.zeros_like(values), values) * weights)
+
+
+def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Tensor]:
+    """Add `value` to a running total of two floats, exactly (Knuth's two-sum): a count never stops growing at 2^24."""
+    high, low = total
+    new = high + value
+    back = new - high
+    return new, low + ((high - (new - back)) + (value - back))
+
+
+def ratio(total: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor]) -> Tensor:
+    """Return total / weight of two running totals; 0 where nothing has been weighed yet."""
+    divisor = weight[0] + weight[1]
+    return ops.where(
+        divisor == 0,
+        ops.zeros_like(divisor),
+        (total[0] + total[1]) / ops.where(divisor == 0, ops.ones_like(divisor), divisor),
+    )

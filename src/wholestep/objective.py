@@ -1,0 +1,122 @@
+"""What is minimised: the user's function, or a compiled Keras model, as (model, batch, training) -> Means."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from wholestep.errors import SpecificationError, say
+from wholestep.mean import Mean, Sum, Term
+
+Tensor = Any
+
+
+class Objective(ABC):
+    """
+    A loss of one's own. Subclass it and return values and weights, never a mean.
+
+    `__call__` gets the model, the batch as the source nests it (leaves of shape (rows, ...)) and `training`, and returns
+
+    - a `Mean` or a `Sum`, or
+    - a mapping of named ones, whose sum is the loss, or
+    - a pair (either of these, metrics), where metrics maps names to a `Mean` or `Sum` to report, or to a tuple
+      (y_true, y_pred[, sample_weight]) for the Keras metric of that name in `Trainer(metrics=...)`.
+
+    The model's own regularisation is added once by the update. Row i of the result must belong to row i of the batch.
+
+    >>> import keras, wholestep as ws
+    >>> class Squared(ws.Objective):
+    ...     def __call__(self, model, batch, training):
+    ...         error = model(batch["x"], training=training) - batch["y"]
+    ...         return ws.Mean(error**2, batch["weight"])
+    """
+
+    @abstractmethod
+    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Any:
+        """Return the unreduced loss of the batch."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one Keras metric is shown of a batch."""
+
+    metric: keras.metrics.Metric
+    y_true: Tensor
+    y_pred: Tensor
+    weight: Tensor = None
+
+    def update(self, row_weights: Tensor) -> None:
+        """Update the metric; rows of weight 0 count for nothing."""
+        if row_weights is None and self.weight is None:
+            self.metric.update_state(self.y_true, self.y_pred)
+        elif row_weights is None:
+            self.metric.update_state(self.y_true, self.y_pred, sample_weight=self.weight)
+        elif self.weight is not None:
+            shape = tuple(row_weights.shape) + (1,) * (len(self.weight.shape) - 1)
+            weight = ops.cast(self.weight, row_weights.dtype) * ops.reshape(row_weights, shape)
+            self.metric.update_state(self.y_true, self.y_pred, sample_weight=weight)
+        else:
+            # Keras looks at a mask only where there are weights: hide it, or padding would change what is measured.
+            mask = self.y_pred.__dict__.pop("_keras_mask", None) if hasattr(self.y_pred, "__dict__") else None
+            self.metric.update_state(self.y_true, self.y_pred, sample_weight=row_weights)
+            if mask is not None:
+                self.y_pred._keras_mask = mask
+
+
+class Reading(NamedTuple):
+    """What an objective returned, in one form: loss terms, terms that are only reported, and metric updates."""
+
+    terms: dict[str, Term]
+    reported: dict[str, Term]
+    scores: list[Score]
+
+
+def read(result: Any, metrics: dict[str, keras.metrics.Metric]) -> Reading:
+    """
+    Bring what an objective returned into one form.
+
+    Raises:
+        SpecificationError: it is neither a Mean, a Sum nor a mapping of them.
+    """
+    if isinstance(result, Reading):
+        return result
+    result, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    terms: dict[str, Term] = dict(result) if isinstance(result, Mapping) else {"": result}
+    for label, term in terms.items():
+        _check_type(term, label)
+    reported: dict[str, Term] = {label: term for label, term in extra.items() if isinstance(term, Mean | Sum)}
+    scores = [_score(label, given, metrics) for label, given in extra.items() if label not in reported]
+    clash = {"loss", *(label for label in terms if label)} & (set(extra) | ({"loss"} & set(terms)))
+    if clash:
+        raise SpecificationError(
+            say("Terms and metrics must have names of their own.", sorted(clash), "rename them ('loss' is the total).")
+        )
+    return Reading(terms, reported, scores)
+
+
+def _check_type(term: Any, label: str) -> None:
+    if not isinstance(term, Mean | Sum):
+        shape = getattr(term, "shape", None)
+        received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+        raise SpecificationError(
+            say(
+                f"An objective must return a Mean, a Sum or a mapping of them{f' (term {label!r})' if label else ''}.",
+                received,
+                "return Mean(values, weights) with one unreduced value per row; the update divides once.",
+            )
+        )
+
+
+def _score(label: str, given: Any, metrics: dict[str, keras.metrics.Metric]) -> Score:
+    if label not in metrics or not isinstance(given, tuple):
+        raise SpecificationError(
+            say(
+                f"The metric {label!r} must be a Mean, a Sum, or a tuple for a Keras metric of that name.",
+                type(given).__name__,
+                f"pass Trainer(metrics=[...]) with one named {label!r}; it has {sorted(metrics)}.",
+            )
+        )
+    return Score(metrics[label], *given)

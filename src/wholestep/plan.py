@@ -1,0 +1,159 @@
+"""How an update is carried out: microbatches, padding, updates per dispatch. Never what it computes."""
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from wholestep import tree
+from wholestep.coupling import Coupling, probe
+from wholestep.state import State
+from wholestep.step import Cut, Step
+
+_MOST_UPDATES = 128
+_MOST_ROW_NUMBERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program for updates of one shape, and how it carries them out."""
+
+    call: Callable
+    cut: Cut
+    length: int
+    memory: int | None
+
+
+@dataclass
+class Planner:
+    """
+    Plans and compiles the programs of one step, each once.
+
+    Args:
+        microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.
+        memory_limit: bytes that a program may use beside its arguments; None for half of the device's memory.
+        pads: whether every metric can be told to leave rows out.
+    """
+
+    engine: Any
+    step: Step
+    microbatch_size: int | str
+    memory_limit: int | None
+    pads: bool
+    programs: dict = field(default_factory=dict)
+    coupling: Coupling | None = None
+
+    def program(self, state: State, data: Any, rows: np.ndarray, *, short: bool, most: int) -> Program:
+        """
+        Return the program for updates of `len(rows)` rows of such data.
+
+        Args:
+            rows: row numbers of one such update; the probe looks at them.
+            short: whether shorter updates may come, to be filled up with rows of weight 0.
+            most: how many updates will be wanted in one dispatch.
+        """
+        length = max(1, min(most, _MOST_UPDATES, _MOST_ROW_NUMBERS // len(rows)))
+        key = (_signature(data), len(rows), short, length > 1)
+        if key not in self.programs:
+            self.programs[key] = self._plan(state, data, rows, short, length)
+        return self.programs[key]
+
+    def may_pad(self, state: State, data: Any, rows: np.ndarray) -> bool:
+        """Whether rows of weight 0 change nothing. Probes the objective, once."""
+        return self.pads and self.probe(state, data, rows).may_pad
+
+    def probe(self, state: State, data: Any, rows: np.ndarray) -> Coupling:
+        """Return what couples the rows, found out once."""
+        if self.coupling is None:
+            self.coupling = probe(self.engine, self.step.forward, state, data, rows)
+        return self.coupling
+
+    @property
+    def limit(self) -> int:
+        """The memory limit in bytes."""
+        return self.memory_limit or self.engine.device_bytes() or _host_bytes() // 2
+
+    def _plan(self, state: State, data: Any, rows: np.ndarray, short: bool, length: int) -> Program:
+        whole = Cut(((1, len(rows)),), len(rows), padded=short and self.pads)
+        if self.microbatch_size != "auto":
+            cut = self._cut(whole, int(self.microbatch_size), state, data, rows)
+            return self._compile(cut, length, state, data)
+        program = self._compile(whole, length, state, data)
+        size = len(rows)
+        while program.memory is not None and program.memory > self.limit and size > 1:
+            if not self.probe(state, data, rows).may_cut:
+                self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(state, data, rows).why}.")
+                return program
+            size = -(-size // 2)
+            program = self._compile(self._cut(whole, size, state, data, rows), length, state, data)
+        return program
+
+    def _cut(self, whole: Cut, size: int, state: State, data: Any, rows: np.ndarray) -> Cut:
+        if size >= whole.rows:
+            return whole
+        coupling = self.probe(state, data, rows)
+        if not coupling.can_cut:
+            self._say(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
+            return whole
+        num = -(-whole.rows // size)
+        if self.pads and coupling.may_pad:
+            size = -(-whole.rows // num)
+            return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows)
+        if not coupling.may_cut:
+            self._say(
+                f"microbatch_size={size} is part of what this update means: {coupling.why}. Statistics are those of "
+                "each microbatch of that many rows, and moving statistics move once per update by the mean over the "
+                "microbatches. Leave microbatch_size out for the statistics of the whole batch."
+            )
+        full, rest = divmod(whole.rows, size)
+        sections = ((full, size), (1, rest)) if rest else ((full, size),)
+        return Cut(sections, whole.rows, extra="mean" if coupling.extra == "mean" else "sum")
+
+    def _compile(self, cut: Cut, length: int, state: State, data: Any) -> Program:
+        engine, step = self.engine, self.step
+        places, count = engine.place((np.zeros((cut.places,), np.int32), np.int32(cut.rows)))
+        step.learn(cut, state, data, places, count)
+        if cut.padded and step.forward.cannot_pad:
+            cut = replace(cut, padded=False)
+            step.learn(cut, state, data, places, count)
+        state = state._replace(sums=engine.place(step.tally.empty()))
+        update = step.update(cut)
+        one = (state, data, places, count)
+        length = 1 if engine.loops_slowly(update, *one) else length
+        run = step.run(update, length, one)
+        several = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(length))
+        call = engine.compile(run, (state, data, *engine.place(several)))
+        return Program(call, cut, length, engine.memory(call))
+
+    def _say(self, message: str) -> None:
+        warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _signature(data: Any) -> tuple:
+    return tuple((label, tuple(leaf.shape), str(leaf.dtype)) for label, leaf in tree.named_leaves(data))
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def explain(program: Program, coupling: Coupling | None, engine: str) -> str:
+    """Return how an update is carried out, in plain words."""
+    cut = program.cut
+    parts = " and ".join(f"{num} x {size} rows" for num, size in cut.sections)
+    lines = [
+        f"One update takes {cut.rows} rows"
+        + (f" in {cut.num_microbatches} microbatches ({parts})." if cut.num_microbatches > 1 else " at once."),
+        "Short batches are filled up with rows of weight 0." if cut.padded else "No row is padding.",
+        f"At most {program.length} updates go to the device in one dispatch ({engine}).",
+    ]
+    if program.memory is not None:
+        lines.append(f"The program needs {program.memory / 2**20:.1f} MiB beside the data and the weights.")
+    if coupling is not None:
+        lines.append(
+            "Cutting changes nothing in this model." if coupling.may_cut else f"Not cut freely: {coupling.why}."
+        )
+    return "\n".join(lines)

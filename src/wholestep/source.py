@@ -1,0 +1,224 @@
+"""Where rows come from: arrays, a sequence of rows, ready-made batches, or a stream of them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.errors import BatchError, say
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Nested arrays with one leading row axis."""
+
+    arrays: Tree
+    num_rows: int
+
+    def load(self, rows: np.ndarray) -> Tree:
+        """Return these rows of every leaf."""
+        return tree.map_leaves(lambda leaf: leaf[rows], self.arrays)
+
+
+@dataclass(frozen=True)
+class Items:
+    """A sequence with `__len__` and `__getitem__`, one row an item."""
+
+    items: Any
+    num_rows: int
+    transform: Callable[[Tree], Tree]
+
+    def load(self, rows: np.ndarray) -> Tree:
+        """Return these items, stacked."""
+        numbers = [int(row) for row in rows]
+        if hasattr(self.items, "__getitems__"):
+            loaded = self.items.__getitems__(numbers)
+        else:
+            loaded = [self.items[number] for number in numbers]
+        if isinstance(loaded, dict):  # a Hugging Face dataset gives columns
+            return self.transform(tree.map_leaves(to_numpy, {k: np.asarray(v) for k, v in loaded.items()}))
+        return self.transform(tree.map_leaves(lambda *leaves: to_numpy(np.stack(leaves)), *loaded))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Batches as the user made them, to be had by number (`keras.utils.PyDataset`)."""
+
+    batches: Any
+    transform: Callable[[Tree], Tree]
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches in an epoch; None if there is no end."""
+        return self.batches.num_batches
+
+    def load(self, number: int) -> Tree:
+        """Return one batch."""
+        return self.transform(numpy_batch(self.batches[number]))
+
+    def end_epoch(self) -> None:
+        """Tell the data set that an epoch is over."""
+        self.batches.on_epoch_end()
+
+
+@dataclass
+class Stream:
+    """Batches as the user made them, one after the other. An iterator that ends cannot begin again."""
+
+    batches: Iterable
+    transform: Callable[[Tree], Tree]
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches in an epoch; None if unknown."""
+        try:
+            length = len(self.batches)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        return length if length >= 0 else None
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether a second epoch can be drawn."""
+        return not isinstance(self.batches, Iterator)
+
+    def __iter__(self) -> Iterator[Tree]:
+        for batch in self.batches:
+            yield self.transform(numpy_batch(batch))
+
+
+Source = Arrays | Items | Ready | Stream
+
+
+def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None) -> Source:
+    """
+    Return the source behind whatever a user may pass; `transform` is applied to every loaded batch.
+
+    Raises:
+        BatchError: nothing of the kind, no rows, or leaves of different length.
+    """
+    transform = transform or _same
+    if isinstance(source, keras.utils.PyDataset):
+        return Ready(source, transform)
+    if is_nest_of_arrays(source):
+        arrays = tree.map_leaves(to_numpy, without_none(source))
+        check_dtypes(arrays)
+        num_rows = tree.num_rows(arrays, "data")
+        if num_rows == 0:
+            raise BatchError(say("The data must have at least one row.", "0 rows", "pass arrays that are not empty."))
+        return Arrays(transform(arrays), num_rows)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not _is_stream(source):
+        if len(source) == 0:
+            raise BatchError(
+                say("The data must have at least one row.", "0 rows", "pass a sequence that is not empty.")
+            )
+        return Items(source, len(source), transform)
+    if hasattr(source, "__iter__"):
+        return Stream(source, transform)
+    raise BatchError(
+        say(
+            "Data must be nested arrays, a sequence of rows, or an iterable of batches.",
+            type(source).__name__,
+            "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator of batches.",
+        )
+    )
+
+
+def numpy_batch(batch: Any) -> Tree:
+    """Return a user's batch with numpy leaves, checked for kinds that cannot be trained on."""
+    batch = tree.map_leaves(to_numpy, without_none(tuple(batch) if isinstance(batch, list) else batch))
+    check_dtypes(batch)
+    return batch
+
+
+def without_none(batch: Any) -> Any:
+    """Drop the parts that are None from (x, y, sample_weight)."""
+    if isinstance(batch, tuple | list) and any(part is None for part in batch):
+        return tuple(part for part in batch if part is not None)
+    return batch
+
+
+def to_numpy(leaf: Any) -> np.ndarray:
+    """Return a leaf as numpy; floats in Keras' floatx."""
+    if hasattr(leaf, "detach"):
+        leaf = leaf.detach().cpu()
+    array = leaf.to_numpy() if hasattr(leaf, "to_numpy") else np.asarray(leaf)
+    is_float = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    return array.astype(keras.config.floatx(), copy=False) if is_float else array
+
+
+def check_dtypes(batch: Tree) -> None:
+    """Refuse leaves that are not numbers."""
+    for label, leaf in tree.named_leaves(batch):
+        if leaf.dtype.kind not in "biuf":
+            raise BatchError(
+                say(
+                    f"{label} must hold numbers.",
+                    f"dtype {leaf.dtype}",
+                    "encode strings as integers first, and give rows of unequal length one length.",
+                )
+            )
+
+
+def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
+    """
+    Return the transform (x, y) -> (x, y, weight of the row's class), a class not named weighing 1.
+
+    Raises:
+        BatchError: the batch has weights already, or labels that are not one class a row.
+    """
+    classes = np.asarray(sorted(class_weight), dtype=np.int64)
+    weights = np.asarray([class_weight[c] for c in classes], dtype=keras.config.floatx())
+
+    def transform(batch: Tree) -> Tree:
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            received = f"{len(batch) if isinstance(batch, tuple) else 1} parts"
+            raise BatchError(
+                say(
+                    "class_weight needs batches (x, y): it makes the sample weights.",
+                    received,
+                    "multiply class weights into sample_weight yourself.",
+                )
+            )
+        labels = _classes(batch[1])
+        place = np.clip(np.searchsorted(classes, labels), 0, len(classes) - 1)
+        found = classes[place] == labels
+        return (*batch, np.where(found, weights[place], 1).astype(weights.dtype))
+
+    return transform
+
+
+def _classes(y: Any) -> np.ndarray:
+    if not hasattr(y, "shape") or len(y.shape) > 2:
+        shape = getattr(y, "shape", type(y).__name__)
+        raise BatchError(
+            say("class_weight needs one class a row.", f"labels of shape {shape}", "pass sample_weight instead.")
+        )
+    if len(y.shape) == 2 and y.shape[1] > 1:
+        return np.argmax(y, axis=1)
+    return np.round(np.reshape(y, (-1,))).astype(np.int64)
+
+
+def _same(batch: Tree) -> Tree:
+    return batch
+
+
+def _is_stream(source: Any) -> bool:
+    return hasattr(source, "element_spec") or type(source).__module__.startswith("torch.utils.data.dataloader")
+
+
+def is_nest_of_arrays(source: Any) -> bool:
+    """Whether this is an array, or nested dicts, lists and tuples of nothing else (None aside)."""
+    if not isinstance(source, dict | list | tuple):
+        return _is_array(source)
+    leaves = [leaf for leaf in tree.leaves(source) if leaf is not None]
+    return bool(leaves) and all(_is_array(leaf) for leaf in leaves)
+
+
+def _is_array(leaf: Any) -> bool:
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "to_numpy")

@@ -1,0 +1,43 @@
+"""State: everything an update changes. A value, spent by the step that takes it."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+
+
+class State(NamedTuple):
+    """
+    What goes into an update and comes out of it, as the engine's own arrays.
+
+    `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` holds, for each reported
+    term, two running totals (value and weight), each a pair of floats. `stopped` is 1 from the first
+    update that was not applied because it was not finite.
+    """
+
+    params: Any
+    slots: Any
+    buffers: Any
+    metrics: Any
+    sums: Any
+    stopped: Any
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The Keras variables behind a State."""
+
+    params: list
+    slots: list
+    buffers: list
+    metrics: list
+
+    @property
+    def seeds(self) -> list[bool]:
+        """Which of the buffers are the state of a seed generator."""
+        return [v.name == "seed_generator_state" for v in self.buffers]
+
+    @property
+    def floats(self) -> list[bool]:
+        """Which of the buffers are floating (moving statistics and the like)."""
+        return ["float" in keras.backend.standardize_dtype(v.dtype) for v in self.buffers]

@@ -1,0 +1,279 @@
+"""
+ONE update, written once in engine verbs: weigh, fold, divide once, guard, apply, report.
+
+`whole_update` is the essence. The rest of the module is what it is made of and how several updates become a program.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from wholestep.forward import Forward, Outcome
+from wholestep.mean import Mean
+from wholestep.state import State
+from wholestep.tally import Tally
+
+Tensor = Any
+
+OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, beside the logs: the update's own loss; 1 if it was applied
+
+
+@dataclass(frozen=True)
+class Cut:
+    """
+    How the rows of one update are cut into microbatches.
+
+    Args:
+        sections: (number of microbatches, rows in each), one after the other.
+        rows: what the user's batch holds; the sections may hold more, the last ones then being padding.
+        padded: whether places beyond the number of real rows must weigh nothing.
+        extra: how the losses that `add_loss` and activity regularisers made on a microbatch add up: "sum" or "mean".
+    """
+
+    sections: tuple[tuple[int, int], ...]
+    rows: int
+    padded: bool = False
+    extra: str = "sum"
+
+    @property
+    def num_microbatches(self) -> int:
+        """The number of microbatches in an update."""
+        return sum(count for count, _ in self.sections)
+
+    @property
+    def places(self) -> int:
+        """The number of rows that the sections hold, padding included."""
+        return sum(count * size for count, size in self.sections)
+
+
+class Sums(NamedTuple):
+    """What is carried from microbatch to microbatch; every part is a plain sum."""
+
+    grads: list
+    sums: dict
+    extra: Tensor
+    buffers: list
+    metrics: list
+
+
+class Step:
+    """
+    The functions that make up an update of one model, objective and optimizer on one engine.
+
+    Args:
+        guards_gradients: whether a non-finite gradient stops the update here (a dynamic loss scale handles its own).
+        stops: whether the first non-finite update stops all later ones ("raise"), or is left out ("skip").
+    """
+
+    def __init__(self, engine: Any, forward: Forward, *, scales: bool, guards_gradients: bool, stops: bool):
+        self.engine = engine
+        self.forward = forward
+        self.scales = scales
+        self.guards_gradients = guards_gradients
+        self.stops = stops
+        self.tally = Tally(forward)
+        self._sums = engine.traced(forward.sums)
+
+    def update(self, cut: Cut) -> Callable:
+        """Return the function (state, data, rows, count) -> (state, report): one whole update."""
+        engine = self.engine
+        part = engine.traced(self._part(cut))
+
+        def whole_update(state: State, data: Any, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
+            params = engine.params(state)
+            scale = engine.loss_scale(state) if self.scales else ops.ones((), "float32")
+            weights = self._weigh(cut, params, state, data, rows, count)
+            total = self._fold(cut, part, params, state, weights, scale, data, rows, count)
+            grads, penalty = self._regularise(params, total.grads, scale)
+            loss = self.tally.loss(total.sums, total.extra + penalty)
+            ok = self._is_good(state, loss, grads)
+            sums = self.tally.add(state.sums, total.sums, total.extra + penalty, count)
+            state = self._advance(state, total, sums, grads, ok)
+            return state, self._report(state, loss, ok)
+
+        return engine.traced(whole_update)
+
+    def learn(self, cut: Cut, state: State, data: Any, rows: Any, count: Any) -> None:
+        """Trace the objective on a microbatch, so that the facts of its terms are known before the first program."""
+
+        def microbatch(params: list, buffers: list, metrics: list, data: Any, rows: Tensor, count: Tensor) -> Outcome:
+            batch = self.engine.gather(data, rows)
+            return self._sums(params, buffers, metrics, batch, _row_weights(cut, rows.shape[0], count, count))
+
+        rows = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
+        self.engine.shapes(microbatch, self.engine.params(state), state.buffers, state.metrics, data, rows, count)
+
+    def run(self, update: Callable, length: int, example: tuple) -> Callable:
+        """
+        Return the program (state, data, rows, counts, num) -> (state, reports): `num` <= `length` updates.
+
+        The number is known only at run time, so one program serves a whole epoch, its tail and a user's own loop:
+        how updates are grouped into dispatches cannot change a bit of them.
+        """
+        engine = self.engine
+        if length == 1:
+
+            def once(state: State, data: Any, rows: Tensor, counts: Tensor, num: Tensor) -> tuple[State, Tensor]:
+                state, report = update(state, data, rows[0], counts[0])
+                return state, report[None]
+
+            return once
+        report = engine.shapes(update, *example)[1]
+
+        def several(state: State, data: Any, rows: Tensor, counts: Tensor, num: Tensor) -> tuple[State, Tensor]:
+            reports = ops.zeros((length, *report.shape), report.dtype)
+            return engine.repeat(lambda i, s: update(s, data, rows[i], counts[i]), num, state, reports)
+
+        return several
+
+    # ---- what whole_update is made of ----
+
+    def _part(self, cut: Cut) -> Callable:
+        """One microbatch: its share of the gradient, and what it adds to every sum."""
+
+        def part(params, buffers, metrics, weights, scale, data, rows, first, count) -> tuple[list, Outcome]:
+            batch = self.engine.gather(data, rows)
+            row_weights = _row_weights(cut, rows.shape[0], first, count)
+
+            def share(params: list) -> tuple[Tensor, Outcome]:
+                outcome = self._sums(params, buffers, metrics, batch, row_weights)
+                extra = outcome.extra * _extra_share(cut, rows.shape[0])
+                outcome = outcome._replace(extra=extra)
+                return self.tally.loss(outcome.sums, extra, weights) * ops.cast(scale, extra.dtype), outcome
+
+            return self.engine.differentiate(share, params)
+
+        return part
+
+    def _weigh(self, cut: Cut, params, state: State, data, rows, count) -> dict | None:
+        """
+        The weight of every mean over the whole batch, before the first gradient.
+
+        The weights depend on the batch alone, so the compiler drops the forward pass. One microbatch weighs itself.
+        """
+        if cut.num_microbatches == 1:
+            return None
+
+        def weigh(total: dict, piece: tuple) -> dict:
+            rows, first = piece
+            row_weights = _row_weights(cut, rows.shape[0], first, count)
+            batch = self.engine.gather(data, rows)
+            sums = self._sums(params, state.buffers, state.metrics, batch, row_weights).sums
+            return {k: total[k] + sums[k][1] for k in total}
+
+        means = [k for k, fact in self.forward.facts.items() if fact.kind is Mean]
+        total = {k: ops.zeros((), keras.config.floatx()) for k in means}
+        return self._over(cut, weigh, total, rows)
+
+    def _fold(self, cut: Cut, part: Callable, params, state: State, weights, scale, data, rows, count) -> Sums:
+        if cut.num_microbatches == 1:
+            first = ops.zeros((), "int32")
+            grads, outcome = part(params, state.buffers, state.metrics, weights, scale, data, rows, first, count)
+            return Sums(grads, *outcome)
+
+        def add(total: Sums, piece: tuple) -> Sums:
+            rows, first = piece
+            buffers = self._buffers_of(state, first)
+            grads, outcome = part(params, buffers, total.metrics, weights, scale, data, rows, first, count)
+            share = _row_share(cut, rows.shape[0], first, count)
+            return self._add(total, grads, outcome, buffers, share)
+
+        total = self._over(cut, add, self._nothing(params, state), rows)
+        return total._replace(buffers=[b + move for b, move in zip(state.buffers, total.buffers, strict=True)])
+
+    def _over(self, cut: Cut, function: Callable, carry: Any, rows: Tensor) -> Any:
+        """Fold a function of (carry, (rows of a microbatch, place of its first row)) over all microbatches."""
+        start = 0
+        for num, size in cut.sections:
+            pieces = ops.reshape(rows[start : start + num * size], (num, size))
+            firsts = np.arange(start, start + num * size, size, dtype=np.int32)
+            carry = self.engine.fold(function, carry, (pieces, ops.convert_to_tensor(firsts)), num)
+            start += num * size
+        return carry
+
+    def _nothing(self, params: list, state: State) -> Sums:
+        grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
+        zero = ops.zeros((), keras.config.floatx())
+        sums = dict.fromkeys(self.forward.facts, (zero, zero))
+        return Sums(grads, sums, zero, [ops.zeros_like(b) for b in state.buffers], state.metrics)
+
+    def _add(self, total: Sums, grads: list, outcome: Outcome, buffers: list, share: Tensor) -> Sums:
+        return Sums(
+            [old + ops.cast(new, old.dtype) for old, new in zip(total.grads, grads, strict=True)],
+            {k: (total.sums[k][0] + v, total.sums[k][1] + w) for k, (v, w) in outcome.sums.items()},
+            total.extra + outcome.extra,
+            self._buffer_moves(total.buffers, outcome.buffers, buffers, share),
+            outcome.metrics,
+        )
+
+    def _buffers_of(self, state: State, first: Tensor) -> list:
+        """Every microbatch starts from the same buffers, but draws from seeds of its own."""
+        seeds = self.forward.variables.seeds
+        return [
+            b + ops.cast(ops.stack([first, ops.zeros_like(first)]), b.dtype) * ops.cast(1000003, b.dtype)
+            if is_seed
+            else b
+            for b, is_seed in zip(state.buffers, seeds, strict=True)
+        ]
+
+    def _buffer_moves(self, moves: list, after: list, before: list, share: Tensor) -> list:
+        """Moving statistics move by the rows' mean of what each microbatch would; counters and seeds move once."""
+        floats = self.forward.variables.floats
+        return [
+            move + ops.cast(share, move.dtype) * (a - b) if is_float else a - b
+            for move, a, b, is_float in zip(moves, after, before, floats, strict=True)
+        ]
+
+    def _regularise(self, params: list, grads: list, scale: Tensor) -> tuple[list, Tensor]:
+        """Add the model's weight regularisation, once."""
+        if not self.forward.has_penalty:
+            return grads, ops.zeros((), keras.config.floatx())
+
+        def scaled(params: list) -> tuple[Tensor, Tensor]:
+            penalty = self.forward.penalty(params)
+            return penalty * ops.cast(scale, penalty.dtype), penalty
+
+        more, penalty = self.engine.differentiate(scaled, params)
+        return [g + ops.cast(m, g.dtype) for g, m in zip(grads, more, strict=True)], penalty
+
+    def _is_good(self, state: State, loss: Tensor, grads: list) -> Tensor:
+        good = ops.isfinite(loss) & (state.stopped == 0)
+        return good & self.engine.is_finite(grads) if self.guards_gradients else good
+
+    def _advance(self, state: State, total: Sums, sums: dict, grads: list, ok: Tensor) -> State:
+        old = (state.buffers, state.metrics, state.sums)
+        buffers, metrics, sums = self.engine.select(ok, (total.buffers, total.metrics, sums), old)
+        stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
+        state = self.engine.apply(state, grads, ok)
+        return state._replace(buffers=buffers, metrics=metrics, sums=sums, stopped=stopped)
+
+    def _report(self, state: State, loss: Tensor, ok: Tensor) -> Tensor:
+        logs = self.tally.logs(state.sums, state.metrics)
+        return self.tally.layout.pack(logs | {OWN_LOSS: loss, APPLIED: ops.cast(ok, keras.config.floatx())})
+
+
+def _accumulator(dtype: Any) -> str:
+    """Gradients of microbatches are added in float32 or wider, whatever the parameters are kept in."""
+    return "float64" if "float64" in str(dtype) else "float32"
+
+
+def _row_weights(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
+    if not cut.padded:
+        return None
+    return ops.cast(first + ops.arange(size, dtype="int32") < count, keras.config.floatx())
+
+
+def _row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
+    """The part of the update's rows that lies in this microbatch."""
+    if not cut.padded:
+        return ops.full((), size / cut.rows, keras.config.floatx())
+    inside = ops.clip(count - first, 0, size)
+    return ops.cast(inside, keras.config.floatx()) / ops.cast(count, keras.config.floatx())
+
+
+def _extra_share(cut: Cut, size: int) -> float:
+    return size / cut.rows if cut.extra == "mean" and cut.num_microbatches > 1 else 1.0

@@ -1,0 +1,479 @@
+"""Trainer: `fit`, `evaluate`, `predict`, and the user's own loop. Every argument is checked here."""
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep import compiled, tree
+from wholestep.batches import Batches, in_sequence
+from wholestep.callbacks import Watch
+from wholestep.errors import BatchError, SpecificationError, say
+from wholestep.evaluate import join
+from wholestep.loop import run_epoch
+from wholestep.machine import Machine, Options, Report
+from wholestep.objective import Objective
+from wholestep.plan import explain
+from wholestep.source import class_weighted, is_nest_of_arrays, without_none
+from wholestep.state import State
+
+
+class Step:
+    """
+    One update that `Trainer.steps` has carried out.
+
+    Args:
+        number: the update's number, from 1; the optimizer's `iterations` if nothing was skipped.
+        epoch: the epoch of the data, from 0.
+        batch: the batch's place in its epoch, from 0.
+    """
+
+    def __init__(self, number: int, epoch: int, batch: int, report: Report):
+        self.number = number
+        self.epoch = epoch
+        self.batch = batch
+        self._report = report
+
+    @cached_property
+    def logs(self) -> dict[str, Any]:
+        """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device."""
+        return self._report.logs(0)
+
+    @property
+    def loss(self) -> float:
+        """The loss of this update alone. Waits for the device."""
+        return self._report.loss(0)
+
+
+class Trainer:
+    """
+    Trains a Keras model, one whole step at a time.
+
+    Args:
+        model: a Keras model; compiled, if `objective` is not given.
+        objective: the loss, unreduced; None for what the model was compiled with.
+        optimizer: the Keras optimizer; None for what the model was compiled with.
+        metrics: further Keras metrics; with an objective of one's own, those that it feeds by name.
+        seed: the seed of the order of the rows.
+        microbatch_size: rows that are computed at once. Less memory, same update. "auto" takes the largest that fits.
+        memory_limit: bytes that "auto" may use; None for half of the device's memory.
+        on_nonfinite: "raise" stops before an update whose loss or gradient is not finite; "skip" leaves it out.
+
+    Raises:
+        SpecificationError: arguments that cannot mean anything.
+
+    >>> import keras, numpy as np, wholestep as ws
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((8, 3)), np.zeros((8, 1))
+    >>> history = ws.Trainer(model, microbatch_size=3).fit(x, y, batch_size=8, epochs=2, verbose=0)
+    >>> sorted(history.history)
+    ['loss']
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective | None = None,
+        *,
+        optimizer: Any = None,
+        metrics: Iterable = (),
+        seed: int = 0,
+        microbatch_size: int | str = "auto",
+        memory_limit: int | None = None,
+        on_nonfinite: str = "raise",
+    ):
+        _check_model(model, objective)
+        _check_choices(microbatch_size, memory_limit, on_nonfinite)
+        self.model = model
+        self.seed = seed
+        self._given = objective
+        self._metrics = [keras.metrics.get(m) for m in metrics]
+        self._options = Options(microbatch_size, memory_limit, on_nonfinite)
+        self._machine: Machine | None = None
+        self._made_for: tuple = ()
+        self._epochs = 0
+        if optimizer is not None:
+            self.model.optimizer = _scaled(keras.optimizers.get(optimizer), model)
+        _check_optimizer(getattr(model, "optimizer", None))
+
+    # ---- training ----
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: dict | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> keras.callbacks.History:
+        """
+        Train for `epochs` epochs, with the arguments, callbacks and History of `keras.Model.fit`.
+
+        Returns:
+            The History: each epoch's loss and metrics. The loss of an epoch is the sum of all weighted values over the
+            sum of all weights, not a mean of its batches' means.
+
+        Raises:
+            BatchError: the data cannot make an update.
+            NonFiniteError: a loss or gradient was not finite; that update was not applied.
+        """
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
+        batches = self._batches(x, y, sample_weight, batch_size, shuffle, class_weight)
+        machine = self._build(batches)
+        steps = steps_per_epoch or batches.num_batches
+        watch = Watch(self.model, callbacks, verbose=verbose, epochs=epochs, steps=steps, history=True)
+        self.model.stop_training = False
+        logs: dict = {}
+        watch.callbacks.on_train_begin()
+        begin = getattr(self.model, "_initial_epoch", None) or initial_epoch
+        if batches is not x:
+            batches.seek(begin or self._epochs)
+        feed, state = machine.feed(batches), machine.take()
+        try:
+            for epoch in range(begin, epochs):
+                watch.callbacks.on_epoch_begin(epoch)
+                state = machine.begin_epoch(machine.take(state))
+                first = self._number() + 1
+                state, logs = run_epoch(machine, state, feed, steps_per_epoch, first, watch)
+                machine.give(state)
+                self._ended_early(logs, batches, epoch)
+                if validation_data is not None and _is_due(epoch, validation_freq):
+                    size = validation_batch_size or batch_size
+                    logs |= self._validate(validation_data, size, validation_steps, watch)
+                watch.callbacks.on_epoch_end(epoch, logs)
+                self._epochs = max(self._epochs, batches.position[0])
+                if watch.stops:
+                    break
+        finally:
+            machine.give(state)
+            self._finish()
+        watch.callbacks.on_train_end(logs)
+        return self.model.history
+
+    def steps(self, data: Any, epochs: int = 1) -> Iterator[Step]:
+        """
+        Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
+
+        The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
+        step's numbers waits for the device; nothing else does.
+
+        Args:
+            data: `Batches`, or whatever they take (then in batches of 32).
+            epochs: how many epochs of the data, from where they stand.
+
+        Yields:
+            A `Step` for every update.
+        """
+        batches = data if isinstance(data, Batches) else Batches(data, seed=self.seed)
+        machine = self._build(batches)
+        feed, state = machine.feed(batches), machine.take()
+        for _ in range(epochs):
+            state, late = machine.begin_epoch(state), None
+            number = self._number()
+            for block in feed.blocks(None, lambda: 1):
+                number += 1
+                state, report = machine.dispatch(machine.take(state), feed, block, number)
+                machine.give(state)
+                self._check_applied(machine, state, late)
+                late, batches.position = report, block.position
+                yield Step(number, *block.place, report)
+            self._check_applied(machine, state, late)
+        self._finish()
+
+    def update(self, batch: Any) -> dict[str, Any]:
+        """
+        Carry out one update on a batch in hand, and return its own loss and metrics.
+
+        Args:
+            batch: what the objective takes; (x, y) or (x, y, sample_weight) for a compiled model.
+        """
+        (step,) = self.steps(Batches(iter([batch])), epochs=1)
+        return step.logs
+
+    # ---- without an update ----
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Return the loss and the metrics over all rows, as `keras.Model.evaluate` does."""
+        batches = self._batches(x, y, sample_weight, batch_size, False, None)
+        machine = self._build(batches)
+        watch = Watch(
+            self.model, callbacks, verbose=verbose, epochs=1, steps=steps or batches.num_batches, history=False
+        )
+        logs = self._evaluate(machine, batches, steps, watch.callbacks)
+        return logs if return_dict else self._in_order(logs)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict` does."""
+        batches = x if isinstance(x, Batches) else in_sequence(x, batch_size)
+        machine = self._build(batches, for_prediction=True)
+        watch = Watch(
+            self.model, callbacks, verbose=verbose, epochs=1, steps=steps or batches.num_batches, history=False
+        )
+        told, outputs, state = watch.callbacks, [], machine.take()
+        told.on_predict_begin()
+        for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
+            told.on_predict_batch_begin(i)
+            data = compiled.unpack(block.data)[0] if batches.is_ready else block.data
+            outputs.append(machine.evaluation.predict(state, data, block.rows[0]))
+            told.on_predict_batch_end(i, {"outputs": outputs[-1]})
+        told.on_predict_end()
+        return join(machine.engine.fetch(outputs))
+
+    def explain(self) -> str:
+        """Return how updates are carried out, in plain words. Complete once one has been."""
+        machine = self._machine
+        if machine is None or not machine.planner.programs:
+            return "No update has been carried out yet: the plan is made from the first batch."
+        program = list(machine.planner.programs.values())[-1]
+        return explain(program, machine.planner.coupling, machine.engine.name)
+
+    @property
+    def num_skipped(self) -> int:
+        """How many updates were left out because they were not finite."""
+        return 0 if self._machine is None else self._machine.num_skipped
+
+    # ---- how ----
+
+    def _batches(self, x, y, sample_weight, batch_size, shuffle, class_weight) -> Batches:
+        if isinstance(x, Batches):
+            _refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
+            return x
+        if class_weight is not None and sample_weight is not None:
+            raise SpecificationError(
+                say("class_weight and sample_weight cannot both be given.", "both", "multiply them into sample_weight.")
+            )
+        alone = y is None and sample_weight is None and (self._given is not None or not is_nest_of_arrays(x))
+        source = x if alone else without_none((x, y, sample_weight))
+        transform = None if class_weight is None else class_weighted(class_weight)
+        return Batches(source, batch_size, seed=self.seed, shuffle=bool(shuffle), transform=transform)
+
+    def _build(self, batches: Batches, for_prediction: bool = False) -> Machine:
+        """Return the machine for the model as it is now, creating its variables from a batch if need be."""
+        objective = self._given
+        if objective is None and not for_prediction:
+            compiled.build(self.model, batches.example())
+        elif not all(layer.built for layer in compiled.layers(self.model)):
+            raise SpecificationError(
+                say(
+                    "The model must be built.",
+                    "a model without variables",
+                    "call it once on a batch, or give it an Input.",
+                )
+            )
+        optimizer = getattr(self.model, "optimizer", None)
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        made_for = self._fingerprint()
+        if self._machine is None or self._made_for != made_for:
+            _check_optimizer(optimizer)
+            _check_trainable(self.model, optimizer)
+            self._machine, self._made_for = self._make(), made_for
+        return self._machine
+
+    def _fingerprint(self) -> tuple:
+        """What the compiled programs depend on: if it changes, they are made anew."""
+        model = self.model
+        parts = [model.optimizer, getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)]
+        flags = tuple((id(layer), layer.trainable) for layer in compiled.layers(model))
+        return tuple(map(id, parts)), tuple(map(id, model.trainable_variables)), flags
+
+    def _make(self) -> Machine:
+        model, optimizer = self.model, getattr(self.model, "optimizer", None)
+        if self._given is not None:
+            return Machine(model, self._given, optimizer, self._metrics, True, self._options)
+        objective = compiled.CompiledObjective(model, self._metrics)
+        metrics = [*compiled.metrics_of(model), *self._metrics]
+        return Machine(
+            model, objective, optimizer, metrics, compiled.takes_weights(model, self._metrics), self._options
+        )
+
+    def _number(self) -> int:
+        return int(np.asarray(self.model.optimizer.iterations)) + self.num_skipped
+
+    def _check_applied(self, machine: Machine, state: State, report: Report | None) -> None:
+        if report is None or report.applied(0):
+            return
+        machine.num_skipped += 1
+        if machine.options.on_nonfinite == "raise":
+            raise machine.failure(state, report, 0)
+
+    def _finish(self) -> None:
+        """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
+        self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
+
+    def _ended_early(self, logs: dict, batches: Batches, epoch: int) -> None:
+        if not logs:
+            raise BatchError(
+                say(
+                    f"Epoch {epoch + 1} must have at least one batch.",
+                    "a source with no batches left",
+                    "pass something that can be iterated over again, or steps_per_epoch.",
+                )
+            )
+
+    def _validate(self, data: Any, batch_size: int | None, steps: int | None, watch: Watch) -> dict:
+        data = data if isinstance(data, Batches) else in_sequence(data, batch_size)
+        logs = self._evaluate(self._build(data), data, steps, watch.callbacks)
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def _evaluate(self, machine: Machine, batches: Batches, steps: int | None, told: Any) -> dict:
+        told.on_test_begin()
+        state, total, report = machine.take(), None, None
+        state = machine.begin_epoch(state)
+        batches.seek(batches.position[0])
+        still = state._replace(metrics=[], sums={}, stopped=[])
+        for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
+            told.on_test_batch_begin(i)
+            if total is None:
+                machine.check(batches, block)
+                total = machine.evaluation.begin(state, block.data, block.rows[0])
+            total, report = machine.evaluation.add(total, still, block.data, block.rows[0])
+            told.on_test_batch_end(i)
+        logs = machine.evaluation.logs(report)
+        told.on_test_end(logs)
+        return logs
+
+    def _in_order(self, logs: dict) -> Any:
+        return self.model._flatten_metrics_in_order(logs)
+
+
+def _check_model(model: Any, objective: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise SpecificationError(
+            say(
+                "model must be a keras.Model.",
+                type(model).__name__,
+                "wrap the layers in keras.Sequential or keras.Model.",
+            )
+        )
+    if objective is not None and not isinstance(objective, Objective):
+        raise SpecificationError(
+            say("objective must be a wholestep.Objective.", type(objective).__name__, "subclass it and write __call__.")
+        )
+    if objective is None and not model.compiled:
+        raise SpecificationError(
+            say(
+                "A trainer needs a compiled model or an objective.",
+                "a model that is not compiled",
+                "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...).",
+            )
+        )
+
+
+def _check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any) -> None:
+    is_size = isinstance(microbatch_size, int | np.integer) and not isinstance(microbatch_size, bool)
+    if microbatch_size != "auto" and not (is_size and microbatch_size >= 1):
+        raise SpecificationError(
+            say('microbatch_size must be "auto" or at least 1.', repr(microbatch_size), "leave it out for the fastest.")
+        )
+    if memory_limit is not None and not memory_limit > 0:
+        raise SpecificationError(say("memory_limit must be a number of bytes.", memory_limit, "leave it out."))
+    if on_nonfinite not in ("raise", "skip"):
+        raise SpecificationError(
+            say('on_nonfinite must be "raise" or "skip".', repr(on_nonfinite), "choose one of them.")
+        )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    steps = getattr(inner, "gradient_accumulation_steps", None)
+    if steps:
+        raise SpecificationError(
+            say(
+                "The optimizer must not accumulate gradients itself: that is a mean of means, and counts schedules and "
+                "moving averages once per microbatch.",
+                f"gradient_accumulation_steps={steps}",
+                f"leave it out, make batch_size {steps} times as large, and pass Trainer(model, microbatch_size=...).",
+            )
+        )
+
+
+def _check_trainable(model: keras.Model, optimizer: Any) -> None:
+    if optimizer is None:
+        return
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    known = {id(v) for v in inner._trainable_variables}
+    changed = [v.path for v in model.trainable_variables if id(v) not in known]
+    if changed or len(known) != len(model.trainable_variables):
+        raise SpecificationError(
+            say(
+                "The optimizer must know just the model's trainable variables.",
+                f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: {changed[:3]}",
+                "compile the model again after changing `trainable`.",
+            )
+        )
+
+
+def _scaled(optimizer: Any, model: keras.Model) -> Any:
+    """Wrap the optimizer in a dynamic loss scale where `compile` would."""
+    if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
+
+
+def _split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
+    """Split off the last rows for validation, before any shuffling."""
+    if not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
+        raise SpecificationError(
+            say(
+                "validation_split must lie between 0 and 1, and needs arrays.",
+                f"validation_split={fraction} of {type(arrays[0]).__name__}",
+                "pass validation_data.",
+            )
+        )
+    num_rows = len(tree.leaves(arrays[0])[0])
+    at = int(num_rows * (1 - fraction))
+    if at in (0, num_rows):
+        raise SpecificationError(
+            say("Both parts of the split must have rows.", f"{num_rows} rows", "pass validation_data, or more rows.")
+        )
+    first, last = _part(arrays, slice(0, at)), _part(arrays, slice(at, None))
+    return first, without_none(last)
+
+
+def _part(arrays: tuple, places: slice) -> tuple:
+    return tuple(None if part is None else tree.map_leaves(lambda leaf: leaf[places], part) for part in arrays)
+
+
+def _is_due(epoch: int, frequency: Any) -> bool:
+    return epoch + 1 in frequency if isinstance(frequency, list | tuple | set) else (epoch + 1) % frequency == 0
+
+
+def _refuse(**arguments: Any) -> None:
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise SpecificationError(
+            say("Batches say all of the data themselves.", f"{', '.join(given)} as well", "put it into the Batches.")
+        )

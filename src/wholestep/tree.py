@@ -1,0 +1,72 @@
+"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from wholestep.errors import BatchError, say
+
+Tree = Any
+
+
+def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Tree:
+    """Apply `function` to every leaf (of several trees in step), keeping the structure."""
+    return keras.tree.map_structure(function, tree, *others)
+
+
+def leaves(tree: Tree) -> list:
+    """Return the leaves in their flattening order."""
+    return keras.tree.flatten(tree)
+
+
+def name(path: tuple, root: str = "batch") -> str:
+    """
+    Name a leaf by its path.
+
+    >>> name(("source", 0))
+    "batch['source'][0]"
+    """
+    return root + "".join(f"[{key!r}]" for key in path)
+
+
+def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Any]]:
+    """Return (name, leaf) for every leaf."""
+    return [(name(path, root), leaf) for path, leaf in keras.tree.flatten_with_path(tree)]
+
+
+def num_rows(tree: Tree, root: str = "batch") -> int:
+    """
+    Return the one length that the leading axes of all leaves have.
+
+    Raises:
+        BatchError: there is no leaf, a leaf has no leading axis, or the lengths differ.
+    """
+    lengths = {}
+    for label, leaf in named_leaves(tree, root):
+        shape = getattr(leaf, "shape", None)
+        if shape is None or len(shape) == 0:
+            raise BatchError(
+                say(
+                    f"{label} must be an array with a leading row axis.",
+                    _kind(leaf),
+                    "pass an array of shape (rows, ...).",
+                )
+            )
+        lengths[label] = int(shape[0])
+    if not lengths:
+        raise BatchError(say(f"{root} must hold at least one array.", tree, "pass arrays with a leading row axis."))
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{label}: {length} rows" for label, length in lengths.items())
+        raise BatchError(say("All leaves must have the same number of rows.", counts, "pass arrays of equal length."))
+    return next(iter(lengths.values()))
+
+
+def num_bytes(tree: Tree) -> int:
+    """Return how many bytes the leaves hold together."""
+    return sum(int(leaf.nbytes) for leaf in leaves(tree))
+
+
+def _kind(leaf: Any) -> str:
+    shape = getattr(leaf, "shape", None)
+    return type(leaf).__name__ if shape is None else f"{type(leaf).__name__} of shape {tuple(shape)}"

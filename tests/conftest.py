@@ -1,0 +1,19 @@
+"""Small models and exact data for every test. The engine is the process's Keras backend."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+import keras
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
