@@ -18,8 +18,8 @@ lint: $(VENV)/installed-all
 	$(BIN)/mypy
 
 suite: $(VENV)/installed-all
-	KERAS_BACKEND=jax $(BIN)/pytest -m "not large"
-	KERAS_BACKEND=tensorflow $(BIN)/pytest -m "not large"
+	KERAS_BACKEND=jax $(BIN)/pytest
+	KERAS_BACKEND=tensorflow $(BIN)/pytest
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks

@@ -89,7 +89,7 @@ class Batches:
         self.position = (epoch, step)
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
-        """Return the row numbers of a batch, an int64 array of shape (rows,); of a PyDataset, the batch's own number."""
+        """Return the row numbers of a batch, int64 of shape (rows,); of a PyDataset, its own number."""
         start, size = (step, 1) if self.is_ready else (step * self.batch_size, self.batch_size)
         return self.order.rows(epoch, start, min(start + size, self.order.num_rows))
 

@@ -1,4 +1,4 @@
-"""Keras callbacks, unchanged. Those that need the state get it between updates, those that need numbers one dispatch late."""
+"""Keras callbacks, unchanged. Who needs the state gets it between updates; who needs numbers, one dispatch late."""
 
 from typing import Any
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, say
@@ -121,7 +122,7 @@ def check_labels(ranges: list[LabelRange], batch: Any) -> None:
         if bad.size:
             raise BatchError(
                 say(
-                    f"Class numbers in {label} must lie in 0..{num_classes - 1}, as the model has {num_classes} outputs.",
+                    f"Class numbers in {label} must lie in 0..{num_classes - 1}: the model has {num_classes} outputs.",
                     f"{values[bad[0]]} in row {bad[0]}",
                     "renumber the classes, widen the last layer, or set ignore_class.",
                 )
@@ -194,7 +195,7 @@ def _term(call: _Call) -> Term:
     values = loss.call(y_true, y_pred)
     if len(values.shape) == 0:
         return Whole(ops.cast(loss(call.y_true, call.y_pred, call.weight), dtype), call.coefficient)
-    mask = _both(_mask(call.y_pred), _mask(values))
+    mask = _both(get_keras_mask(call.y_pred), get_keras_mask(values))
     return _reduce(ops.cast(values, dtype), _fit(call.weight, values), _fit(mask, values), call)
 
 
@@ -215,10 +216,6 @@ def _reduce(values: Tensor, weight: Tensor, mask: Tensor, call: _Call) -> Term:
             'use "sum_over_batch_size", "mean_with_sample_weight" or "sum".',
         )
     )
-
-
-def _mask(tensor: Tensor) -> Tensor:
-    return getattr(tensor, "_keras_mask", None)
 
 
 def _both(a: Tensor, b: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What is minimised: the user's function, or a compiled Keras model, as (model, batch, training) -> Means."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from wholestep.errors import SpecificationError, say
 from wholestep.mean import Mean, Sum, Term
@@ -18,7 +20,8 @@ class Objective(ABC):
     """
     A loss of one's own. Subclass it and return values and weights, never a mean.
 
-    `__call__` gets the model, the batch as the source nests it (leaves of shape (rows, ...)) and `training`, and returns
+    `__call__` gets the model, the batch as the source nests it (leaves of shape (rows, ...)) and `training`, and
+    returns
 
     - a `Mean` or a `Sum`, or
     - a mapping of named ones, whose sum is the loss, or
@@ -50,20 +53,19 @@ class Score:
 
     def update(self, row_weights: Tensor) -> None:
         """Update the metric; rows of weight 0 count for nothing."""
-        if row_weights is None and self.weight is None:
+        given = [w for w in (self.weight, row_weights) if w is not None]
+        if not given:
             self.metric.update_state(self.y_true, self.y_pred)
-        elif row_weights is None:
-            self.metric.update_state(self.y_true, self.y_pred, sample_weight=self.weight)
-        elif self.weight is not None:
-            shape = tuple(row_weights.shape) + (1,) * (len(self.weight.shape) - 1)
-            weight = ops.cast(self.weight, row_weights.dtype) * ops.reshape(row_weights, shape)
-            self.metric.update_state(self.y_true, self.y_pred, sample_weight=weight)
-        else:
-            # Keras looks at a mask only where there are weights: hide it, or padding would change what is measured.
-            mask = self.y_pred.__dict__.pop("_keras_mask", None) if hasattr(self.y_pred, "__dict__") else None
-            self.metric.update_state(self.y_true, self.y_pred, sample_weight=row_weights)
-            if mask is not None:
-                self.y_pred._keras_mask = mask
+            return
+        mask = get_keras_mask(self.y_pred)
+        rank = max(len(w.shape) for w in [*given, *([] if mask is None else [mask])])
+        weight = math.prod(ops.cast(_lengthen(w, rank), keras.config.floatx()) for w in given)
+        self.metric.update_state(self.y_true, self.y_pred, sample_weight=weight)
+
+
+def _lengthen(weight: Tensor, rank: int) -> Tensor:
+    """Give weights of rows the rank of a mask: Keras multiplies the two as they come."""
+    return ops.reshape(weight, tuple(weight.shape) + (1,) * (rank - len(weight.shape)))
 
 
 class Reading(NamedTuple):

@@ -1,0 +1,57 @@
+"""The command line: `wholestep demo`."""
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from wholestep import __version__
+from wholestep.errors import say
+
+_DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code, 0 if all went well."""
+    arguments = _parser().parse_args(argv)
+    return arguments.command(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="wholestep", description="Train Keras 3 models one whole step at a time.")
+    parser.add_argument("--version", action="version", version=f"wholestep {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_demo(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction) -> None:
+    text = "Train a classifier of handwritten digits in six ways and compare them. KERAS_BACKEND selects the engine."
+    parser = commands.add_parser("demo", help="train one model in six ways and compare them", description=text)
+    parser.add_argument("--epochs", type=_count, default=30, help="epochs of every run (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (default: %(default)s)")
+    parser.set_defaults(command=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    missing = [package for module, package in _DEMO_NEEDS.items() if find_spec(module) is None]
+    if missing:
+        must = "wholestep demo needs scikit-learn and matplotlib."
+        print(say(must, f"{' and '.join(missing)} missing", "pip install 'wholestep[demo]'"), file=sys.stderr)
+        return 1
+    from wholestep import demo
+
+    demo.run(arguments.epochs, arguments.out)
+    return 0
+
+
+def _count(text: str) -> int:
+    """Return a whole number of at least 1, or let argparse say what is wrong."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1. Received: {text}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

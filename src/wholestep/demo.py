@@ -1,0 +1,226 @@
+"""
+The promise on this machine: one model trained in six ways, and how far the parameters come apart.
+
+The data are scikit-learn's handwritten digits: 1797 scans of 8 x 8 pixels, shipped with the library. Every row has a
+sample weight; these are drawn at random (no annotator gave them), so that no two microbatches weigh the same.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import matplotlib
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from wholestep.batches import Batches
+from wholestep.trainer import Trainer
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402 (the backend comes first)
+
+_BATCH = 60
+_SEED = 7
+_NOTES = """\
+loss k      of epoch k, as each run reports it: wholestep weighs every row of the epoch by its sample weight,
+            Keras averages the losses of its batches.
+difference  of the parameters from the first row's, after the last epoch: the largest over all variables of
+            max|a - b| / max|b|.
+s/epoch     median over the epochs after the first (which compiles), from begin to end of the epoch."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """
+    One run of the table.
+
+    Args:
+        name: how the updates were carried out.
+        losses: the loss of each epoch, as the run reports it.
+        accuracy: the part of the test rows that are classified right, after the last epoch.
+        differences: the largest relative difference of the parameters from the first row's, after each epoch.
+        seconds: the median time of an epoch, without the first; that of the first if there is no other.
+    """
+
+    name: str
+    losses: tuple[float, ...]
+    accuracy: float
+    differences: tuple[float, ...]
+    seconds: float
+
+
+class Data(NamedTuple):
+    """Arrays to train on, as (x, y, sample_weight), and to test on, as (x, y)."""
+
+    train: tuple[np.ndarray, np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+
+
+class Diary(keras.callbacks.Callback):
+    """Notes the loss, the weights and the time of every epoch, of whichever `fit` calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self.weights: list[list[np.ndarray]] = []
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note when the epoch began."""
+        self.began = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Note the time first: reading the weights is none of the epoch's."""
+        self.seconds.append(time.perf_counter() - self.began)
+        self.losses.append(float((logs or {})["loss"]))
+        self.weights.append(self.model.get_weights())
+
+
+def run(epochs: int, out: Path | str) -> list[Row]:
+    """
+    Train in six ways, print the table, and write the picture `digits-<backend>.png` into the folder `out`.
+
+    Returns:
+        One Row a run; the first is the whole batch, with which the others are compared.
+    """
+    keras.utils.set_random_seed(_SEED)
+    data = digits()
+    start = network().get_weights()
+    print(
+        f"{len(data.train[0])} digits to train on, {len(data.test[0])} to test on. Engine: {keras.backend.backend()}."
+    )
+    print(
+        f"Every run: {epochs} epochs in batches of {_BATCH}, the last of {len(data.train[0]) % _BATCH or _BATCH} rows."
+    )
+    rows: list[Row] = []
+    reference: list[list[np.ndarray]] = []
+    for name, train in _RUNS.items():
+        model, diary = network(), Diary()
+        model.set_weights(start)
+        train(model, data.train, epochs, diary)
+        reference = reference or diary.weights
+        rows.append(_row(name, model, diary, data.test, reference))
+        print(f"  {name}: loss {rows[-1].losses[-1]:.5f}, {sum(diary.seconds):.1f} s", flush=True)
+    print(f"\n{table(rows)}\n\n{_NOTES}")
+    print(f"\nLoss curves: {picture(rows, Path(out))}")
+    return rows
+
+
+def digits() -> Data:
+    """Return the digits with pixels in 0..1; a fifth of each class is held out, the same at every call."""
+    x, y = load_digits(return_X_y=True)
+    x, test_x, y, test_y = train_test_split(x / 16, y, test_size=0.2, random_state=_SEED, stratify=y)
+    weight = np.random.default_rng(_SEED).uniform(0.25, 1.75, len(x))
+    return Data((x.astype("float32"), y, weight.astype("float32")), (test_x.astype("float32"), test_y))
+
+
+def network(accumulation: int | None = None) -> keras.Model:
+    """Return a compiled classifier: a weighted mean as loss, L2 regularisation; `accumulation` is Keras' own."""
+    l2 = keras.regularizers.L2(1e-4)
+    # Smooth: a relu that rounding pushes over its kink pulls two runs apart, however exact each of them is.
+    hidden = keras.layers.Dense(128, activation="tanh", kernel_regularizer=l2)
+    model = keras.Sequential([keras.Input((64,)), hidden, keras.layers.Dense(10, kernel_regularizer=l2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=accumulation)
+    model.compile(optimizer, loss)
+    return model
+
+
+def difference(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
+    """Return the largest relative difference: over all variables, max|a - b| / max|b|."""
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(ours, theirs, strict=True))
+
+
+# ---- the six ways ----
+
+
+def _fit(microbatch_size: int) -> Callable:
+    def train(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
+        x, y, weight = rows
+        trainer = Trainer(model, microbatch_size=microbatch_size, seed=_SEED)
+        trainer.fit(x, y, _BATCH, epochs, sample_weight=weight, callbacks=[diary], verbose=0)
+
+    return train
+
+
+def _own_loop(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
+    diary.set_model(model)
+    diary.on_epoch_begin(0)
+    batches = Batches(rows, _BATCH, seed=_SEED)
+    for step in Trainer(model, microbatch_size=6).steps(batches, epochs):
+        if step.batch == len(batches) - 1:
+            diary.on_epoch_end(step.epoch, step.logs)
+            diary.on_epoch_begin(step.epoch + 1)
+
+
+def _keras(batch_size: int, accumulation: int | None = None) -> Callable:
+    """`keras.Model.fit` on the same rows in the same order: the rows of each epoch are put in order beforehand."""
+
+    def train(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
+        model.compile(network(accumulation).optimizer, model.loss)
+        batches = Batches(rows, _BATCH, seed=_SEED)
+        for epoch in range(epochs):
+            order = np.concatenate([batches.rows(epoch, step) for step in range(len(batches))])
+            x, y, weight = (leaf[order] for leaf in rows)
+            model.fit(x, y, batch_size, sample_weight=weight, shuffle=False, callbacks=[diary], verbose=0)
+
+    return train
+
+
+_RUNS: dict[str, Callable] = {
+    "wholestep fit, whole batch": _fit(_BATCH),
+    "wholestep fit, 10 microbatches of 6": _fit(6),
+    "wholestep fit, ragged microbatches (7)": _fit(7),
+    "own loop over steps(), microbatches of 6": _own_loop,
+    "keras fit, whole batch": _keras(_BATCH),
+    "keras fit, batch 6, accumulation 10": _keras(6, accumulation=10),
+}
+
+
+# ---- what is shown ----
+
+
+def _row(name: str, model: keras.Model, diary: Diary, test: tuple, reference: list) -> Row:
+    x, y = test
+    right = np.mean(model.predict(x, verbose=0).argmax(axis=-1) == y)
+    differences = tuple(difference(*pair) for pair in zip(diary.weights, reference, strict=True))
+    return Row(
+        name, tuple(diary.losses), float(right), differences, float(np.median(diary.seconds[1:] or diary.seconds))
+    )
+
+
+def table(rows: list[Row]) -> str:
+    """Return the runs as a table, with the loss of a few epochs."""
+    last = len(rows[0].losses) - 1
+    shown = sorted({0, last // 4, last // 2, last})
+    titles = [*(f"loss {i + 1}" for i in shown), "accuracy", "difference", "s/epoch"]
+    lines = [f"{'run':41}" + "".join(f"{title:>11}" for title in titles)]
+    for row in rows:
+        losses = "".join(f"{row.losses[i]:11.5f}" for i in shown)
+        lines.append(f"{row.name:41}{losses}{row.accuracy:11.2%}{row.differences[-1]:11.1e}{row.seconds:11.3f}")
+    return "\n".join(lines)
+
+
+def picture(rows: list[Row], out: Path) -> Path:
+    """Draw the loss curves, and how far the parameters come apart; return the path of the picture."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    epochs = np.arange(1, len(rows[0].losses) + 1)
+    for i, row in enumerate(rows):
+        style = {"label": row.name, "linewidth": 7 - i, "color": f"C{i}", "marker": "." if len(epochs) < 3 else None}
+        left.plot(epochs, row.losses, **style)
+        if i:
+            right.plot(epochs, np.maximum(row.differences, 1e-8), **style)
+    left.set(xlabel="epoch", ylabel="training loss", yscale="log", title="Loss of each run")
+    right.set(xlabel="epoch", ylabel="max|a - b| / max|b|  (0 is drawn at 1e-8)", yscale="log")
+    right.set(title="How far the parameters come apart from the first run's")
+    left.legend()
+    right.grid(alpha=0.3)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"digits-{keras.backend.backend()}.png"
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

@@ -1,0 +1,83 @@
+"""The contract of an update: however the batch is cut, zero bits differ."""
+
+import itertools
+
+import numpy as np
+import pytest
+from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, num_rows_of, one_update
+
+from wholestep.step import Step
+from wholestep.tally import Tally
+
+PARTS = (2, 3, 5, 1000)
+PAIRS = list(itertools.product(WEIGHTINGS, REGULARISERS))
+CASES = [(*pair, list(OPTIMIZERS)[(i + i // len(REGULARISERS)) % len(OPTIMIZERS)]) for i, pair in enumerate(PAIRS)]
+ALL = list(itertools.product(WEIGHTINGS, REGULARISERS, OPTIMIZERS))
+
+
+def check_every_cut(case):
+    whole, _ = one_update(case, "auto")
+    assert all(np.all(np.isfinite(v)) for v in whole.values())
+    for parts in PARTS:
+        size = -(-num_rows_of(case) // parts)
+        cut, trainer = one_update(case, size)
+        program = list(trainer._machine.planner.programs.values())[-1]
+        assert program.cut.num_microbatches > 1, trainer.explain()
+        assert differing(whole, cut) == [], f"microbatches of {size}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=" / ".join)
+def test_no_bit_differs_between_cuts(case):
+    check_every_cut(case)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("case", [c for c in ALL if c not in CASES], ids=" / ".join)
+def test_no_bit_differs_between_cuts_of_all_cases(case):
+    check_every_cut(case)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_no_bit_differs_between_cuts_of_a_short_batch(weighting):
+    case = (weighting, "l2", "adam")
+    whole, _ = one_update(case, "auto", short=True)
+    for size in (6, 1):
+        assert differing(whole, one_update(case, size, short=True)[0]) == []
+
+
+def test_a_short_batch_that_is_padded_is_the_batch_alone():
+    case = ("sample weights", "l2", "adam")
+    padded, trainer = one_update(case, "auto", short=True)
+    alone, _ = one_update(case, "auto", num_rows=num_rows_of(case) // 2)
+    assert "filled up" in trainer.explain()
+    assert differing(padded, alone) == []
+
+
+def mean_of_means(tally, sums, once, weights=None):
+    """The mutant: each microbatch divides by its own weight, and the parts are averaged."""
+    num = 1 if weights is None else mean_of_means.num
+    own = {k: weight * num for k, (_, weight) in sums.items()}
+    return Tally.honest_loss(tally, sums, once, own)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_a_mean_of_means_is_caught(weighting, monkeypatch):
+    case = (weighting, "none", "sgd")
+    whole, _ = one_update(case, "auto")
+    monkeypatch.setattr(Tally, "honest_loss", Tally.loss, raising=False)
+    monkeypatch.setattr(Tally, "loss", mean_of_means)
+    for size, num in ((6, 3), (3, 6)):
+        mean_of_means.num = num
+        assert any("kernel" in name for name in differing(whole, one_update(case, size)[0]))
+
+
+def test_regularisation_counted_per_microbatch_is_caught(monkeypatch):
+    case = ("none", "l2", "sgd")
+    whole, _ = one_update(case, "auto")
+    honest = Step._regularise
+
+    def twice(step, params, grads, scale):
+        return honest(step, params, honest(step, params, grads, scale)[0], scale)
+
+    monkeypatch.setattr(Step, "_regularise", twice)
+    assert differing(whole, one_update(case, 8)[0])
