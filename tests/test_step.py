@@ -9,17 +9,17 @@ from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, num_rows_of, 
 from wholestep.step import Step
 from wholestep.tally import Tally
 
-PARTS = (2, 3, 5, 1000)
+PARTS = (2, 3, 5, 1000)  # 1000: every row alone
 PAIRS = list(itertools.product(WEIGHTINGS, REGULARISERS))
 CASES = [(*pair, list(OPTIMIZERS)[(i + i // len(REGULARISERS)) % len(OPTIMIZERS)]) for i, pair in enumerate(PAIRS)]
 ALL = list(itertools.product(WEIGHTINGS, REGULARISERS, OPTIMIZERS))
 
 
-def check_every_cut(case):
+def check_every_cut(case, parts=PARTS):
     whole, _ = one_update(case, "auto")
     assert all(np.all(np.isfinite(v)) for v in whole.values())
-    for parts in PARTS:
-        size = -(-num_rows_of(case) // parts)
+    for num in parts:
+        size = -(-num_rows_of(case) // num)
         cut, trainer = one_update(case, size)
         program = list(trainer._machine.planner.programs.values())[-1]
         assert program.cut.num_microbatches > 1, trainer.explain()
@@ -28,7 +28,7 @@ def check_every_cut(case):
 
 @pytest.mark.parametrize("case", CASES, ids=" / ".join)
 def test_no_bit_differs_between_cuts(case):
-    check_every_cut(case)
+    check_every_cut(case, PARTS[CASES.index(case) % 2 :: 2])
 
 
 @pytest.mark.large

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import matplotlib
@@ -21,7 +21,7 @@ from wholestep.batches import Batches
 from wholestep.trainer import Trainer
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 (the backend comes first)
+from matplotlib import pyplot as plt
 
 _BATCH = 60
 _SEED = 7
@@ -41,7 +41,7 @@ class Row:
     Args:
         name: how the updates were carried out.
         losses: the loss of each epoch, as the run reports it.
-        accuracy: the part of the test rows that are classified right, after the last epoch.
+        accuracy: the part of the test rows that is classified right, after the last epoch.
         differences: the largest relative difference of the parameters from the first row's, after each epoch.
         seconds: the median time of an epoch, without the first; that of the first if there is no other.
     """
@@ -51,13 +51,6 @@ class Row:
     accuracy: float
     differences: tuple[float, ...]
     seconds: float
-
-
-class Data(NamedTuple):
-    """Arrays to train on, as (x, y, sample_weight), and to test on, as (x, y)."""
-
-    train: tuple[np.ndarray, np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
 
 
 class Diary(keras.callbacks.Callback):
@@ -79,6 +72,13 @@ class Diary(keras.callbacks.Callback):
         self.losses.append(float((logs or {})["loss"]))
         self.weights.append(self.model.get_weights())
 
+    def row(self, name: str, test: tuple, reference: list[list[np.ndarray]]) -> Row:
+        """Return what the run came to, beside the weights of another one."""
+        right = self.model.predict(test[0], verbose=0).argmax(axis=-1) == test[1]
+        differences = tuple(difference(*pair) for pair in zip(self.weights, reference, strict=True))
+        seconds = float(np.median(self.seconds[1:] or self.seconds))
+        return Row(name, tuple(self.losses), float(np.mean(right)), differences, seconds)
+
 
 def run(epochs: int, out: Path | str) -> list[Row]:
     """
@@ -88,34 +88,32 @@ def run(epochs: int, out: Path | str) -> list[Row]:
         One Row a run; the first is the whole batch, with which the others are compared.
     """
     keras.utils.set_random_seed(_SEED)
-    data = digits()
+    train_rows, test_rows = digits()
     start = network().get_weights()
     print(
-        f"{len(data.train[0])} digits to train on, {len(data.test[0])} to test on. Engine: {keras.backend.backend()}."
+        f"{len(train_rows[0])} digits to train on, {len(test_rows[0])} to test on. Engine: {keras.backend.backend()}."
     )
-    print(
-        f"Every run: {epochs} epochs in batches of {_BATCH}, the last of {len(data.train[0]) % _BATCH or _BATCH} rows."
-    )
+    print(f"Each run: {epochs} epochs from the same weights, in batches of {_BATCH} with a shorter last one.")
     rows: list[Row] = []
     reference: list[list[np.ndarray]] = []
     for name, train in _RUNS.items():
         model, diary = network(), Diary()
         model.set_weights(start)
-        train(model, data.train, epochs, diary)
+        train(model, train_rows, epochs, diary)
         reference = reference or diary.weights
-        rows.append(_row(name, model, diary, data.test, reference))
+        rows.append(diary.row(name, test_rows, reference))
         print(f"  {name}: loss {rows[-1].losses[-1]:.5f}, {sum(diary.seconds):.1f} s", flush=True)
-    print(f"\n{table(rows)}\n\n{_NOTES}")
-    print(f"\nLoss curves: {picture(rows, Path(out))}")
+    print(f"\n{table(rows)}\n\n{_NOTES}\n\nPicture: {picture(rows, Path(out))}")
     return rows
 
 
-def digits() -> Data:
-    """Return the digits with pixels in 0..1; a fifth of each class is held out, the same at every call."""
+def digits() -> tuple[tuple, tuple]:
+    """Return ((x, y, sample_weight), (x, y)) to train and to test on: a fifth of each class, always the same rows."""
     x, y = load_digits(return_X_y=True)
-    x, test_x, y, test_y = train_test_split(x / 16, y, test_size=0.2, random_state=_SEED, stratify=y)
-    weight = np.random.default_rng(_SEED).uniform(0.25, 1.75, len(x))
-    return Data((x.astype("float32"), y, weight.astype("float32")), (test_x.astype("float32"), test_y))
+    x = (x / 16).astype("float32")
+    x, test_x, y, test_y = train_test_split(x, y, test_size=0.2, random_state=_SEED, stratify=y)
+    weight = np.random.default_rng(_SEED).uniform(0.25, 1.75, len(x)).astype("float32")
+    return (x, y, weight), (test_x, test_y)
 
 
 def network(accumulation: int | None = None) -> keras.Model:
@@ -184,21 +182,12 @@ _RUNS: dict[str, Callable] = {
 # ---- what is shown ----
 
 
-def _row(name: str, model: keras.Model, diary: Diary, test: tuple, reference: list) -> Row:
-    x, y = test
-    right = np.mean(model.predict(x, verbose=0).argmax(axis=-1) == y)
-    differences = tuple(difference(*pair) for pair in zip(diary.weights, reference, strict=True))
-    return Row(
-        name, tuple(diary.losses), float(right), differences, float(np.median(diary.seconds[1:] or diary.seconds))
-    )
-
-
 def table(rows: list[Row]) -> str:
     """Return the runs as a table, with the loss of a few epochs."""
     last = len(rows[0].losses) - 1
     shown = sorted({0, last // 4, last // 2, last})
     titles = [*(f"loss {i + 1}" for i in shown), "accuracy", "difference", "s/epoch"]
-    lines = [f"{'run':41}" + "".join(f"{title:>11}" for title in titles)]
+    lines = [f"{'':41}" + "".join(f"{title:>11}" for title in titles)]
     for row in rows:
         losses = "".join(f"{row.losses[i]:11.5f}" for i in shown)
         lines.append(f"{row.name:41}{losses}{row.accuracy:11.2%}{row.differences[-1]:11.1e}{row.seconds:11.3f}")

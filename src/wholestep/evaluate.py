@@ -65,7 +65,7 @@ class Evaluation:
     def _program(self, name: str, function: Any, arguments: tuple, spends: bool) -> Any:
         key = (name, *((tuple(leaf.shape), str(leaf.dtype)) for leaf in tree.leaves(arguments[-2:])))
         if key not in self._programs:
-            self._programs[key] = self.engine.compile(function, arguments, spends)
+            self._programs[key] = self.engine.compile(function, arguments, spends=spends)
         return self._programs[key]
 
 

@@ -125,7 +125,7 @@ class Planner:
         length = 1 if engine.loops_slowly(update, *one) else length
         run = step.run(update, length, one)
         several = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(length))
-        call = engine.compile(run, (state, data, *engine.place(several)))
+        call = engine.compile(run, (state, data, *engine.place(several)), repeats=length > 1)
         return Program(call, cut, length, engine.memory(call))
 
     def _say(self, message: str) -> None:

@@ -120,7 +120,7 @@ class Engine:
 
     # ---- programs ----
 
-    def compile(self, function: Callable, examples: tuple, spends: bool = True) -> Callable:
+    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
         """Compile the function for arguments such as `examples`."""
         self.compilations += 1
         return jax.jit(function, donate_argnums=(0,) if spends else ()).lower(*examples).compile()

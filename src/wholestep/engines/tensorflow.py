@@ -120,12 +120,16 @@ class Engine:
 
     # ---- programs ----
 
-    def compile(self, function: Callable, examples: tuple, spends: bool = True) -> Callable:
-        """Compile the function for arguments such as `examples`, with XLA where that is known to be faster."""
+    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
+        """Compile the function for arguments such as `examples`; with XLA if it repeats a step many times.
+
+        XLA takes seconds to compile and then halves the time of small steps. The choice depends on the program alone,
+        never on a measurement: the same program must give the same bits again.
+        """
         self.compilations += 1
         specs = _specs(examples)
         graph = tf.function(function, autograph=False).get_concrete_function(*specs)
-        if any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
+        if not repeats or any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
             return graph
         return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*specs)
 
