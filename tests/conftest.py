@@ -6,8 +6,12 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
+import hypothesis
 import keras
 import pytest
+
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True)

@@ -114,34 +114,38 @@ class Batches:
 
     def __next__(self) -> Tree:
         """Return the next batch and move on; the end of a stream ends the epoch and raises StopIteration."""
-        epoch, step = self.position
-        if isinstance(self.source, Stream):
-            return self._next_of_stream(epoch, step)
-        batch = self.load(self.rows(epoch, step))
-        self.advance(1)
+        try:
+            batch, self.position = self.take(self.position)
+        except StopIteration:
+            self.position = (self.position[0] + 1, 0)
+            raise
         return batch
 
-    def advance(self, num: int) -> None:
-        """Move on by `num` batches of this epoch; past its last one stands the next epoch."""
-        epoch, step = self.position
-        self.position = (epoch, step + num)
-        if self.num_batches is not None and not isinstance(self.source, Stream) and step + num >= self.num_batches:
-            self.position = (epoch + 1, 0)
-            if isinstance(self.source, Ready):
-                self.source.end_epoch()
+    def take(self, place: tuple[int, int]) -> tuple[Tree, tuple[int, int]]:
+        """Return the batch at a place and the place after it; a stream has only its next one."""
+        if isinstance(self.source, Stream):
+            return self._pull(), (place[0], place[1] + 1)
+        batch, after = self.load(self.rows(*place)), self.after(*place)
+        if isinstance(self.source, Ready) and after[0] > place[0]:
+            self.source.end_epoch()
+        return batch, after
 
-    def _next_of_stream(self, epoch: int, step: int) -> Tree:
+    def after(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the place after this one; after the last batch of an epoch stands the next epoch."""
+        return (epoch + 1, 0) if step + 1 == self.num_batches else (epoch, step + 1)
+
+    def _pull(self) -> Tree:
         assert isinstance(self.source, Stream)
+        if self._peeked is not None:
+            batch, self._peeked = self._peeked, None
+            return batch
         if self._stream is None:
             self._stream = iter(self.source)
         try:
-            batch, self._peeked = next(self._stream) if self._peeked is None else self._peeked, None
+            return next(self._stream)
         except StopIteration:
             self._stream = None if self.source.begins_again else self._stream
-            self.position = (epoch + 1, 0)
             raise
-        self.position = (epoch, step + 1)
-        return batch
 
     def example(self) -> Tree:
         """Return a first batch, for its shapes. Uses nothing up."""

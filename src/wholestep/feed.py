@@ -96,6 +96,7 @@ class Loaded:
         """Yield blocks of one update, `num` in all (None: to the end of the epoch)."""
         ready: queue.Queue = queue.Queue(_AHEAD)
         place = self.batches.position
+        self._end: tuple[int, int] | None = None  # the place after a stream that has ended
         self._stop.clear()
         thread = threading.Thread(target=self._work, args=(ready, num), name="wholestep-feed", daemon=True)
         thread.start()
@@ -105,7 +106,7 @@ class Loaded:
                     raise item
                 place = item.position
                 yield item
-            place = self.batches.position
+            place = self._end or place
         finally:
             self._stop.set()
             thread.join()
@@ -128,25 +129,26 @@ class Loaded:
         self.batches.position = place
 
     def _load(self, num: int | None) -> Iterator[Block]:
-        batches, done = self.batches, 0
-        epoch = batches.position[0]
+        batches, done, place = self.batches, 0, self.batches.position
+        epoch = place[0]
         left, self._left = self._left, []
         for block in left:
-            done += 1
-            batches.position = block.position
+            done, place = done + 1, block.position
             yield block
-        while done != num and (num is not None or batches.position[0] == epoch):
-            place = batches.position
-            ids = None if batches.is_ready else batches.rows(*place)
+        while done != num and (num is not None or place[0] == epoch):
             try:
-                host = next(batches)
+                host, after = batches.take(place)
             except StopIteration:
                 assert isinstance(batches.source, Stream)
+                self._end = (place[0] + 1, 0)
                 if num is None or not batches.source.begins_again or place[1] == 0:
                     return
+                place = self._end
                 continue
+            ids = None if batches.is_ready else batches.rows(*place)
             done += 1
-            yield self._block(host, ids, place, batches.position)
+            yield self._block(host, ids, place, after)
+            place = after
 
     def _block(self, host: Any, ids: Any, place: tuple[int, int], position: tuple[int, int]) -> Block:
         count = tree.num_rows(host)

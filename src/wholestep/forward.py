@@ -1,5 +1,6 @@
 """The objective as a pure function of values: the only place where a model is called."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import keras
 from keras import ops
 
 from wholestep import tree
+from wholestep.errors import SpecificationError, say
 from wholestep.mean import Term, Whole, check
 from wholestep.objective import Objective, Reading, read
 from wholestep.state import Variables
@@ -63,7 +65,7 @@ class Forward:
         """Run the objective on one (micro)batch and sum what it returned."""
         scope = self._scope(params, buffers, metrics)
         with scope:
-            reading = self._read(batch)
+            reading = self._read(batch, lambda: self._scope(params, buffers, metrics))
             for score in reading.scores:
                 score.update(row_weights)
             terms = reading.terms | reading.reported
@@ -75,7 +77,7 @@ class Forward:
         """Run the objective and keep each row's own values and weights."""
         scope = self._scope(params, buffers, metrics)
         with scope:
-            reading = self._read(batch)
+            reading = self._read(batch, lambda: self._scope(params, buffers, metrics))
             values = {label: _by_row(term) for label, term in reading.terms.items()}
             extra = self._extra(scope)
         return Rows(values, extra, self._after(scope, buffers, metrics)[0])
@@ -117,18 +119,19 @@ class Forward:
         mapping = [pair for known, values in pairs for pair in zip(known, values, strict=True)]
         return keras.StatelessScope(mapping, collect_losses=True)
 
-    def _read(self, batch) -> Reading:
-        named = {m.name: m for m in self.metrics}
-        reading = read(self.objective(self.model, batch, self.training), named)
-        num_rows = tree.num_rows(batch)
-        shapes = [tuple(leaf.shape) for leaf in tree.leaves(batch)]
-        terms = self._check(reading.terms, num_rows, shapes)
-        reported = self._check(reading.reported, num_rows, shapes)
+    def _read(self, batch, fresh_scope: Callable[[], keras.StatelessScope]) -> Reading:
+        reading, num_rows = self._call(batch), tree.num_rows(batch)
+        terms, reported = (_checked(terms, num_rows) for terms in (reading.terms, reading.reported))
+        squares = [k for k, t in terms.items() if len(t.values.shape) > 1 and t.values.shape[1] == num_rows > 1]
+        if squares:
+            with fresh_scope():
+                shorter = self._call(tree.map_leaves(lambda leaf: leaf[:-1], batch))
+            _refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
         self.facts = _facts(terms, counts=True) | _facts(reported, counts=False)
         return Reading(terms, reported, reading.scores)
 
-    def _check(self, terms: dict[str, Term], num_rows: int, shapes: list) -> dict[str, Term]:
-        return {k: t if isinstance(t, Whole) else check(t, _label(k), num_rows, shapes) for k, t in terms.items()}
+    def _call(self, batch) -> Reading:
+        return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
 
     def _extra(self, scope: keras.StatelessScope) -> Tensor:
         self.has_extra = bool(scope.losses)
@@ -137,6 +140,24 @@ class Forward:
     def _after(self, scope: keras.StatelessScope, buffers: list, metrics: list) -> tuple[list, list]:
         v = self.variables
         return _values(scope, v.buffers, buffers), _values(scope, v.metrics, metrics)
+
+
+def _checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
+    return {k: t if isinstance(t, Whole) else check(t, _label(k), num_rows) for k, t in terms.items()}
+
+
+def _refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
+    """Refuse values whose second axis grows with the rows: labels (rows,) against predictions (rows, 1) make them."""
+    for label, term in shorter.items():
+        if term.values.shape[1] == num_rows - 1:
+            raise SpecificationError(
+                say(
+                    f"The values of {_label(label)} must be one per row; shape (rows, rows) is what labels of shape "
+                    "(rows,) make against predictions of shape (rows, 1).",
+                    f"values of shape {(num_rows, num_rows)}",
+                    "give labels and predictions the same rank; for a loss over pairs, sum over the second axis.",
+                )
+            )
 
 
 def _facts(terms: dict[str, Term], *, counts: bool) -> dict[str, Fact]:

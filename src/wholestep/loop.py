@@ -38,19 +38,22 @@ def run_epoch(
     """
     pace, late, done = Pace(watch.needs_state), None, 0
     logs: dict = {}
-    for block in feed.blocks(num, lambda: pace.size):
-        state, report = machine.dispatch(state, feed, block, first + done)
-        feed.batches.position = block.position
-        for ready in _ready(late, report, watch.needs_state):
-            machine.give(state) if watch.needs_state else None
-            logs = _tell(machine, state, ready, first, watch) or logs
-            state = machine.take(state) if watch.needs_state else state
-            pace.note(ready)
-        late, done = report, done + len(block.counts)
-        if watch.stops:
-            break
-    if late is not None and not watch.needs_state:
-        logs = _tell(machine, state, late, first, watch) or logs
+    try:
+        for block in feed.blocks(num, lambda: pace.size):
+            state, report = machine.dispatch(state, feed, block, first + done)
+            feed.batches.position = block.position
+            for ready in _ready(late, report, watch.needs_state):
+                machine.give(state) if watch.needs_state else None
+                logs = _tell(machine, state, ready, first, watch) or logs
+                state = machine.take(state) if watch.needs_state else state
+                pace.note(ready)
+            late, done = report, done + len(block.counts)
+            if watch.stops:
+                break
+        if late is not None and not watch.needs_state:
+            logs = _tell(machine, state, late, first, watch) or logs
+    finally:
+        machine.give(state)
     return state, logs
 
 

@@ -82,13 +82,12 @@ class Whole:
 Term = Mean | Sum | Whole
 
 
-def check(term: Term, label: str, num_rows: int, batch_shapes: list[tuple]) -> Term:
+def check(term: Term, label: str, num_rows: int) -> Term:
     """
     Return the term with floating values, or say what is wrong with its shape.
 
     Raises:
-        SpecificationError: no leading row axis, weights that do not fit, or values of shape (rows, rows) that only
-            a broadcast of (rows,) against (rows, 1) makes.
+        SpecificationError: no leading row axis, or weights that do not fit.
     """
     shape = tuple(term.values.shape)
     if not shape or shape[0] != num_rows:
@@ -97,16 +96,6 @@ def check(term: Term, label: str, num_rows: int, batch_shapes: list[tuple]) -> T
                 f"The values of {label} must have the {num_rows} rows of the batch on their leading axis.",
                 f"values of shape {shape}",
                 "return the losses unreduced, one per row, e.g. Mean(keras.losses.mean_squared_error(y, prediction)).",
-            )
-        )
-    square = len(shape) > 1 and num_rows > 1 and shape[1] == num_rows
-    if square and not any(num_rows in other[1:] for other in batch_shapes):
-        raise SpecificationError(
-            say(
-                f"The values of {label} must be one per row; shape (rows, rows) is what labels of shape (rows,) make "
-                "against predictions of shape (rows, 1).",
-                f"values of shape {shape}",
-                "give labels and predictions the same rank; for a loss over pairs, sum over the second axis.",
             )
         )
     _check_weights(term, label, shape)

@@ -105,11 +105,11 @@ class Planner:
         if not coupling.may_cut:
             self._say(
                 f"microbatch_size={size} is part of what this update means: {coupling.why}. Statistics are those of "
-                "each microbatch of that many rows, and moving statistics move once per update by the mean over the "
-                "microbatches. Leave microbatch_size out for the statistics of the whole batch."
+                "each microbatch of at most that many rows, and moving statistics move once per update by the mean "
+                "over the microbatches. Leave microbatch_size out for the statistics of the whole batch."
             )
-        full, rest = divmod(whole.rows, size)
-        sections = ((full, size), (1, rest)) if rest else ((full, size),)
+        small, larger = divmod(whole.rows, num)
+        sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
         return Cut(sections, whole.rows, extra="mean" if coupling.extra == "mean" else "sum")
 
     def _compile(self, cut: Cut, length: int, state: State, data: Any) -> Program:
@@ -148,7 +148,9 @@ def explain(program: Program, coupling: Coupling | None, engine: str) -> str:
         f"One update takes {cut.rows} rows"
         + (f" in {cut.num_microbatches} microbatches ({parts})." if cut.num_microbatches > 1 else " at once."),
         "Short batches are filled up with rows of weight 0." if cut.padded else "No row is padding.",
-        f"At most {program.length} updates go to the device in one dispatch ({engine}).",
+        f"Up to {program.length} updates go to the device in one dispatch ({engine})."
+        if program.length > 1
+        else f"Each update is a dispatch of its own ({engine}).",
     ]
     if program.memory is not None:
         lines.append(f"The program needs {program.memory / 2**20:.1f} MiB beside the data and the weights.")

@@ -105,7 +105,7 @@ def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None) ->
     transform = transform or _same
     if isinstance(source, keras.utils.PyDataset):
         return Ready(source, transform)
-    if is_nest_of_arrays(source):
+    if is_nest_of_arrays(source) and not _is_list_of_rows(source):
         arrays = tree.map_leaves(to_numpy, without_none(source))
         check_dtypes(arrays)
         num_rows = tree.num_rows(arrays, "data")
@@ -218,6 +218,11 @@ def is_nest_of_arrays(source: Any) -> bool:
         return _is_array(source)
     leaves = [leaf for leaf in tree.leaves(source) if leaf is not None]
     return bool(leaves) and all(_is_array(leaf) for leaf in leaves)
+
+
+def _is_list_of_rows(source: Any) -> bool:
+    """A list of nested items is a sequence of rows; a list of arrays is one row of several leaves."""
+    return isinstance(source, list) and any(isinstance(item, dict | list | tuple) for item in source)
 
 
 def _is_array(leaf: Any) -> bool:

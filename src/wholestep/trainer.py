@@ -150,7 +150,6 @@ class Trainer:
                 state = machine.begin_epoch(machine.take(state))
                 first = self._number() + 1
                 state, logs = run_epoch(machine, state, feed, steps_per_epoch, first, watch)
-                machine.give(state)
                 self._ended_early(logs, batches, epoch)
                 if validation_data is not None and _is_due(epoch, validation_freq):
                     size = validation_batch_size or batch_size
@@ -160,7 +159,6 @@ class Trainer:
                 if watch.stops:
                     break
         finally:
-            machine.give(state)
             self._finish()
         watch.callbacks.on_train_end(logs)
         return self.model.history
@@ -307,7 +305,8 @@ class Trainer:
         model = self.model
         parts = [model.optimizer, getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)]
         flags = tuple((id(layer), layer.trainable) for layer in compiled.layers(model))
-        return tuple(map(id, parts)), tuple(map(id, model.trainable_variables)), flags
+        carried = [v for metric in (*compiled.metrics_of(model), *self._metrics) for v in metric.variables]
+        return tuple(map(id, (*parts, *model.trainable_variables, *carried))), flags
 
     def _make(self) -> Machine:
         model, optimizer = self.model, getattr(self.model, "optimizer", None)

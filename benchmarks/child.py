@@ -1,0 +1,23 @@
+"""`python -m benchmarks.child TASK ARGUMENTS`: carry out one measurement in this process and print it as JSON."""
+
+import importlib
+import json
+import sys
+
+_TASKS = {
+    "speed": "benchmarks.speed",
+    "first": "benchmarks.first",
+    "imports": "benchmarks.imports",
+    "memory": "benchmarks.memory",
+}
+
+
+def main() -> None:
+    """Import no more than the task's own module: the import of Keras is itself measured."""
+    task, arguments = sys.argv[1:]
+    found = importlib.import_module(_TASKS[task]).measure(**json.loads(arguments))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The time from the call of `fit` to the end of the first update, in this fresh process."""
+
+import time
+from typing import Any
+
+import keras
+
+import wholestep as ws
+from benchmarks.works import WORKS
+
+
+class _First(keras.callbacks.Callback):
+    """Notes when the first update is done. Reads its loss, which waits for the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.at: float | None = None
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if self.at is None and logs:
+            float(logs["loss"])
+            self.at = time.perf_counter()
+            self.model.stop_training = True
+
+
+def measure(work: str, who: str) -> float:
+    """Return the seconds that `who` ("wholestep" or "Keras fit") takes on this work."""
+    chosen = WORKS[work]
+    model, data, first = chosen.model(), chosen.data(quick=True), _First()
+    fit: Any = ws.Trainer(model).fit if who == "wholestep" else model.fit
+    begin = time.perf_counter()
+    fit(*data, batch_size=chosen.batch_size, epochs=1, verbose=0, callbacks=[first])
+    assert first.at is not None
+    return first.at - begin

@@ -1,0 +1,114 @@
+"""What is compared with what, and the bar for each."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from benchmarks import children
+from benchmarks.table import Row, by_difference, by_ratio
+
+ENGINES = ("jax", "tensorflow")
+_ROUNDS = 3
+_IMPORTS = 5
+
+
+class Comparison(NamedTuple):
+    """
+    Two contestants of one work.
+
+    Args:
+        bars: for each engine, how many times as fast (or as small) as the other ours must be; none: for information.
+    """
+
+    ours: str
+    other: str
+    bars: dict[str, float]
+
+
+_EVERYWHERE = dict.fromkeys(ENGINES, 1.0)
+_PLAIN = (Comparison("wholestep", "Keras fit", _EVERYWHERE),)
+_CUT, _AUTO = "wholestep, microbatch_size=6", 'wholestep, "auto"'
+_ACCUMULATED = "Keras fit, 10 x 6 accumulated"
+_SPEED = {
+    "A": (
+        Comparison(_CUT, _ACCUMULATED, {"jax": 2.5, "tensorflow": 5.0}),
+        Comparison(_AUTO, _ACCUMULATED, {"jax": 10.0, "tensorflow": 15.0}),
+        Comparison(_CUT, "hand-written scan, 10 x 6", {"jax": 0.8}),
+        Comparison(_AUTO, "hand-written scan, whole", {}),
+        Comparison(_AUTO, "Keras fit, batch 60", {}),
+    ),
+    "B": _PLAIN,
+    "E": _PLAIN,
+}
+
+
+def measure(work: str, engines: list[str], *, quick: bool) -> list[Row]:
+    """Return the rows of the table on this work, engine by engine."""
+    return [row for engine in engines for row in _MEASURES[work](engine, quick)]
+
+
+def _speed(work: str, engine: str, quick: bool) -> list[Row]:
+    found = children.measure("speed", engine, work=work, rounds=1 if quick else _ROUNDS, quick=quick)
+    title, divisor = ("s/epoch", 1.0) if work == "A" else ("ms/step", found["updates"] / 1000)
+    times = {name: [seconds / divisor for seconds in values] for name, values in found["times"].items()}
+    return _compare(f"{work}, {title}", engine, times, _SPEED[work])
+
+
+def _first(engine: str, quick: bool) -> list[Row]:
+    rows = []
+    for work in "A" if quick else "ABE":
+        times = _in_turns(
+            1 if quick else _ROUNDS,
+            {who: partial(children.measure, "first", engine, work=work, who=who) for who in ("wholestep", "Keras fit")},
+        )
+        rows += _compare(f"{work}, s to the first update", engine, times, _PLAIN)
+    return rows
+
+
+def _import(engine: str, quick: bool) -> list[Row]:
+    modules = {"keras": ["keras"], "keras, wholestep": ["keras", "wholestep", f"wholestep.engines.{engine}"]}
+    times = _in_turns(
+        1 if quick else _IMPORTS,
+        {name: partial(children.measure, "imports", engine, modules=names) for name, names in modules.items()},
+    )
+    ours, other = times["keras, wholestep"], times["keras"]
+    return [by_difference("import, s", engine, ("keras, wholestep", ours), ("keras", other), bar=0.3)]
+
+
+def _memory(engine: str, quick: bool) -> list[Row]:
+    parts = {"wholestep, 10 parts": 10, "wholestep, whole": 1, "Keras fit": None}
+    found = {name: children.measure("memory", engine, parts=num, quick=quick) for name, num in parts.items()}
+    peaks = {name: [sizes["peak"] / 2**20] for name, sizes in found.items()}
+    programs = {name: [sizes["program"] / 2**20] for name, sizes in found.items() if sizes["program"] is not None}
+    falls = Comparison("wholestep, 10 parts", "wholestep, whole", dict.fromkeys(ENGINES, 2.0))
+    beside = Comparison("wholestep, whole", "Keras fit", {})
+    return [
+        *_compare("growth of peak memory, MiB", engine, peaks, (falls, beside)),
+        *_compare("memory of the program, MiB", engine, programs, (falls,)),
+    ]
+
+
+def _in_turns(rounds: int, contestants: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            found[name].append(run())
+    return found
+
+
+def _compare(title: str, engine: str, values: dict, comparisons: tuple[Comparison, ...]) -> list[Row]:
+    """Return a row for each comparison whose contestants both took part."""
+    return [
+        by_ratio(title, engine, (c.ours, values[c.ours]), (c.other, values[c.other]), bar=c.bars.get(engine))
+        for c in comparisons
+        if c.ours in values and c.other in values
+    ]
+
+
+_MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
+    **{work: partial(_speed, work) for work in _SPEED},
+    "first": _first,
+    "import": _import,
+    "memory": _memory,
+}
+WORKS = tuple(_MEASURES)

@@ -1,0 +1,185 @@
+"""
+How do I get gradient accumulation inside `fit`, keeping my callbacks, without a mess?
+
+Say which rows make an update (`batch_size`) and how many of them fit at once (`microbatch_size`). The rest of `fit`
+stays as it was.
+
+(a) A small dense network, 60 rows to an update in 10 microbatches of 6: the weights of the whole batch.
+(b) DenseNet121, 64 rows in ten parts: BatchNormalization lets the rows see each other, so a cut changes the update.
+(c) The same as (a) in `mixed_float16`, where `compile` adds a LossScaleOptimizer.
+
+    KERAS_BACKEND=jax python examples/accumulation.py [--quick]
+
+DenseNet121 takes long to compile: allow 5 to 9 minutes with jax and 3 with tensorflow on 2 CPU cores, or use --quick.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import keras
+import numpy as np
+
+import wholestep as ws
+
+
+def main(argv=None):
+    """Run the three parts; return what was measured, by name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few rows; a small network instead of DenseNet121 in (b)")
+    quick = parser.parse_args(argv).quick
+    keras.utils.set_random_seed(1)
+    source, x, y = images()
+    x, y = (x[:600], y[:600]) if quick else (x, y)
+    print(f"Data: {len(x)} {source}. Engine: {keras.backend.backend()}.")
+    return {
+        "source": source,
+        "accumulation": accumulation(x, y),
+        "coupled": coupled(colour(x[:128]), y[:128], small_network if quick else densenet),
+        "mixed_float16": in_float16(x, y),
+    }
+
+
+def images():
+    """Return MNIST (name, x: (rows, 28, 28), y) where a network is there, else scikit-learn's digits enlarged."""
+    try:
+        (x, y), _ = keras.datasets.mnist.load_data()
+        return "MNIST images", x.astype("float32") / 255, y.astype("int32")
+    except Exception as reason:
+        print(f"MNIST cannot be loaded ({reason}).")
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = np.kron(x.reshape(-1, 8, 8) / 16, np.ones((3, 3)))
+    return "scikit-learn digits, enlarged to 28 x 28", np.pad(x, [(0, 0), (2, 2), (2, 2)]).astype("float32"), y
+
+
+# ---- (a) ----
+
+
+def accumulation(x, y):
+    """Train with 10 microbatches of 6 and as a whole; return the largest relative difference of the weights."""
+    print("\n(a) Dense network, 60 rows to an update, 3 epochs")
+    model, whole = twins(dense_network)
+    epochs = []
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log.csv")
+        callbacks = [
+            keras.callbacks.EarlyStopping("val_loss", patience=2),
+            keras.callbacks.CSVLogger(log),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch)),
+        ]
+        trainer = ws.Trainer(model, microbatch_size=6)
+        trainer.fit(x, y, batch_size=60, epochs=3, validation_split=0.1, callbacks=callbacks, verbose=2)
+        print(f"CSVLogger wrote:\n{log.read_text()}LambdaCallback saw the epochs {epochs}.")
+    print(trainer.explain())
+
+    ws.Trainer(whole, microbatch_size=60).fit(x, y, batch_size=60, epochs=len(epochs), validation_split=0.1, verbose=0)
+    difference = relative_difference(model, whole)
+    print(f"10 microbatches of 6 against whole batches: largest relative difference of the weights {difference:.1e}.")
+    return {"difference": difference, "epochs": epochs}
+
+
+def twins(network):
+    """Return two networks with the same weights."""
+    one, other = network(), network()
+    other.set_weights(one.get_weights())
+    return one, other
+
+
+def dense_network():
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((28, 28)), layers.Flatten(), layers.Dense(128, activation="relu"), layers.Dense(10)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
+    return model
+
+
+def relative_difference(one, other):
+    """Return the largest over all variables of max|a - b| / max|b|."""
+    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+# ---- (b) ----
+
+
+def coupled(x, y, network):
+    """Train a network with BatchNormalization, first left alone, then cut; return what the library said."""
+    model, cut = twins(network)
+    print(f"\n(b) {model.name}, 64 rows to an update, {len(x) // 64} updates", flush=True)
+    trainer = timed_fit(ws.Trainer(model), x, y)
+    print("Left alone, the batch stays whole:", trainer.explain(), sep="\n", flush=True)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = timed_fit(ws.Trainer(cut, microbatch_size=7), x, y)
+    warned = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    print("With microbatch_size=7 it warns:", *warned, "and explains:", trainer.explain(), sep="\n")
+    difference = relative_difference(cut, model)
+    print(f"Ten parts are another update: the weights differ by up to {difference:.1e} from those of whole batches.")
+    return {"warned": warned, "difference": difference}
+
+
+def timed_fit(trainer, x, y):
+    began = time.perf_counter()
+    trainer.fit(x, y, batch_size=64, shuffle=False, verbose=0)
+    print(f"{time.perf_counter() - began:.0f} s, compilation included.")
+    return trainer
+
+
+def densenet():
+    model = keras.applications.DenseNet121(weights=None, input_shape=(32, 32, 3), classes=10)
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
+def small_network():
+    """A few layers with BatchNormalization, in place of DenseNet121: compiled in seconds."""
+    layers, stack = keras.layers, [keras.Input((32, 32, 3))]
+    for channels in (8, 16):
+        stack += [layers.Conv2D(channels, 3, strides=4), layers.BatchNormalization(), layers.ReLU()]
+    stack += [layers.Flatten(), layers.Dense(10, activation="softmax")]
+    model = keras.Sequential(stack, name="small_network_with_batch_normalization")
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
+def colour(x):
+    """Return grey images (rows, 28, 28) as (rows, 32, 32, 3)."""
+    return np.repeat(np.pad(x, [(0, 0), (2, 2), (2, 2)])[..., None], 3, axis=-1)
+
+
+# ---- (c) ----
+
+
+def in_float16(x, y):
+    """Do (a) in half precision, and say how far half precision itself moves the weights of whole batches."""
+    print("\n(c) The same as (a) in mixed_float16")
+    policy = keras.config.dtype_policy()
+    full = dense_network()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        half = dense_network()
+        print(f"compile made a {type(half.optimizer).__name__}.")
+        result = accumulation(x, y)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    half.set_weights(full.get_weights())
+    for model in (full, half):
+        ws.Trainer(model).fit(x, y, batch_size=60, epochs=3, validation_split=0.1, verbose=0)
+    rounding = relative_difference(half, full)
+    print("Here the cut shows: float16 keeps three digits, and update after update magnifies what it loses.")
+    print(f"For comparison, whole batches in float16 against whole batches in float32: {rounding:.1e}.")
+    return result | {"rounding": rounding}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""
+Why does my own training loop explode with BatchNormalization, where `fit` trains the same network well?
+
+Because a hand-written loop has to say `training=True` itself. With False, every BatchNormalization uses its moving
+statistics (mean 0 and variance 1 at first), normalises nothing, and never updates them. `Trainer.steps` runs the
+same compiled update as `Trainer.fit`, in the right mode, so the loop is yours and the mode is not your business.
+
+Three runs from the same weights, on the same batches of 128 made-up images:
+
+1. `trainer.fit`;
+2. a hand-written loop over `trainer.steps`: the same weights and the same curve, to the bit;
+3. the same loop, but the loss calls the network with `training=False`: the mistake, made on purpose.
+
+    KERAS_BACKEND=jax python examples/batchnorm_by_hand.py [--quick] [--out FOLDER]
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import keras
+import matplotlib
+import numpy as np
+
+import wholestep as ws
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+BATCH_SIZE, SEED = 128, 7
+
+
+class InInferenceMode(ws.Objective):
+    """The mistake: a network that is being trained is called as if it were not."""
+
+    def __call__(self, model, batch, training):
+        """Return the loss of every row."""
+        x, y = batch
+        logits = model(x, training=False)
+        return ws.Mean(keras.ops.sparse_categorical_crossentropy(y, logits, from_logits=True))
+
+
+def main(argv=None):
+    """Run the three loops and draw their curves; return what was measured, by name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="1000 images instead of 10 000")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
+    arguments = parser.parse_args(argv)
+    keras.utils.set_random_seed(SEED)
+    x, y = images(1000 if arguments.quick else 10_000)
+    start = network().get_weights()
+    print(f"{len(x)} made images, batches of {BATCH_SIZE}, 2 epochs. Engine: {keras.backend.backend()}.", flush=True)
+
+    fitted, fit_curve = run("1. trainer.fit", fit, start, x, y)
+    looped, loop_curve = run("2. own loop", loop, start, x, y)
+    wrong, wrong_curve = run("3. own loop, inference mode", loop_in_inference_mode, start, x, y)
+    curves = {"trainer.fit": fit_curve, "own loop": loop_curve, "own loop, training=False": wrong_curve}
+    result = {
+        "weight_difference": largest_difference(fitted.get_weights(), looped.get_weights()),
+        "curve_difference": largest_difference(fit_curve, loop_curve),
+        "moved": moved(looped, start),
+        "moved_wrong": moved(wrong, start),
+        "curves": curves,
+        "picture": picture(curves, arguments.out),
+    }
+    report(result)
+    return result
+
+
+def images(num_rows):
+    """
+    Return made images x: (rows, 32, 32, 3) in 0..255 and their classes y: (rows,).
+
+    Each of 10 classes has a coarse pattern of its own, 8 x 8 random colours; an image is its pattern under noise.
+    """
+    rng = np.random.default_rng(SEED)
+    patterns = np.kron(rng.normal(size=(10, 8, 8, 3)), np.ones((1, 4, 4, 1)))
+    y = rng.integers(0, 10, num_rows).astype("int32")
+    x = 128 + 30 * patterns[y] + 50 * rng.normal(size=(num_rows, 32, 32, 3))
+    return x.clip(0, 255).astype("float32"), y
+
+
+def network():
+    """Return a residual network of eight blocks, each convolution with BatchNormalization before it; compiled."""
+    layers = keras.layers
+    inputs = keras.Input((32, 32, 3))
+    x = layers.Conv2D(16, 4, 4)(layers.Rescaling(1 / 64, offset=-2)(inputs))
+    for _ in range(8):
+        x = layers.add([x, block(block(x))])
+    x = layers.Flatten()(layers.AveragePooling2D(4)(layers.BatchNormalization()(x)))
+    model = keras.Model(inputs, layers.Dense(10)(x))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def block(x):
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    return keras.layers.Conv2D(16, 3, padding="same", use_bias=False, kernel_initializer="he_normal")(x)
+
+
+# ---- the three runs; each returns its curve: the loss over the epoch so far, after every update ----
+
+
+def run(name, train, start, x, y):
+    model = network()
+    model.set_weights(start)
+    began = time.perf_counter()
+    curve = train(model, x, y)
+    seconds = time.perf_counter() - began
+    print(f"{name}: {len(curve)} updates, loss over the epoch so far {curve[-1]:.4g}, {seconds:.0f} s", flush=True)
+    return model, curve
+
+
+def fit(model, x, y):
+    curve = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: curve.append(logs["loss"]))
+    ws.Trainer(model, seed=SEED).fit(x, y, batch_size=BATCH_SIZE, epochs=2, callbacks=[note], verbose=0)
+    return curve
+
+
+def loop(model, x, y):
+    trainer = ws.Trainer(model)
+    batches = ws.Batches((x, y), batch_size=BATCH_SIZE, seed=SEED)
+    return [step.logs["loss"] for step in trainer.steps(batches, epochs=2)]
+
+
+def loop_in_inference_mode(model, x, y):
+    trainer = ws.Trainer(model, InInferenceMode())
+    batches = ws.Batches((x, y), batch_size=BATCH_SIZE, seed=SEED)
+    curve = []
+    try:
+        for step in trainer.steps(batches, epochs=2):
+            loss = step.logs["loss"]
+            curve.append(loss)
+    except ws.NonFiniteError as stop:
+        print(f"   stopped: {stop}")
+        return curve[: stop.update - 1]
+    return curve
+
+
+# ---- what came out ----
+
+
+def largest_difference(ours, theirs):
+    return max(float(np.max(np.abs(np.subtract(a, b)))) for a, b in zip(ours, theirs, strict=True))
+
+
+def moved(model, start):
+    """Return how far the moving statistics are from where they started: the largest difference."""
+    before = network()
+    before.set_weights(start)
+    pairs = [[keras.ops.convert_to_numpy(v) for v in m.non_trainable_variables] for m in (model, before)]
+    return largest_difference(*pairs)
+
+
+def report(result):
+    print(
+        f"1 and 2: largest difference of the weights {result['weight_difference']}, "
+        f"of the curves {result['curve_difference']}."
+    )
+    print(f"Moving statistics moved by up to {result['moved']:.3g} in 2, by {result['moved_wrong']:.3g} in 3.")
+    print(f"Curves: {result['picture']}")
+
+
+def picture(curves, out):
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for i, (name, curve) in enumerate(curves.items()):
+        axes.plot(range(1, len(curve) + 1), curve, label=name, linewidth=(6, 2, 2)[i], marker=".")
+    axes.set(xlabel="update", ylabel="loss over the epoch so far", yscale="log")
+    axes.set_title("One network, one order of the rows")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"batchnorm-{keras.backend.backend()}.png"
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Keras' callbacks work unchanged, and see what they would see in keras.Model.fit."""
+
+import csv
+
+import keras
+import numpy as np
+import pytest
+from small import ROWS, X, Y, model, values
+
+import wholestep as ws
+from wholestep.callbacks import Watch
+
+HOW = {"batch_size": 5, "epochs": 3, "shuffle": False, "verbose": 0}
+
+
+class Notes(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.batches, self.epochs, self.weights = [], [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.batches.append(("begin", batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(("end", batch, dict(logs)))
+        self.weights.append(self.model.get_weights()[0].copy())
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append((epoch, dict(logs)))
+
+
+def test_a_callback_sees_what_it_would_in_keras():
+    ours, theirs = Notes(), Notes()
+    ws.Trainer(model()).fit(X, Y, callbacks=[ours], **HOW)
+    model().fit(X, Y, callbacks=[theirs], **HOW)
+    assert [b[:2] for b in ours.batches] == [b[:2] for b in theirs.batches]
+    for a, b in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    for a, b in zip(ours.batches, theirs.batches, strict=True):
+        if a[0] == "end":
+            assert a[2] == pytest.approx(b[2], rel=1e-5)
+    for a, b in zip(ours.epochs, theirs.epochs, strict=True):
+        assert a[1] == pytest.approx(b[1], rel=1e-5)
+
+
+def test_schedules_and_early_stopping():
+    rates = []
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: rates.append(float(made.optimizer.learning_rate))),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=100),
+        keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=1, restore_best_weights=True),
+    ]
+    made = model()
+    history = ws.Trainer(made).fit(X, Y, callbacks=callbacks, **HOW)
+    assert rates == pytest.approx([0.1, 0.05])
+    assert len(history.history["loss"]) == 2
+
+
+def test_files(tmp_path):
+    made = model()
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True),
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False),
+    ]
+    history = ws.Trainer(made).fit(X, Y, callbacks=callbacks, **HOW)
+    again = model(seed=5)
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(tmp_path / "3.weights.h5")
+    for a, b in zip(made.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with (tmp_path / "log.csv").open() as file:
+        logged = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert logged == pytest.approx(history.history["loss"])
+    resumed = model(seed=5)
+    more = ws.Trainer(resumed).fit(
+        X, Y, callbacks=[keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))], **HOW | {"epochs": 4}
+    )
+    assert more.epoch == [3]
+
+
+def test_tensor_board(tmp_path):
+    pytest.importorskip("tensorflow")
+    ws.Trainer(model()).fit(X, Y, callbacks=[keras.callbacks.TensorBoard(str(tmp_path))], **HOW)
+    assert list(tmp_path.glob("train/*tfevents*"))
+
+
+def test_terminate_on_nan_ends_the_run_with_good_weights(capsys):
+    x = X.copy()
+    x[7] = np.nan
+    made = model()
+    history = ws.Trainer(made).fit(x, Y, callbacks=[keras.callbacks.TerminateOnNaN()], **HOW)
+    assert len(history.history["loss"]) == 1
+    assert "Invalid loss" in capsys.readouterr().out
+    assert all(np.isfinite(v).all() for v in values(made))
+    assert int(made.optimizer.iterations) == 1
+
+
+def test_a_callback_can_stop_in_the_middle_of_an_epoch():
+    made = model()
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    ws.Trainer(made).fit(X, Y, callbacks=[Stop()], **HOW)
+    assert int(made.optimizer.iterations) == 2
+
+
+def test_the_progress_bar(capsys):
+    ws.Trainer(model()).fit(X, Y, **HOW | {"verbose": 1})
+    out = capsys.readouterr().out
+    assert "Epoch 3/3" in out
+    assert "4/4" in out
+    assert "accuracy" in out
+
+
+def test_who_needs_the_state():
+    def watch(*callbacks):
+        return Watch(model(), list(callbacks), verbose=1, epochs=1, steps=ROWS, history=True)
+
+    assert not watch().needs_state
+    assert not watch(keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping()).needs_state
+    assert not watch(keras.callbacks.ModelCheckpoint("x.keras")).needs_state
+    assert watch(keras.callbacks.ModelCheckpoint("x.keras", save_freq=2)).needs_state
+    assert watch(Notes()).needs_state
+    assert watch(keras.callbacks.LambdaCallback(on_train_batch_end=print)).needs_state
+    assert not watch(keras.callbacks.LambdaCallback(on_epoch_end=print)).needs_state

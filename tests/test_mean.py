@@ -1,0 +1,78 @@
+"""Values and weights: merged before they are divided, whatever the cut."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from wholestep.errors import SpecificationError
+from wholestep.mean import Mean, Sum, Whole, accumulate, check, ratio
+
+small = st.integers(-8, 8).map(float)
+
+
+def tensor(values):
+    return keras.ops.convert_to_tensor(np.asarray(values, "float32"))
+
+
+def sums(term, row_weights=None):
+    return tuple(float(s) for s in term.sums(None if row_weights is None else tensor(row_weights)))
+
+
+@given(hnp.arrays("float32", (7, 3), elements=small), st.lists(st.integers(0, 7), max_size=4), st.data())
+def test_any_cut_sums_to_the_whole(values, cuts, data):
+    weights = data.draw(hnp.arrays("float32", (7,), elements=st.integers(0, 4).map(float)))
+    whole = sums(Mean(tensor(values), tensor(weights)))
+    edges = [0, *sorted(cuts), 7]
+    parts = [sums(Mean(tensor(values[a:b]), tensor(weights[a:b]))) for a, b in itertools.pairwise(edges) if b > a]
+    assert whole == (sum(p[0] for p in parts), sum(p[1] for p in parts))
+
+
+@given(hnp.arrays("float32", (5, 2), elements=small), hnp.arrays("float32", (5,), elements=st.sampled_from([0.0, 1.0])))
+def test_a_row_of_weight_zero_is_absent(values, present):
+    assert sums(Mean(tensor(values)), present) == (values[present > 0].sum(), 2 * present.sum())
+
+
+def test_a_value_of_weight_zero_is_never_looked_at():
+    assert sums(Mean(tensor([1.0, np.nan]), tensor([1.0, 0.0]))) == (1.0, 1.0)
+    assert sums(Sum(tensor([1.0, np.inf])), [1.0, 0.0]) == (1.0, 1.0)
+
+
+def test_a_sum_is_not_divided_and_a_whole_is_as_it_is():
+    assert sums(Sum(tensor([1.0, 2.0]))) == (3.0, 1.0)
+    assert sums(Whole(tensor(5.0))) == (5.0, 1.0)
+
+
+def test_running_totals_do_not_stop_growing():
+    plain, total = np.float32(2**24), (tensor(2**24), tensor(0))
+    for _ in range(100):
+        plain, total = plain + np.float32(1), accumulate(total, tensor(1))
+    assert plain == 2**24  # what a single float32 makes of it
+    assert float(total[0]) + float(total[1]) == 2**24 + 100
+    assert float(ratio(total, (tensor(2), tensor(0)))) == 2**23 + 50
+
+
+def test_nothing_weighed_yet_is_zero():
+    assert float(ratio((tensor(0), tensor(0)), (tensor(0), tensor(0)))) == 0
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (Mean(tensor(1.0)), "must have the 4 rows"),
+        (Mean(tensor(np.zeros((3, 2)))), "must have the 4 rows"),
+        (Mean(tensor(np.zeros((4, 2))), tensor(np.zeros((2,)))), "weights of the loss must have the shape"),
+        (Mean(tensor(np.zeros((4,))), tensor(np.zeros((4, 2)))), "weights of the loss must have the shape"),
+    ],
+)
+def test_wrong_shapes_are_named(term, message):
+    with pytest.raises(SpecificationError, match=message):
+        check(term, "the loss", 4)
+
+
+def test_whole_numbers_become_floats():
+    assert "float32" in str(check(Mean(keras.ops.zeros((4,), "int32")), "the loss", 4).values.dtype)

@@ -1,0 +1,52 @@
+"""An epoch's order is a permutation, another one each epoch, and a pure function of (seed, epoch)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wholestep.order import Order
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 10**6))
+def test_every_epoch_is_a_permutation(num_rows, seed, epoch):
+    rows = Order(num_rows, seed).rows(epoch, 0, num_rows)
+    np.testing.assert_array_equal(np.sort(rows), np.arange(num_rows))
+
+
+@given(st.integers(1, 500), st.integers(0, 9), st.data())
+def test_any_part_is_that_part_of_the_epoch(num_rows, epoch, data):
+    start = data.draw(st.integers(0, num_rows))
+    stop = data.draw(st.integers(start, num_rows))
+    order = Order(num_rows, 3)
+    np.testing.assert_array_equal(order.rows(epoch, start, stop), order.rows(epoch, 0, num_rows)[start:stop])
+
+
+def test_epochs_and_seeds_differ():
+    orders = {tuple(Order(64, seed).rows(epoch, 0, 64)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+
+
+def test_a_billion_rows_cost_no_memory():
+    rows = Order(10**9, 1).rows(5, 123_456_789, 123_456_789 + 64)
+    assert len(set(rows.tolist())) == 64
+    assert 0 <= rows.min() <= rows.max() < 10**9
+
+
+@pytest.mark.parametrize("num_rows", [1000, 1024, 1025, 60_000])
+def test_rows_travel_as_far_as_in_a_uniform_permutation(num_rows):
+    places = np.arange(num_rows)
+    moved = [np.abs(Order(num_rows, 7).rows(epoch, 0, num_rows) - places).mean() / num_rows for epoch in range(20)]
+    # |i - p(i)| / n of a uniform permutation has mean 1/3; its mean over n rows and 20 epochs hardly varies.
+    assert np.mean(moved) == pytest.approx(1 / 3, abs=4 * np.sqrt(1 / 18 / num_rows / 20) + 1e-3)
+
+
+def test_each_row_is_equally_likely_anywhere():
+    rows = np.stack([Order(16, 5).rows(epoch, 0, 16) for epoch in range(4000)])
+    counts = np.stack([np.bincount(rows[:, place], minlength=16) for place in range(16)])
+    chi_square = ((counts - 250) ** 2 / 250).sum()
+    assert chi_square < 225 + 5 * np.sqrt(2 * 225)
+
+
+def test_without_shuffling_rows_stay():
+    np.testing.assert_array_equal(Order(9, shuffle=False).rows(4, 2, 6), [2, 3, 4, 5])

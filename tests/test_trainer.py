@@ -1,0 +1,296 @@
+"""The face: fit, a loop of one's own, update, evaluate, predict; and bad input, which changes nothing."""
+
+import keras
+import numpy as np
+import pytest
+from small import ROWS, X, Y, model, same, values
+
+import wholestep as ws
+
+
+def fit(made, x=X, y=Y, *, trainer=None, **how):
+    trainer = trainer or ws.Trainer(made, seed=7)
+    return trainer.fit(x, y, **{"batch_size": 6, "epochs": 2, "verbose": 0} | how)
+
+
+# ---- one compiled step, whoever runs the loop ----
+
+
+def test_steps_equal_fit_to_the_bit():
+    fitted, looped = model(keras.layers.Dropout(0.5, seed=1)), model(keras.layers.Dropout(0.5, seed=1))
+    history = fit(fitted)
+    steps = list(ws.Trainer(looped).steps(ws.Batches((X, Y), 6, seed=7), epochs=2))
+    assert same(fitted, looped)
+    assert [s.number for s in steps] == list(range(1, 9))
+    assert [(s.epoch, s.batch) for s in steps] == [(e, b) for e in range(2) for b in range(4)]
+    assert [s.logs["loss"] for s in steps if s.batch == 3] == history.history["loss"]
+    assert steps[0].loss == pytest.approx(steps[0].logs["loss"])
+
+
+def test_watching_every_update_changes_no_bit():
+    plain, watched = model(), model()
+    fit(plain)
+    fit(watched, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)])
+    assert same(plain, watched)
+
+
+def test_epochs_in_one_fit_or_in_two_are_the_same():
+    one, two = model(), model()
+    fit(one, epochs=3)
+    trainer = ws.Trainer(two, seed=7)
+    fit(two, trainer=trainer, epochs=1)
+    fit(two, trainer=trainer, epochs=2)
+    assert same(one, two)
+
+
+def test_a_run_that_begins_at_a_later_epoch_sees_that_epochs_order():
+    whole, resumed = model(optimizer=keras.optimizers.SGD(0.1)), model(optimizer=keras.optimizers.SGD(0.1))
+    fit(whole, epochs=2)
+    fit(resumed, epochs=1)
+    ws.Trainer(resumed, seed=7).fit(X, Y, batch_size=6, epochs=2, initial_epoch=1, verbose=0)
+    assert same(whole, resumed)
+
+
+def test_data_that_are_loaded_train_as_resident_ones():
+    resident, loaded, streamed = model(), model(), model()
+    how = {"batch_size": 5, "shuffle": False}
+    fit(resident, **how)
+    rows = [(x, y) for x, y in zip(X, Y, strict=True)]
+    ws.Trainer(loaded).fit(ws.Batches(rows, 5, shuffle=False), epochs=2, verbose=0)
+    batches = [(X[i : i + 5], Y[i : i + 5]) for i in range(0, ROWS, 5)]
+    ws.Trainer(streamed).fit(iter(batches * 2), epochs=2, steps_per_epoch=4, verbose=0)
+    for other in (loaded, streamed):
+        for a, b in zip(values(resident), values(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_update_returns_its_own_numbers():
+    made = model()
+    trainer = ws.Trainer(made)
+    before = trainer.evaluate(X, Y, verbose=0, return_dict=True)
+    logs = trainer.update((X, Y))
+    assert logs["loss"] == pytest.approx(before["loss"], rel=1e-5)
+    assert trainer.update((X, Y))["loss"] < logs["loss"]
+    assert int(made.optimizer.iterations) == 2
+
+
+def test_a_model_may_be_changed_between_steps():
+    made = model(optimizer=keras.optimizers.SGD(0.1))
+    frozen = None
+    for step in ws.Trainer(made).steps(ws.Batches((X, Y), 5)):
+        if step.number == 2:
+            made.optimizer.learning_rate = 0.0
+            frozen = made.get_weights()
+    for a, b in zip(frozen, made.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Squared(ws.Objective):
+    def __call__(self, model, batch, training):
+        error = model(batch["x"], training=training) - batch["y"]
+        return ws.Mean(error**2, batch["weight"]), {"bias": ws.Mean(error), "seen": (batch["y"], batch["y"])}
+
+
+def test_an_objective_of_ones_own():
+    made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    seen = keras.metrics.MeanMetricWrapper(lambda y, p: keras.ops.ones_like(y), name="seen")
+    trainer = ws.Trainer(made, Squared(), optimizer=keras.optimizers.SGD(0.1), metrics=[seen], microbatch_size=3)
+    weight = np.arange(ROWS, dtype="float32")
+    data = {"x": X, "y": Y[:, None].astype("float32"), "weight": weight}
+    before = made.predict(X, verbose=0)
+    logs = trainer.evaluate(data, verbose=0, return_dict=True)
+    error = before - data["y"]
+    assert logs["loss"] == pytest.approx(float((error**2 * weight[:, None]).sum() / weight.sum()), rel=1e-5)
+    assert logs["bias"] == pytest.approx(float(error.mean()), rel=1e-4)
+    assert logs["seen"] == 1
+    history = trainer.fit(ws.Batches(data, 7), epochs=30, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert trainer.predict(X, verbose=0).shape == (ROWS, 1)
+
+
+# ---- what Keras users expect ----
+
+
+def test_validation_and_its_history():
+    made = model()
+    history = fit(made, validation_split=0.25, epochs=4, validation_freq=2).history
+    assert set(history) == {"accuracy", "loss", "val_accuracy", "val_loss"}
+    assert (len(history["loss"]), len(history["val_loss"])) == (4, 2)
+    assert history["val_loss"][-1] == pytest.approx(made.evaluate(X[15:], Y[15:], verbose=0)[0], rel=1e-5)
+
+
+def test_evaluation_does_not_touch_the_training_metrics():
+    plain, validated = model(), model()
+    one = fit(plain).history
+    two = fit(validated, validation_data=(X[:3], Y[:3])).history
+    assert one["accuracy"] == two["accuracy"]
+    assert one["loss"] == two["loss"]
+
+
+@pytest.mark.parametrize("size", [3, 7, 50])
+def test_predict_and_evaluate_are_kerases(size):
+    made = model(keras.layers.BatchNormalization())
+    trainer = ws.Trainer(made)
+    np.testing.assert_allclose(trainer.predict(X, batch_size=size, verbose=0), made.predict(X, verbose=0), atol=1e-6)
+    np.testing.assert_allclose(trainer.evaluate(X, Y, size, verbose=0), made.evaluate(X, Y, verbose=0), rtol=1e-5)
+
+
+def test_a_recompiled_model_is_trained_as_it_is_now():
+    made = model()
+    trainer = ws.Trainer(made)
+    fit(made, trainer=trainer, epochs=1)
+    made.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+    before = made.get_weights()
+    fit(made, trainer=trainer, epochs=1)
+    for a, b in zip(before, made.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_layers_frozen_after_compile_are_refused_until_compiled_again():
+    made = model()
+    trainer = ws.Trainer(made)
+    fit(made, trainer=trainer, epochs=1)
+    made.layers[0].trainable = False
+    with pytest.raises(ws.SpecificationError, match="compile the model again"):
+        fit(made, trainer=trainer, epochs=1)
+
+
+def test_explain_says_how():
+    made = model()
+    trainer = ws.Trainer(made, microbatch_size=4)
+    assert "No update" in trainer.explain()
+    fit(made, trainer=trainer, epochs=1)
+    assert "6 rows in 2 microbatches" in trainer.explain()
+    assert "weight 0" in trainer.explain()
+
+
+# ---- what must not happen ----
+
+
+def check_unchanged(made, error, message, run):
+    before = values(made)
+    with pytest.raises(error, match=message):
+        run()
+    for a, b in zip(before, values(made), strict=False):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "how", "message"),
+    [
+        (X, Y[:-1], {}, "same number of rows"),
+        (X[:0], Y[:0], {}, "at least one row"),
+        (X.astype(str), Y, {}, "must hold numbers"),
+        (X, Y, {"sample_weight": -np.ones(ROWS)}, "finite and not negative"),
+        (X, Y, {"sample_weight": np.zeros(ROWS)}, "weigh at least one row"),
+        (X, Y, {"sample_weight": np.ones(ROWS - 1)}, "same number of rows"),
+        (X, Y + 1, {}, r"must lie in 0\.\.3"),
+        (X, Y, {"class_weight": {0: 1.0}, "sample_weight": np.ones(ROWS)}, "cannot both be given"),
+        (X, Y, {"validation_split": 1.5}, "between 0 and 1"),
+        (X, Y, {"batch_size": 0}, "at least 1"),
+        (X[:, :5], Y, {}, "expected"),
+        (iter([]), None, {"batch_size": None}, "at least one batch"),
+    ],
+)
+def test_bad_data(x, y, how, message):
+    made = model()
+    made.optimizer.build(made.trainable_variables)
+    check_unchanged(made, ValueError, message, lambda: fit(made, x, y, **how))
+
+
+class Broadcast(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return (y_true - y_pred) ** 2
+
+
+def test_labels_that_broadcast_are_refused():
+    made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    made.compile("sgd", Broadcast())
+    made.optimizer.build(made.trainable_variables)
+    run = lambda: fit(made, X, Y.astype("float32"))  # noqa: E731
+    check_unchanged(made, ws.SpecificationError, r"labels of shape \(rows,\)", run)
+
+
+def test_a_missing_key_is_named():
+    made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    trainer = ws.Trainer(made, Squared(), optimizer="sgd", metrics=[keras.metrics.Mean(name="seen")])
+    with pytest.raises(KeyError, match="weight"):
+        trainer.update({"x": X, "y": Y})
+
+
+def poisoned(row):
+    x = X.copy()
+    x[row, 0] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("microbatch_size", ["auto", 2])
+def test_a_non_finite_loss_stops_before_the_update(microbatch_size):
+    made, good = model(), model()
+    trainer = ws.Trainer(made, microbatch_size=microbatch_size)
+    how = {"batch_size": 5, "epochs": 1, "shuffle": False, "verbose": 0}
+    with pytest.raises(ws.NonFiniteError, match=r"Update 3 .*not finite in rows 12") as caught:
+        trainer.fit(poisoned(12), Y, **how)
+    assert (caught.value.update, caught.value.rows) == (3, (12,))
+    ws.Trainer(good, microbatch_size=microbatch_size).fit(X[:10], Y[:10], **how)
+    assert same(made, good)
+    trainer.fit(X, Y, **how)  # and the trainer goes on
+    assert int(made.optimizer.iterations) == 6
+
+
+def test_a_non_finite_update_can_be_skipped_whole():
+    made, good = model(), model()
+    trainer = ws.Trainer(made, on_nonfinite="skip")
+    how = {"batch_size": 5, "epochs": 1, "shuffle": False, "verbose": 0}
+    trainer.fit(poisoned(12), Y, **how)
+    assert trainer.num_skipped == 1
+    without = [i for i in range(ROWS) if not 10 <= i < 15]
+    ws.Trainer(good).fit(X[without], Y[without], **how)
+    assert same(made, good)
+
+
+def test_a_non_finite_update_stops_a_loop_of_ones_own():
+    made = model()
+    steps = ws.Trainer(made).steps(ws.Batches((poisoned(7), Y), 5, shuffle=False))
+    with pytest.raises(ws.NonFiniteError, match="Update 2"):
+        list(steps)
+    assert int(made.optimizer.iterations) == 1
+
+
+def test_a_gradient_that_is_not_finite_stops_it_too():
+    made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    made.compile("sgd", lambda y, p: keras.ops.sqrt(keras.ops.abs(p[:, 0])))
+    with pytest.raises(ws.NonFiniteError, match="gradient is not finite"):
+        ws.Trainer(made).fit(np.ones((4, 1)), np.zeros((4, 1)), verbose=0)
+    assert np.isfinite(made.get_weights()[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"microbatch_size": 0}, "at least 1"),
+        ({"microbatch_size": "all"}, "at least 1"),
+        ({"on_nonfinite": "ignore"}, '"raise" or "skip"'),
+        ({"memory_limit": -1}, "number of bytes"),
+        ({"objective": len}, "must be a wholestep.Objective"),
+        ({"model": 3}, "must be a keras.Model"),
+        ({"model": keras.Sequential()}, "compiled model or an objective"),
+        ({"optimizer": keras.optimizers.SGD(gradient_accumulation_steps=4)}, "microbatch_size"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ws.SpecificationError, match=message):
+        ws.Trainer(**{"model": model()} | arguments)
+
+
+def test_batches_say_everything_themselves():
+    with pytest.raises(ws.SpecificationError, match="batch_size as well"):
+        ws.Trainer(model()).fit(ws.Batches((X, Y)), batch_size=3)
+
+
+def test_a_source_that_is_spent_is_said_so():
+    made = model()
+    batches = ws.Batches(iter([(X, Y)]))
+    with pytest.raises(ws.BatchError, match="Epoch 2 must have at least one batch"):
+        ws.Trainer(made).fit(batches, epochs=2, verbose=0)
+    assert int(made.optimizer.iterations) == 1
