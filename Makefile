@@ -18,8 +18,8 @@ lint: $(VENV)/installed-all
 	$(BIN)/mypy
 
 suite: $(VENV)/installed-all
-	KERAS_BACKEND=jax $(BIN)/pytest
-	KERAS_BACKEND=tensorflow $(BIN)/pytest
+	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2
+	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks

@@ -215,7 +215,7 @@ def test_a_missing_key_is_named():
     made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     trainer = ws.Trainer(made, Squared(), optimizer="sgd", metrics=[keras.metrics.Mean(name="seen")])
     with pytest.raises(KeyError, match="weight"):
-        trainer.update({"x": X, "y": Y})
+        trainer.update({"x": X, "y": Y.astype("float32")})
 
 
 def poisoned(row):

@@ -6,12 +6,15 @@ The content of the other rows is changed, same shapes and seeds: if the first ro
 enter it. What `add_loss` and activity regularisers add up to is found by cutting four rows into two and two.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
+from wholestep import tree
 from wholestep.forward import Forward, Rows
 from wholestep.mean import Whole
 from wholestep.state import State
@@ -29,17 +32,19 @@ class Coupling:
         moves: the forward pass moves floating state, such as moving statistics.
         whole: a loss came as one number.
         extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or "whole" (not at all).
+        unknown: other rows' values could not be moved either, so nothing is known.
     """
 
     couples: bool = False
     moves: bool = False
     whole: bool = False
     extra: str = "none"
+    unknown: bool = False
 
     @property
     def may_cut(self) -> bool:
         """Whether any cut of the batch gives the same update."""
-        return not (self.couples or self.moves or self.whole or self.extra == "whole")
+        return not (self.couples or self.moves or self.whole or self.unknown or self.extra == "whole")
 
     @property
     def can_cut(self) -> bool:
@@ -57,6 +62,7 @@ class Coupling:
         reasons = {
             "the rows of a batch see each other (as in BatchNormalization)": self.couples,
             "the forward pass moves statistics of the batch": self.moves and not self.couples,
+            "whether the rows see each other could not be found out from these rows": self.unknown,
             "a loss came as one number instead of one per row": self.whole,
             "a loss from add_loss is neither a sum nor a mean over rows": self.extra == "whole",
         }
@@ -65,41 +71,65 @@ class Coupling:
 
 def probe(engine: Any, forward: Forward, state: State, data: Any, rows: np.ndarray) -> Coupling:
     """Run the objective on a few of these rows and see what depends on what."""
-    rows = np.asarray(rows)
     if len(rows) < 2:
         return Coupling()
     size = min(_ROWS, len(rows))
     spread = np.linspace(0, len(rows) - 1, min(2 * size - 1, len(rows))).astype(int)
-    first = rows[spread[:size]]
-    other = np.concatenate([first[:1], rows[np.roll(spread, 1 - size)[: size - 1]]])
-    run = _runner(engine, forward, state, data)
-    one, two = run(first), run(other)
-    couples = _differs(one, two, slice(0, 1)) or not _differs(one, two, slice(1, None))
+    few = engine.fetch(engine.gather(data, engine.place(np.asarray(rows)[spread].astype(np.int32))))
+    others = np.resize(np.append(np.arange(size, len(spread)), 0), size - 1)
+    run = _runner(engine, forward, state)
+    first = _rows(few, np.arange(size))
+    one, two = run(first), run(_rows(few, np.append(0, others)))
+    if not _differs(one, two, slice(1, None)):
+        two = run(_shaken(first))
+    unknown = not _differs(one, two, slice(1, None))
+    before = engine.fetch(state.buffers)
     moves = any(
-        is_float and not np.array_equal(before, after)
-        for is_float, before, after in zip(
-            forward.variables.floats, engine.fetch(state.buffers), one.buffers, strict=True
-        )
+        is_float and not np.array_equal(old, new)
+        for is_float, old, new in zip(forward.variables.floats, before, one.buffers, strict=True)
     )
     whole = any(fact.kind is Whole for fact in forward.facts.values())
-    extra = _extra(run, first, one) if forward.has_extra else "none"
-    return Coupling(couples and not whole, moves, whole, extra)
+    extra = _extra(run, first, size, one) if forward.has_extra else "none"
+    return Coupling(not whole and _differs(one, two, slice(0, 1)), moves, whole, extra, unknown and not whole)
 
 
-def _runner(engine: Any, forward: Forward, state: State, data: Any) -> Any:
+def _rows(batch: Any, rows: np.ndarray) -> Any:
+    return tree.map_leaves(lambda leaf: leaf[rows], batch)
+
+
+def _shaken(batch: Any) -> Any:
+    """Change the numbers of all rows but the first, where other rows hold the same."""
+
+    def shake(leaf: np.ndarray) -> np.ndarray:
+        return (
+            np.concatenate([leaf[:1], (leaf[1:] * 1.25 + 0.5).astype(leaf.dtype)]) if leaf.dtype.kind == "f" else leaf
+        )
+
+    return tree.map_leaves(shake, batch)
+
+
+def _runner(engine: Any, forward: Forward, state: State) -> Callable[[Any], Rows]:
     programs: dict[int, Any] = {}
 
-    def function(state: State, data: Any, rows: Any) -> Rows:
-        batch = engine.gather(data, rows)
-        return forward.rows(engine.params(state), state.buffers, state.metrics, batch)
+    def function(state: State, batch: Any) -> Rows:
+        params = [_wiggled(p) for p in engine.params(state)]
+        return forward.rows(params, state.buffers, state.metrics, batch)
 
-    def run(rows: np.ndarray) -> Rows:
-        arguments = (state, data, engine.place(rows.astype(np.int32)))
-        if len(rows) not in programs:
-            programs[len(rows)] = engine.compile(function, arguments, spends=False)
-        return engine.fetch(programs[len(rows)](*arguments))
+    def run(batch: Any) -> Rows:
+        arguments, size = (state, engine.place(batch)), tree.num_rows(batch)
+        if size not in programs:
+            programs[size] = engine.compile(function, arguments, spends=False)
+        return engine.fetch(programs[size](*arguments))
 
     return run
+
+
+def _wiggled(parameter: Any) -> Any:
+    """Move a parameter a little: a layer that begins with zeros would hide what the rows before it do."""
+    if "float" not in str(parameter.dtype):
+        return parameter
+    numbers = np.cos(1.0 + np.arange(int(np.prod(parameter.shape)))).reshape(parameter.shape) * 0.05
+    return parameter + ops.cast(numbers, parameter.dtype)
 
 
 def _differs(one: Rows, two: Rows, rows: slice) -> bool:
@@ -118,14 +148,12 @@ def _compute_dtype() -> Any:
     return np.float16 if dtype in ("float16", "bfloat16") else dtype
 
 
-def _extra(run: Any, rows: np.ndarray, whole: Rows) -> str:
-    half = len(rows) // 2
-    if len(rows) != 2 * half:
-        return "whole"
+def _extra(run: Callable[[Any], Rows], batch: Any, size: int, whole: Rows) -> str:
+    half = size // 2
     value = float(whole.extra)
-    parts = float(run(rows[:half]).extra) + float(run(rows[half:]).extra)
-    if value == 0 or not np.isfinite(value):
+    if size != 2 * half or value == 0 or not np.isfinite(value):
         return "whole"
+    parts = float(run(_rows(batch, np.arange(half))).extra) + float(run(_rows(batch, np.arange(half, size))).extra)
     if np.isclose(value, parts, rtol=1e-4):
         return "sum"
     return "mean" if np.isclose(value, parts / 2, rtol=1e-4) else "whole"

@@ -1,30 +1,11 @@
 """The loop: a block of updates goes to the device, and the numbers of the one before are read while it works."""
 
-import time
 from collections.abc import Iterator
 
 from wholestep.callbacks import Watch
 from wholestep.feed import Feed
 from wholestep.machine import Machine, Report
 from wholestep.state import State
-
-_SECONDS_PER_DISPATCH = 0.1
-
-
-class Pace:
-    """How many updates to send in one dispatch: about a tenth of a second's worth. Cannot change a bit of them."""
-
-    def __init__(self, single: bool):
-        self.single = single
-        self.size = 1
-        self._since = time.perf_counter()
-
-    def note(self, report: Report) -> None:
-        """Take note that the updates of a report have just finished."""
-        now = time.perf_counter()
-        seconds, self._since = (now - self._since) / len(report.block.counts), now
-        if not self.single:
-            self.size = int(min(max(1, _SECONDS_PER_DISPATCH / seconds), 4 * self.size, report.most))
 
 
 def run_epoch(
@@ -36,17 +17,18 @@ def run_epoch(
     Raises:
         NonFiniteError: an update was not applied, and neither were those after it.
     """
-    pace, late, done = Pace(watch.needs_state), None, 0
+    pace, late, done = machine.pace, None, 0
     logs: dict = {}
+    pace.start()
     try:
-        for block in feed.blocks(num, lambda: pace.size):
+        for block in feed.blocks(num, lambda: 1 if watch.needs_state else pace.size):
             state, report = machine.dispatch(state, feed, block, first + done)
             feed.batches.position = block.position
             for ready in _ready(late, report, watch.needs_state):
                 machine.give(state) if watch.needs_state else None
                 logs = _tell(machine, state, ready, first, watch) or logs
                 state = machine.take(state) if watch.needs_state else state
-                pace.note(ready)
+                pace.note(len(ready.block.counts), ready.most)
             late, done = report, done + len(block.counts)
             if watch.stops:
                 break
@@ -67,15 +49,13 @@ def _ready(late: Report | None, now: Report, needs_state: bool) -> Iterator[Repo
 
 def _tell(machine: Machine, state: State, report: Report, first: int, watch: Watch) -> dict:
     """Tell the watchers of a dispatch's updates; return the last logs. The first failed update ends the run."""
-    logs: dict = {}
-    for i in range(len(report.block.counts)):
-        failed = not report.applied(i)
+    failure, stops = report.first_failure, machine.options.on_nonfinite == "raise"
+    machine.num_skipped += report.num_failures if failure is None or not stops else 1
+    last = len(report.block.counts) - 1 if failure is None or not stops else failure
+    for i in range(last + 1) if watch.has_hooks else ():
         logs = report.logs(i)
-        seen = logs | {"loss": report.loss(i)} if failed else logs
-        watch.tell(report.first + i - first, seen)
-        machine.num_skipped += failed
-        if failed and machine.options.on_nonfinite == "raise":
-            if watch.stops:  # TerminateOnNaN and its like end the run in their own way
-                return logs
-            raise machine.failure(state, report, i)
-    return logs
+        watch.tell(report.first + i - first, logs | {"loss": report.loss(i)} if i == failure else logs)
+    # TerminateOnNaN and its like end the run in their own way.
+    if failure is not None and stops and not watch.stops:
+        raise machine.failure(state, report, failure)
+    return report.logs(last)

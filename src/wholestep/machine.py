@@ -1,5 +1,6 @@
 """The compiled side of a trainer: variables, forward functions, programs, and one dispatch of them."""
 
+import time
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from wholestep.state import State, Variables
 from wholestep.step import APPLIED, OWN_LOSS, Step
 from wholestep.tally import Layout
 
+_SECONDS_PER_DISPATCH = 0.1
+
 
 class Report:
     """The numbers of one dispatch. Reading them waits for the device; nothing else does."""
@@ -30,26 +33,52 @@ class Report:
         self.most = most  # how many updates a dispatch of this program can take
         self._engine = engine
         self._layout = layout
-        self._values = values
+        self._on_device = values
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """The logs of each update that was tried, the update's own loss and whether it was applied among them."""
-        values = self._engine.fetch(self._values)
-        self._values = None
-        return [self._layout.unpack(row) for row in values[: len(self.block.counts)]]
+    def values(self) -> np.ndarray:
+        """One row of packed logs for each update that was sent."""
+        values = self._engine.fetch(self._on_device)
+        self._on_device = None
+        return values[: len(self.block.counts)]
+
+    @property
+    def first_failure(self) -> int | None:
+        """The first of the updates that was not applied, if any."""
+        failed = np.flatnonzero(self.values[:, -1] != 1)
+        return int(failed[0]) if failed.size else None
+
+    @property
+    def num_failures(self) -> int:
+        """How many of the updates were not applied."""
+        return int(np.sum(self.values[:, -1] != 1))
 
     def logs(self, i: int) -> dict[str, Any]:
         """Return what callbacks see of update i: the loss and the metrics over the epoch so far."""
-        return {k: v for k, v in self.rows[i].items() if k not in (OWN_LOSS, APPLIED)}
+        logs = self._layout.unpack(self.values[i])
+        return {k: v for k, v in logs.items() if k not in (OWN_LOSS, APPLIED)}
 
     def loss(self, i: int) -> float:
         """Return the loss of update i alone."""
-        return self.rows[i][OWN_LOSS]
+        return self._layout.unpack(self.values[i])[OWN_LOSS]
 
-    def applied(self, i: int) -> bool:
-        """Return whether update i was applied."""
-        return self.rows[i][APPLIED] == 1
+
+class Pace:
+    """How many updates to send in one dispatch: about a tenth of a second's worth. Cannot change a bit of them."""
+
+    def __init__(self) -> None:
+        self.size = 1
+        self._since = time.perf_counter()
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._since = time.perf_counter()
+
+    def note(self, num: int, most: int) -> None:
+        """Take note that `num` updates have just finished, of a program that takes `most` in a dispatch."""
+        now = time.perf_counter()
+        seconds, self._since = (now - self._since) / num, now
+        self.size = int(min(max(1, _SECONDS_PER_DISPATCH / seconds), 8 * self.size, most))
 
 
 class Options(NamedTuple):
@@ -95,6 +124,7 @@ class Machine:
         watching = Forward(model, objective, metrics, self.variables, training=False)
         self.evaluation = Evaluation(self.engine, watching)
         self.num_skipped = 0
+        self.pace = Pace()
         self._checked: Any = None
 
     # ---- state ----
@@ -103,7 +133,7 @@ class Machine:
         """Return the Keras variables' values as a State; the sums of the epoch are those of `state`, or none yet."""
         params, slots, buffers = self.engine.take(self.variables)
         if state is None:
-            return State(params, slots, buffers, self._empty_metrics(), {}, self.engine.place(np.int32(0)))
+            return State(params, slots, buffers, self._empty_metrics(), (), self.engine.place(np.int32(0)))
         return state._replace(params=params, slots=slots, buffers=buffers)
 
     def give(self, state: State) -> None:
@@ -112,8 +142,7 @@ class Machine:
 
     def begin_epoch(self, state: State) -> State:
         """Return the state with empty sums and metrics."""
-        facts = self.forward.facts
-        sums = self.engine.place(self.step.tally.empty()) if facts else {}
+        sums = self.engine.place(self.step.tally.empty()) if self.forward.facts else ()
         stopped = self.engine.place(np.int32(0))
         return state._replace(metrics=self._empty_metrics(), sums=sums, stopped=stopped)
 

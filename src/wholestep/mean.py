@@ -26,8 +26,8 @@ class Mean:
             on the batch, not on the parameters. A value of weight 0 is never looked at, even if it is NaN.
         coefficient: what the term counts for in the loss; it is reported without it.
 
-    >>> import numpy as np
-    >>> term = Mean(np.array([[1.0, 2.0], [3.0, 9.0]]), np.array([[1.0, 1.0], [1.0, 0.0]]))
+    >>> from keras import ops
+    >>> term = Mean(ops.array([[1.0, 2.0], [3.0, 9.0]]), ops.array([[1.0, 1.0], [1.0, 0.0]]))
     >>> total, weight = term.sums()
     >>> float(total), float(weight)
     (6.0, 3.0)
@@ -50,8 +50,8 @@ class Sum:
     """
     A weighted sum over all rows of the batch, never divided: sum(values * weights).
 
-    >>> import numpy as np
-    >>> float(Sum(np.array([1.0, 2.0, 4.0])).sums()[0])
+    >>> from keras import ops
+    >>> float(Sum(ops.array([1.0, 2.0, 4.0])).sums()[0])
     7.0
     """
 
@@ -153,11 +153,7 @@ def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Ten
     return new, low + ((high - (new - back)) + (value - back))
 
 
-def ratio(total: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor]) -> Tensor:
-    """Return total / weight of two running totals; 0 where nothing has been weighed yet."""
-    divisor = weight[0] + weight[1]
-    return ops.where(
-        divisor == 0,
-        ops.zeros_like(divisor),
-        (total[0] + total[1]) / ops.where(divisor == 0, ops.ones_like(divisor), divisor),
-    )
+def ratio(high: Tensor, low: Tensor) -> Tensor:
+    """Return values / weights of running totals of shape (2, ...); 0 where nothing has been weighed yet."""
+    values, weights = high[0] + low[0], high[1] + low[1]
+    return ops.where(weights == 0, ops.zeros_like(weights), values / ops.where(weights == 0, 1.0, weights))

@@ -13,7 +13,7 @@ from wholestep.coupling import Coupling, probe
 from wholestep.state import State
 from wholestep.step import Cut, Step
 
-_MOST_UPDATES = 128
+_MOST_UPDATES = 256
 _MOST_ROW_NUMBERS = 1 << 20
 
 

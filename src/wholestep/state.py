@@ -10,8 +10,8 @@ class State(NamedTuple):
     """
     What goes into an update and comes out of it, as the engine's own arrays.
 
-    `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` holds, for each reported
-    term, two running totals (value and weight), each a pair of floats. `stopped` is 1 from the first
+    `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are the running
+    sums of the epoch, see `Tally`; empty before the first trace. `stopped` is 1 from the first
     update that was not applied because it was not finite.
     """
 

@@ -244,12 +244,11 @@ class Step:
         good = ops.isfinite(loss) & (state.stopped == 0)
         return good & self.engine.is_finite(grads) if self.guards_gradients else good
 
-    def _advance(self, state: State, total: Sums, sums: dict, grads: list, ok: Tensor) -> State:
-        old = (state.buffers, state.metrics, state.sums)
-        buffers, metrics, sums = self.engine.select(ok, (total.buffers, total.metrics, sums), old)
+    def _advance(self, state: State, total: Sums, sums: Any, grads: list, ok: Tensor) -> State:
+        new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
+        state = self.engine.apply(state, new, grads, ok)
         stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
-        state = self.engine.apply(state, grads, ok)
-        return state._replace(buffers=buffers, metrics=metrics, sums=sums, stopped=stopped)
+        return state._replace(stopped=stopped)
 
     def _report(self, state: State, loss: Tensor, ok: Tensor) -> Tensor:
         logs = self.tally.logs(state.sums, state.metrics)

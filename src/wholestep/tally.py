@@ -11,20 +11,22 @@ from wholestep.mean import Mean, accumulate, ratio
 
 Tensor = Any
 
-_ONCE = "+"  # what has no weight of its own: regularisation and `add_loss`; rows stand in for it over an epoch
-
 
 class Tally:
-    """How the sums of one forward function become a loss, an epoch and a report."""
+    """How the sums of one forward function become a loss, an epoch and a report.
+
+    The sums of an epoch are two arrays, high and low parts of shape (2, terms + 1): values and weights of every term,
+    and last of what has no weight of its own (regularisation and `add_loss`), for which rows stand in.
+    """
 
     def __init__(self, forward: Forward):
         self.forward = forward
         self.layout = Layout()
 
-    def empty(self) -> dict:
+    def empty(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the running sums of an epoch that has not begun. Needs the facts of a trace."""
-        zero = np.zeros((), keras.config.floatx())
-        return dict.fromkeys([*self.forward.facts, _ONCE], ((zero, zero), (zero, zero)))
+        zeros = np.zeros((2, len(self.forward.facts) + 1), keras.config.floatx())
+        return zeros, zeros
 
     def loss(self, sums: dict, once: Tensor, weights: dict | None = None) -> Tensor:
         """Return sum_k c_k * value_k / weight_k + once; the weights are the sums' own unless given."""
@@ -36,21 +38,21 @@ class Tally:
                 loss = loss + fact.coefficient * mean
         return loss
 
-    def add(self, epoch: dict, sums: dict, once: Tensor, count: Tensor) -> dict:
+    def add(self, epoch: tuple[Tensor, Tensor], sums: dict, once: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Add an update's sums to the epoch's: means by their weights, the rest by the number of rows."""
         rows = ops.cast(count, keras.config.floatx())
-        facts = self.forward.facts
-        new = {k: (v, w) if facts[k].kind is Mean else (rows * v, rows) for k, (v, w) in sums.items()}
-        new[_ONCE] = (rows * once, rows)
-        return {k: (accumulate(epoch[k][0], v), accumulate(epoch[k][1], w)) for k, (v, w) in new.items()}
+        kinds = {k: fact.kind for k, fact in self.forward.facts.items()}
+        pairs = [sums[k] if kind is Mean else (rows * sums[k][0], rows) for k, kind in kinds.items()]
+        pairs.append((rows * once, rows))
+        return accumulate(epoch, ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)]))
 
-    def logs(self, sums: dict, metrics: list) -> dict[str, Tensor]:
+    def logs(self, epoch: tuple[Tensor, Tensor], metrics: list) -> dict[str, Tensor]:
         """Return what is reported of an epoch so far: the loss, the Keras metrics, each named term."""
         facts = self.forward.facts
-        means = {k: ratio(*sums[k]) for k in facts}
-        counted = [fact.coefficient * means[k] for k, fact in facts.items() if fact.counts]
-        named = {k: mean for k, mean in means.items() if k}
-        return {"loss": sum(counted, ratio(*sums[_ONCE]))} | self.forward.results(metrics) | named
+        means = ratio(*epoch)
+        counted = [fact.coefficient * means[i] for i, fact in enumerate(facts.values()) if fact.counts]
+        named = {k: means[i] for i, k in enumerate(facts) if k}
+        return {"loss": sum(counted, means[len(facts)])} | self.forward.results(metrics) | named
 
 
 class Layout:

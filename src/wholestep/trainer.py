@@ -322,7 +322,7 @@ class Trainer:
         return int(np.asarray(self.model.optimizer.iterations)) + self.num_skipped
 
     def _check_applied(self, machine: Machine, state: State, report: Report | None) -> None:
-        if report is None or report.applied(0):
+        if report is None or report.first_failure is None:
             return
         machine.num_skipped += 1
         if machine.options.on_nonfinite == "raise":
@@ -352,7 +352,7 @@ class Trainer:
         state, total, report = machine.take(), None, None
         state = machine.begin_epoch(state)
         batches.seek(batches.position[0])
-        still = state._replace(metrics=[], sums={}, stopped=[])
+        still = state._replace(metrics=[], sums=[], stopped=[])
         for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
             told.on_test_batch_begin(i)
             if total is None:

@@ -10,7 +10,7 @@ The engines: the same handful of verbs on JAX and on TensorFlow. Only modules in
 | differentiate | gradients of a scalar function, with its auxiliary result |
 | fold | a function over microbatches, carrying its result |
 | repeat | several updates in one dispatch, a number known only at run time |
-| loss_scale, apply | the optimizer's loss scale; one optimizer update, if it is to be |
+| loss_scale, apply | the optimizer's loss scale; the new state after one optimizer update, if it is to be |
 | compile | the program that the loop calls; its first argument is spent |
 | memory | the bytes that a compiled program needs beside its arguments |
 """

@@ -1,7 +1,6 @@
 """The engine on JAX: everything is a value, and a program is one XLA computation."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -100,23 +99,20 @@ class Engine:
         with keras.StatelessScope(list(zip(self.optimizer.variables, state.slots, strict=True))):
             return self.optimizer.scale_loss(jnp.ones((), "float32"))
 
-    def apply(self, state: State, grads: list, ok: Any) -> State:
-        """Apply one optimizer update where `ok`, else nothing at all."""
+    def apply(self, state: State, new: State, grads: list, ok: Any) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
 
-        def update() -> tuple[list, list]:
-            return self.optimizer.stateless_apply(state.slots, grads, state.params)
+        def update() -> State:
+            params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
+            return new._replace(params=params, slots=slots)
 
         # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
-        params, slots = jax.lax.cond(ok, update, lambda: (state.params, state.slots))
-        return state._replace(params=params, slots=slots)
-
-    def select(self, ok: Any, new: Tree, old: Tree) -> Tree:
-        """Return `new` where ok, else `old`."""
-        return jax.tree.map(partial(jnp.where, ok), new, old)
+        return jax.lax.cond(ok, update, lambda: state)
 
     def is_finite(self, values: list) -> Any:
         """Return whether all values are finite."""
-        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(v)) for v in values]))
+        # One reduction for all: one for each is a kernel to compile for each, half the extra time to the first update.
+        return jnp.isfinite(jnp.max(jnp.stack([jnp.max(jnp.abs(v)) for v in values])))
 
     # ---- programs ----
 

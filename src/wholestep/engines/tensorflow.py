@@ -100,19 +100,14 @@ class Engine:
         """Return what the optimizer multiplies the loss by."""
         return self.optimizer.scale_loss(tf.ones((), "float32"))
 
-    def apply(self, state: State, grads: list, ok: Any) -> State:
-        """Apply one optimizer update where `ok`, else nothing at all."""
+    def apply(self, state: State, new: State, grads: list, ok: Any) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
 
-        def update() -> tf.Tensor:
+        def update() -> State:
             self.optimizer.apply(grads, self._variables)
-            return tf.constant(True)
+            return new
 
-        tf.cond(ok, update, lambda: tf.constant(False))
-        return state
-
-    def select(self, ok: Any, new: Tree, old: Tree) -> Tree:
-        """Return `new` where ok, else `old`."""
-        return tf.nest.map_structure(lambda n, o: tf.where(ok, n, o), new, old)
+        return tf.cond(ok, update, lambda: state)
 
     def is_finite(self, values: list) -> Any:
         """Return whether all values are finite."""

@@ -1,0 +1,102 @@
+"""What the probe finds, from the outside."""
+
+import keras
+import numpy as np
+import pytest
+from small import ROWS, X, Y, model, values
+
+import wholestep as ws
+from wholestep.coupling import Coupling
+
+L = keras.layers
+
+
+def found(made, objective=None, **arguments):
+    trainer = ws.Trainer(made, objective, microbatch_size=5, **arguments)
+    trainer.fit(X, Y, batch_size=10, verbose=0)
+    return trainer._machine.planner.coupling
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [[], [L.Dropout(0.5)], [L.LayerNormalization()], [L.BatchNormalization(trainable=False)], [L.GaussianNoise(0.1)]],
+    ids=["dense", "dropout", "layer norm", "frozen batch norm", "noise"],
+)
+def test_rows_that_do_not_see_each_other(layers):
+    assert found(model(*layers)) == Coupling()
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+def test_batch_normalisation_couples_and_moves():
+    coupling = found(model(L.BatchNormalization()))
+    assert (coupling.couples, coupling.moves) == (True, True)
+    assert not coupling.may_cut
+    assert coupling.can_cut
+    assert "see each other" in coupling.why
+
+
+class Contrast(ws.Objective):
+    def __call__(self, model, batch, training):
+        x, _ = batch
+        logits = model(x, training=training)
+        others = keras.ops.mean(logits, axis=0, keepdims=True)
+        return ws.Mean(keras.ops.sum((logits - others) ** 2, axis=-1))
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+def test_an_objective_that_couples():
+    assert found(model(), Contrast(), optimizer="sgd").couples
+
+
+class Watching(L.Layer):
+    """Keeps a moving mean of what it saw, and lets it through."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x, axis=0))
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+def test_state_that_moves_without_being_looked_at():
+    coupling = found(model(Watching()))
+    assert (coupling.couples, coupling.moves, coupling.may_pad) == (False, True, False)
+
+
+def test_moving_statistics_move_once_by_the_mean_over_the_microbatches():
+    whole, cut = model(Watching()), model(Watching())
+    ws.Trainer(whole).fit(X, Y, batch_size=ROWS, verbose=0)
+    with pytest.warns(UserWarning, match="microbatch_size=6 is part of what this update means"):
+        ws.Trainer(cut, microbatch_size=6).fit(X, Y, batch_size=ROWS, verbose=0)
+    for a, b in zip(values(whole), values(cut), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
+
+
+class Adding(L.Layer):
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+
+    def call(self, x):
+        self.add_loss(self.reduce(x**2))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("reduce", "extra"), [(keras.ops.sum, "sum"), (keras.ops.mean, "mean"), (keras.ops.max, "whole")]
+)
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
+def test_what_add_loss_adds_up_to(reduce, extra):
+    assert found(model(Adding(reduce))).extra == extra
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
+def test_a_scalar_loss_is_whole_and_said_once():
+    scalar = model(loss=lambda y, p: keras.ops.mean(p**2))
+    assert found(scalar).whole
+    with pytest.warns(UserWarning, match="one number instead of one per row") as said:
+        ws.Trainer(scalar, microbatch_size=5).fit(X, Y, batch_size=10, epochs=3, verbose=0)
+    assert sum("has no effect" in str(warning.message) for warning in said) == 1

@@ -1,0 +1,46 @@
+"""Evaluation is exact over all rows, whatever the batches."""
+
+import keras
+import numpy as np
+import pytest
+from small import ROWS, X, Y, model
+
+import wholestep as ws
+from wholestep.evaluate import join
+
+
+@pytest.mark.parametrize("size", [1, 7, ROWS])
+def test_a_weighted_mean_does_not_depend_on_the_batches(size):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    made = model(loss=loss)
+    weight = np.random.default_rng(3).random(ROWS).astype("float32")
+    logits = made.predict(X, verbose=0).astype("float64")
+    each = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(ROWS), Y]
+    found = ws.Trainer(made).evaluate(X, Y, size, sample_weight=weight, verbose=0, return_dict=True)
+    assert found["loss"] == pytest.approx((each * weight).sum() / weight.sum(), rel=1e-6)
+    assert found["accuracy"] == pytest.approx((logits.argmax(axis=1) == Y).mean())
+
+
+def test_a_model_of_several_outputs_predicts_them_all():
+    x = keras.Input((6,))
+    made = keras.Model(x, {"a": keras.layers.Dense(2)(x), "b": [keras.layers.Dense(3)(x)]})
+    made.compile("sgd", {"a": "mse", "b": ["mse"]})
+    outputs = ws.Trainer(made).predict(X, batch_size=8, verbose=0)
+    assert outputs["a"].shape == (ROWS, 2)
+    assert outputs["b"][0].shape == (ROWS, 3)
+
+
+def test_callbacks_of_evaluation_and_prediction():
+    seen = []
+    watch = keras.callbacks.LambdaCallback()
+    watch.on_test_batch_end = lambda batch, logs=None: seen.append(("test", batch))
+    watch.on_predict_batch_end = lambda batch, logs=None: seen.append(("predict", batch))
+    trainer = ws.Trainer(model())
+    trainer.evaluate(X, Y, 10, verbose=0, callbacks=[watch])
+    trainer.predict(X, 10, verbose=0, callbacks=[watch])
+    assert seen == [("test", 0), ("test", 1), ("predict", 0), ("predict", 1)]
+
+
+def test_join():
+    joined = join([{"a": np.ones((2, 1))}, {"a": np.zeros((1, 1))}])
+    np.testing.assert_array_equal(joined["a"], [[1], [1], [0]])

@@ -1,0 +1,102 @@
+"""Blocks name every row once, in order; a thread that loads ahead ends with its loop."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import wholestep as ws
+from wholestep import engines
+from wholestep.feed import Loaded, Resident, fill, fill_places, open_feed
+
+
+class Host:
+    """An engine whose device is the host."""
+
+    @staticmethod
+    def place(data):
+        return data
+
+
+def seen(blocks):
+    return [
+        row for block in blocks for rows, count in zip(block.rows, block.counts, strict=True) for row in rows[:count]
+    ]
+
+
+def test_resident_blocks_name_every_row_once():
+    feed = Resident(Host, ws.Batches(np.arange(23), 4, seed=1))
+    blocks = list(feed.blocks(None, lambda: 3))
+    assert sorted(seen(blocks)) == list(range(23))
+    assert [len(b.counts) for b in blocks] == [3, 2, 1]
+    assert (blocks[0].place, blocks[-1].position) == ((0, 0), (1, 0))
+
+
+def test_a_number_of_updates_goes_on_into_the_next_epoch():
+    feed = Resident(Host, ws.Batches(np.arange(8), 4, shuffle=False))
+    assert seen(feed.blocks(3, lambda: 9)) == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
+
+
+class Items:
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, i):
+        if i == 6 and self.broken:
+            raise OSError("the disk is gone")
+        return np.float32(i)
+
+    broken = False
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name == "wholestep-feed"]
+
+
+def test_loaded_blocks_and_their_thread():
+    feed = open_feed(Host, ws.Batches(Items(), 3, shuffle=False), limit=0)
+    assert isinstance(feed, Loaded)
+    blocks = list(feed.blocks(None, lambda: 1))
+    assert [b.data.tolist() for b in blocks] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert not threads()
+
+
+def test_a_loop_that_ends_early_leaves_no_thread_and_no_gap():
+    batches = ws.Batches(Items(), 2, shuffle=False)
+    feed = Loaded(Host, batches)
+    for block in feed.blocks(None, lambda: 1):
+        assert block.data.tolist() == [0, 1]
+        break
+    assert not threads()
+    assert batches.position == (0, 1)
+    assert [b.data.tolist() for b in feed.blocks(None, lambda: 1)] == [[2, 3], [4, 5], [6]]
+
+
+def test_a_stream_left_early_loses_nothing():
+    feed = Loaded(Host, ws.Batches(np.full((2,), i) for i in range(9)))
+    first = [int(b.data[0]) for b in feed.blocks(3, lambda: 1)]
+    for block in feed.blocks(None, lambda: 1):
+        first.append(int(block.data[0]))
+        if len(first) == 5:
+            break
+    assert first + [int(b.data[0]) for b in feed.blocks(None, lambda: 1)] == list(range(9))
+
+
+def test_an_error_while_loading_reaches_the_loop(monkeypatch):
+    monkeypatch.setattr(Items, "broken", True)
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(Loaded(Host, ws.Batches(Items(), 3, shuffle=False)).blocks(None, lambda: 1))
+    assert not threads()
+
+
+def test_filling_repeats_rows():
+    feed = Loaded(Host, ws.Batches(Items(), 7, shuffle=False))
+    (block,) = feed.blocks(1, lambda: 1)
+    filled = fill(Host, block, 9)
+    assert filled.data.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
+    assert filled.counts.tolist() == [7]
+    assert fill_places(block, 8).rows.tolist() == [[0, 1, 2, 3, 4, 5, 6, 0]]
+
+
+def test_small_arrays_become_resident():
+    assert isinstance(open_feed(engines.choose(), ws.Batches(np.zeros(4)), limit=10**6), Resident)

@@ -1,0 +1,82 @@
+"""The house: floors, public names, files that stay small, and docstrings whose examples run."""
+
+import ast
+import doctest
+import importlib
+from pathlib import Path
+
+import keras
+import pytest
+
+import wholestep as ws
+
+SOURCE = Path(ws.__file__).parent
+FLOORS = [
+    {"errors", "tree"},
+    {"mean", "order", "source", "state", "objective", "compiled", "forward"},
+    {"engines"},
+    {"batches", "feed", "coupling", "tally", "step", "plan", "evaluate", "machine"},
+    {"callbacks", "loop"},
+    {"trainer", "demo", "cli", "__init__"},
+]
+MODULES = sorted(p for p in SOURCE.rglob("*.py"))
+
+
+def module_of(path):
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "wholestep")
+
+
+def floor(module):
+    (found,) = [i for i, modules in enumerate(FLOORS) if module in modules]
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_down_the_floors(path):
+    here = floor(module_of(path))
+    for name in imports(path):
+        if name.startswith("wholestep.") and not name.endswith("__version__"):
+            assert floor(name.split(".")[1]) <= here, f"{path.name} imports {name}"
+        if name.split(".")[0] in ("jax", "tensorflow", "torch"):
+            assert module_of(path) == "engines"
+        if name.startswith("keras.src"):
+            assert module_of(path) in ("compiled", "objective")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_hold_one_idea(path):
+    limit = 500 if path.name == "trainer.py" else 400
+    assert len(path.read_text().splitlines()) <= limit
+
+
+def test_public_names_are_frozen():
+    assert ws.__all__ == [
+        "BatchError",
+        "Batches",
+        "Mean",
+        "NonFiniteError",
+        "Objective",
+        "SpecificationError",
+        "Sum",
+        "Trainer",
+        "WholestepError",
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_examples_in_docstrings_run(path):
+    name = ".".join(("wholestep", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+    if name.startswith("wholestep.engines.") and not name.endswith(keras.backend.backend()):
+        return
+    failed, _ = doctest.testmod(importlib.import_module(name))
+    assert failed == 0

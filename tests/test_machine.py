@@ -1,0 +1,41 @@
+"""What a trainer's compiled side says of a failure, and how it paces itself."""
+
+import numpy as np
+import pytest
+from small import X, Y, model
+
+import wholestep as ws
+from wholestep.machine import Pace
+
+
+class Weighted(ws.Objective):
+    def __call__(self, model, batch, training):
+        x, weight = batch
+        return {"square": ws.Mean(model(x, training=training)[:, 0] ** 2, weight)}
+
+
+def test_a_batch_that_weighs_nothing_is_named():
+    made = model()
+    before = made.get_weights()
+    with pytest.raises(ws.NonFiniteError, match="the weights of term 'square' sum to zero"):
+        ws.Trainer(made, Weighted()).update((X, np.zeros(len(X), "float32")))
+    for a, b in zip(before, made.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_many_bad_rows_are_counted():
+    made = model()
+    with pytest.raises(ws.NonFiniteError, match=r"rows 0, 1, 2, 3, 4, 5, 6, 7 and 12 more") as caught:
+        ws.Trainer(made).update((np.full_like(X, np.nan), Y))
+    assert caught.value.rows == tuple(range(20))
+
+
+def test_the_pace_grows_with_what_the_device_can_do():
+    pace = Pace()
+    sizes = []
+    for _ in range(4):
+        pace.note(pace.size, 100)
+        sizes.append(pace.size)
+    assert sizes == [8, 64, 100, 100]
+    pace.note(1, 1)
+    assert pace.size == 1

@@ -1,0 +1,60 @@
+"""What an objective may return, and what is said of the rest."""
+
+import keras
+import numpy as np
+import pytest
+
+import wholestep as ws
+from wholestep.objective import read
+
+MEAN = ws.Mean(np.zeros(3, "float32"))
+
+
+def test_forms():
+    assert list(read(MEAN, {}).terms) == [""]
+    assert list(read({"a": MEAN, "b": ws.Sum(np.zeros(3))}, {}).terms) == ["a", "b"]
+    reading = read((MEAN, {"extra": MEAN, "auc": (1, 2)}), {"auc": keras.metrics.AUC()})
+    assert list(reading.reported) == ["extra"]
+    assert (reading.scores[0].y_true, reading.scores[0].y_pred) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (np.float32(3), r"array of shape \(\)"),
+        ([MEAN], "list"),
+        ({"a": 3}, r"term 'a'"),
+        ((MEAN, {"loss": MEAN}), "names of their own"),
+        (({"a": MEAN}, {"a": MEAN}), "names of their own"),
+        ((MEAN, {"auc": (1, 2)}), "Keras metric of that name"),
+    ],
+)
+def test_anything_else_is_said_to_be_wrong(result, message):
+    with pytest.raises(ws.SpecificationError, match=message):
+        read(result, {})
+
+
+class Two(ws.Objective):
+    """Two terms of different denominators, one of them a sum."""
+
+    def __call__(self, model, batch, training):
+        output = model(batch["x"], training=training)
+        first = ws.Mean(output**2, batch["weight"])
+        return {"square": first, "size": ws.Sum(keras.ops.abs(output[:, 0]), coefficient=0.5)}
+
+
+def test_terms_of_different_denominators_are_exact_in_any_cut():
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+    data = {"x": x, "weight": np.arange(12, dtype="float32")}
+    weights, logs = [], []
+    for size in ("auto", 5):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones")])
+        trainer = ws.Trainer(model, Two(), optimizer=keras.optimizers.SGD(0.01), microbatch_size=size)
+        logs.append(trainer.update(data))
+        weights.append(model.get_weights()[0])
+    output = x @ np.ones((3, 2))
+    expected = (output**2 * data["weight"][:, None]).sum() / (2 * data["weight"].sum()), np.abs(output[:, 0]).sum()
+    for said in logs:
+        assert (said["square"], said["size"]) == pytest.approx(expected, rel=1e-5)
+        assert said["loss"] == pytest.approx(expected[0] + 0.5 * expected[1], rel=1e-5)
+    np.testing.assert_allclose(*weights, rtol=2e-6)

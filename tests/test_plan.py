@@ -1,0 +1,98 @@
+"""How an update is carried out: never what it computes, and nothing compiled or waited for twice."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import ROWS, X, Y, model, values
+
+import wholestep as ws
+
+ENGINE = keras.backend.backend()
+
+
+def counted(made, trainer=None, **how):
+    trainer = trainer or ws.Trainer(made)
+    trainer.fit(X, Y, **{"batch_size": 5, "verbose": 0} | how)
+    return trainer, trainer._machine.engine
+
+
+def test_one_compilation_serves_every_epoch_and_ones_own_loop():
+    made = model()
+    trainer, engine = counted(made, epochs=3)
+    assert engine.compilations == 1
+    list(trainer.steps(ws.Batches((X, Y), 5)))
+    assert engine.compilations == 1
+
+
+def test_a_short_batch_is_padded_into_the_same_program():
+    _, engine = counted(model(), batch_size=6, epochs=3)
+    assert engine.compilations == 2  # the probe, which looks whether rows may be padded, and the program
+
+
+def test_a_short_batch_of_a_coupled_model_keeps_its_own_shape():
+    made = model(keras.layers.BatchNormalization())
+    trainer, _ = counted(made, batch_size=6)
+    assert sorted(p.cut.rows for p in trainer._machine.planner.programs.values()) == [2, 6]
+
+
+def test_the_host_waits_once_a_dispatch():
+    trainer, engine = counted(model(), batch_size=1, epochs=1)
+    waits = engine.waits
+    counted(None, trainer, batch_size=1, epochs=4)
+    dispatches = (engine.waits - waits) / 4
+    assert dispatches <= 6  # 1 + 4 + 15 updates and the like; 20 would be one wait an update
+
+
+def test_a_memory_limit_cuts_the_batch():
+    made = model()
+    trainer = ws.Trainer(made, memory_limit=1)
+    if ENGINE != "jax":
+        pytest.importorskip("tensorflow")
+    trainer.fit(X, Y, batch_size=16, verbose=0)
+    whole = ws.Trainer(model())
+    whole.fit(X, Y, batch_size=16, verbose=0)
+    assert trainer._machine.planner.programs
+    cut = next(iter(trainer._machine.planner.programs.values())).cut
+    assert cut.num_microbatches == (16 if ENGINE == "jax" else cut.num_microbatches)
+    for a, b in zip(values(made), values(whole.model), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
+def test_a_memory_limit_never_cuts_a_coupled_model():
+    trainer = ws.Trainer(model(keras.layers.BatchNormalization()), memory_limit=1)
+    with pytest.warns(UserWarning, match="not cut to fit in 1 bytes: the rows of a batch see each other"):
+        trainer.fit(X, Y, batch_size=ROWS, verbose=0)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
+def test_the_peak_falls_with_the_microbatch():
+    keras.utils.set_random_seed(1)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2048, 64)), rng.normal(size=(2048, 1))
+
+    def memory(size):
+        made = keras.Sequential(
+            [keras.Input((64,)), *(keras.layers.Dense(256, "relu") for _ in range(4)), keras.layers.Dense(1)]
+        )
+        made.compile("sgd", "mse")
+        trainer = ws.Trainer(made, microbatch_size=size)
+        trainer.fit(x, y, batch_size=2048, verbose=0)
+        return next(iter(trainer._machine.planner.programs.values())).memory
+
+    assert memory(256) < 0.5 * memory("auto")
+
+
+@settings(max_examples=8)
+@given(st.integers(1, 20), st.integers(1, 20), st.lists(st.floats(0.1, 2.0), min_size=ROWS, max_size=ROWS))
+def test_random_cuts_and_weights_change_nothing(batch_size, microbatch_size, weight):
+    weight = np.asarray(weight, "float32")
+    made = []
+    for size in ("auto", microbatch_size):
+        made.append(model(optimizer=keras.optimizers.SGD(0.1)))
+        how = {"batch_size": batch_size, "sample_weight": weight, "verbose": 0}
+        ws.Trainer(made[-1], microbatch_size=size).fit(X, Y, **how)
+    for a, b in zip(*map(values, made), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
