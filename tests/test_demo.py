@@ -1,0 +1,28 @@
+"""The main job: one table that shows the promise kept, and a picture."""
+
+import pytest
+
+from wholestep import cli, demo
+
+
+def test_the_demo_shows_the_promise_kept(tmp_path, capsys):
+    rows = demo.run(12, tmp_path)
+    whole, *ours, keras_whole, keras_accumulated = rows
+    assert whole.accuracy >= 0.97
+    assert all(len(row.losses) == 12 for row in rows)
+    for row in (*ours, keras_whole):
+        assert max(row.differences) < 2e-5, row.name
+    assert keras_accumulated.differences[-1] > 1e-3
+    for row in ours:
+        assert row.losses == pytest.approx(whole.losses, rel=1e-5)
+    assert list(tmp_path.glob("*.png"))
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_the_command_line(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert "0.1.0" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["demo", "--epochs", "0"])

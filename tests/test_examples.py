@@ -1,0 +1,36 @@
+"""The examples run at a reduced size and show what they say."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main(["--quick"])
+
+
+@pytest.mark.filterwarnings("default")
+def test_accumulation(monkeypatch, tmp_path, capsys):
+    shown = run("accumulation", monkeypatch, tmp_path)
+    assert shown["accumulation"]["difference"] < 2e-5
+    assert shown["coupled"]["warned"]
+    assert shown["coupled"]["difference"] > 1e-3
+    assert shown["mixed_float16"]["epochs"] == 3
+    assert "digits" in capsys.readouterr().out or shown["source"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_batchnorm_by_hand(monkeypatch, tmp_path):
+    shown = run("batchnorm_by_hand", monkeypatch, tmp_path)
+    assert shown["weight_difference"] == 0
+    assert shown["curve_difference"] == 0
+    assert shown["moved"] > 0.1
+    assert shown["moved_wrong"] == 0
+    assert Path(shown["picture"]).exists()
