@@ -22,7 +22,7 @@ def test_accumulation(monkeypatch, tmp_path, capsys):
     assert shown["accumulation"]["difference"] < 2e-5
     assert shown["coupled"]["warned"]
     assert shown["coupled"]["difference"] > 1e-3
-    assert shown["mixed_float16"]["epochs"] == 3
+    assert shown["mixed_float16"]["epochs"] == [0, 1, 2]
     assert "digits" in capsys.readouterr().out or shown["source"]
 
 

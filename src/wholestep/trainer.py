@@ -1,5 +1,6 @@
 """Trainer: `fit`, `evaluate`, `predict`, and the user's own loop. Every argument is checked here."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
@@ -312,6 +313,8 @@ class Trainer:
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
         if self._given is not None:
             return Machine(model, self._given, optimizer, self._metrics, True, self._options)
+        if model.run_eagerly:
+            warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=4)
         objective = compiled.CompiledObjective(model, self._metrics)
         metrics = [*compiled.metrics_of(model), *self._metrics]
         return Machine(
