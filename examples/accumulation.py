@@ -1,5 +1,4 @@
-"""
-How do I get gradient accumulation inside `fit`, keeping my callbacks, without a mess?
+"""How do I get gradient accumulation inside `fit`, keeping my callbacks, without a mess?
 
 Say which rows make an update (`batch_size`) and how many of them fit at once (`microbatch_size`). The rest of `fit`
 stays as it was.

@@ -1,5 +1,4 @@
-"""
-Why does my own training loop explode with BatchNormalization, where `fit` trains the same network well?
+"""Why does my own training loop explode with BatchNormalization, where `fit` trains the same network well?
 
 Because a hand-written loop has to say `training=True` itself. With False, every BatchNormalization uses its moving
 statistics (mean 0 and variance 1 at first), normalises nothing, and never updates them. `Trainer.steps` runs the
@@ -71,8 +70,7 @@ def main(argv=None):
 
 
 def images(num_rows):
-    """
-    Return made images x: (rows, 32, 32, 3) in 0..255 and their classes y: (rows,).
+    """Return made images x: (rows, 32, 32, 3) in 0..255 and their classes y: (rows,).
 
     Each of 10 classes has a coarse pattern of its own, 8 x 8 random colours; an image is its pattern under noise.
     """

@@ -127,3 +127,38 @@ def test_who_needs_the_state():
     assert watch(Notes()).needs_state
     assert watch(keras.callbacks.LambdaCallback(on_train_batch_end=print)).needs_state
     assert not watch(keras.callbacks.LambdaCallback(on_epoch_end=print)).needs_state
+
+
+class SetRate(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.01 * (batch + 1)
+
+
+def test_a_rate_set_as_a_batch_begins_is_that_batchs():
+    ours, theirs = model(optimizer=keras.optimizers.SGD(5.0)), model(optimizer=keras.optimizers.SGD(5.0))
+    ws.Trainer(ours).fit(X, Y, callbacks=[SetRate()], **HOW)
+    theirs.fit(X, Y, callbacks=[SetRate()], **HOW)
+    for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_what_a_callback_did_before_it_was_interrupted_stays():
+    made = model()
+
+    def change_and_stop(batch, logs=None):
+        made.set_weights([np.full_like(w, 9) for w in made.get_weights()])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ws.Trainer(made).fit(
+            X, Y, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=change_and_stop)], **HOW
+        )
+    assert all((w == 9).all() for w in made.get_weights())
+
+
+def test_batches_of_an_evaluation_have_their_logs():
+    seen = []
+    watch = keras.callbacks.LambdaCallback()
+    watch.on_test_batch_end = lambda batch, logs=None: seen.append(sorted(logs))
+    ws.Trainer(model()).evaluate(X, Y, 10, verbose=0, callbacks=[watch])
+    assert seen == [["accuracy", "loss"]] * 2

@@ -100,3 +100,37 @@ def test_a_scalar_loss_is_whole_and_said_once():
     with pytest.warns(UserWarning, match="one number instead of one per row") as said:
         ws.Trainer(scalar, microbatch_size=5).fit(X, Y, batch_size=10, epochs=3, verbose=0)
     assert sum("has no effect" in str(warning.message) for warning in said) == 1
+
+
+class Centred(L.Layer):
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+def test_a_first_row_that_weighs_nothing_hides_nothing():
+    made = model(Centred())
+    weight = np.ones(ROWS)
+    weight[0] = 0
+    trainer = ws.Trainer(made, microbatch_size=5)
+    trainer.fit(X, Y, batch_size=10, sample_weight=weight, shuffle=False, verbose=0)
+    assert trainer._machine.planner.coupling.couples
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+def test_a_head_that_begins_with_zeros_hides_nothing():
+    made = model(Centred())
+    made.layers[-1].kernel.assign(np.zeros((8, 4)))
+    assert found(made).couples
+
+
+def test_rows_that_repeat_are_told_apart_from_rows_that_see_each_other():
+    made = model()
+    trainer = ws.Trainer(made, microbatch_size=5)
+    trainer.fit(np.ones((ROWS, 6)), np.zeros(ROWS), batch_size=10, verbose=0)
+    assert trainer._machine.planner.coupling == Coupling()
+
+
+def test_one_row_tells_nothing():
+    assert not Coupling(unknown=True).may_pad
+    assert "could not be found out" in Coupling(unknown=True).why

@@ -48,7 +48,9 @@ def test_what_has_to_numpy_or_detach_is_asked():
 
 
 def test_none_is_dropped():
-    assert without_none((1, None, 2)) == (1, 2)
+    assert without_none((1, 2, None)) == (1, 2)
+    with pytest.raises(ws.BatchError, match="labels where it has weights"):
+        without_none((1, None, 2))
 
 
 def test_class_weights_of_numbers_and_one_hot_labels():

@@ -294,3 +294,96 @@ def test_a_source_that_is_spent_is_said_so():
     with pytest.raises(ws.BatchError, match="Epoch 2 must have at least one batch"):
         ws.Trainer(made).fit(batches, epochs=2, verbose=0)
     assert int(made.optimizer.iterations) == 1
+
+
+# ---- found by a cold reading ----
+
+
+def test_an_update_leaves_the_moving_average_of_the_weights_alone():
+    make = lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)  # noqa: E731
+    ours, theirs = model(optimizer=make()), model(optimizer=make())
+    trainer = ws.Trainer(ours)
+    for _ in range(3):
+        trainer.update((X, Y))
+        theirs.train_on_batch(X, Y)
+    for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+    fit(ours, trainer=trainer)
+    fit(ours, trainer=trainer)  # after the first, weights and averages are the same arrays
+
+
+def test_weights_without_labels_are_refused():
+    made = model()
+    with pytest.raises(ws.BatchError, match="labels where it has weights"):
+        ws.Trainer(made).fit(X, sample_weight=np.ones(ROWS), verbose=0)
+
+
+def test_prediction_is_in_the_order_of_the_rows_whatever_the_batches():
+    made = model()
+    batches = ws.Batches((X, Y), 6, seed=3)
+    batches.seek(0, 2)
+    trainer = ws.Trainer(made)
+    np.testing.assert_allclose(trainer.predict(batches, verbose=0), made.predict(X, verbose=0), atol=1e-6)
+    trainer.evaluate(batches, verbose=0)
+    assert batches.position == (0, 2)
+
+
+def test_a_stream_left_early_goes_on_where_it_was_left():
+    seen = []
+
+    class Spy(ws.Objective):
+        def __call__(self, model, batch, training):
+            return ws.Mean(model(batch, training=training)[:, 0] + batch[:, 0])
+
+    trainer = ws.Trainer(model(optimizer=keras.optimizers.SGD(0.0)), Spy())
+    batches = ws.Batches(np.full((2, 6), i, "float32") for i in range(8))
+    for step in trainer.steps(batches):
+        seen.append(step.batch)
+        if len(seen) == 3:
+            break
+    seen += [step.batch for step in trainer.steps(batches)]
+    assert seen == list(range(8))
+
+
+def test_the_place_after_a_failure_is_that_of_the_failed_update():
+    batches = ws.Batches((poisoned(9), Y), 4, shuffle=False)
+    trainer = ws.Trainer(model())
+    with pytest.raises(ws.NonFiniteError, match="Update 3"):
+        trainer.fit(batches, verbose=0)
+    assert batches.position == (0, 2)
+    assert trainer.num_skipped == 0
+
+
+def test_two_trainers_of_one_model_keep_their_optimizers():
+    made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    data = {"x": X, "y": Y[:, None].astype("float32"), "weight": np.ones(ROWS, "float32")}
+    seen = keras.metrics.MeanMetricWrapper(lambda y, p: keras.ops.ones_like(y), name="seen")
+    moving = ws.Trainer(made, Squared(), optimizer=keras.optimizers.SGD(0.1), metrics=[seen])
+    ws.Trainer(made, Squared(), optimizer=keras.optimizers.SGD(0.0), metrics=[seen])
+    before = made.get_weights()[0].copy()
+    moving.update(data)
+    assert np.abs(made.get_weights()[0] - before).max() > 0
+
+
+def test_a_metric_that_is_one_number_is_kerases():
+    def rms(y, p):
+        return keras.ops.sqrt(keras.ops.mean(p**2))
+
+    ours, theirs = model(metrics=[rms]), model(metrics=[rms])
+    how = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    one = ws.Trainer(ours).fit(X, Y, **how).history
+    assert one["rms"] == pytest.approx(theirs.fit(X, Y, **how).history["rms"], rel=1e-5)
+    with pytest.warns(UserWarning, match="one number instead of one per row"):
+        ws.Trainer(ours, microbatch_size=2).fit(X, Y, **how)
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(ws.BatchError, match="at least one row"):
+        ws.Trainer(model()).update((X[:0], Y[:0]))
+
+
+def test_training_without_an_optimizer_is_refused():
+    made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    seen = keras.metrics.Mean(name="seen")
+    with pytest.raises(ws.SpecificationError, match="needs an optimizer"):
+        ws.Trainer(made, Squared(), metrics=[seen]).update({"x": X})

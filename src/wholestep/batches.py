@@ -1,5 +1,6 @@
 """Batches: a source, an order and a place in it. The place is two integers."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +15,7 @@ Tree = Any
 
 
 class Batches:
-    """
-    The batches of a source, epoch after epoch.
+    """The batches of a source, epoch after epoch.
 
     Which rows make update t of epoch e is a pure function of (seed, e, t): a full permutation of the rows, another one
     each epoch, whatever the microbatches or the machine. Batches that the user made (`keras.utils.PyDataset`,
@@ -59,8 +59,9 @@ class Batches:
         self.position = (0, 0)
         self._stream: Iterator[Tree] | None = None
         self._peeked: Tree | None = None
+        self.unused: list = []  # what a feed loaded from a stream, but its loop did not use
         if not isinstance(self.source, Stream):
-            self.order = Order(self._num_items(), seed, shuffle)
+            self.order = Order(self._num_items(), seed, shuffle and self.num_batches is not None)
 
     @property
     def arrays(self) -> Tree | None:
@@ -87,6 +88,14 @@ class Batches:
             for _ in range(step):
                 next(self)
         self.position = (epoch, step)
+
+    def in_order(self) -> "Batches":
+        """Return the same batches from the first row to the last, with a place of their own; a stream is itself."""
+        if isinstance(self.source, Stream):
+            return self
+        ordered = copy.copy(self)
+        ordered.order, ordered.position = Order(self.order.num_rows, shuffle=False), (0, 0)
+        return ordered
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 of shape (rows,); of a PyDataset, its own number."""
@@ -187,8 +196,7 @@ def in_sequence(source: Any, batch_size: int | None) -> Batches:
 
 
 def check_weights(batch: Tree, *, all_zero: bool) -> None:
-    """
-    Refuse sample weights that are negative or not finite, or (`all_zero`) that weigh no row at all.
+    """Refuse sample weights that are negative or not finite, or (`all_zero`) that weigh no row at all.
 
     Raises:
         BatchError: as said, naming the first row.

@@ -8,8 +8,7 @@ _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 
 
 class Watch:
-    """
-    What watches a run: a list of Keras callbacks, and what they need.
+    """What watches a run: a list of Keras callbacks, and what they need.
 
     Args:
         callbacks: as given to `fit`: one, several, or a ready `keras.callbacks.CallbackList`.
@@ -36,9 +35,19 @@ class Watch:
 
     def tell(self, step: int, logs: dict) -> None:
         """Tell the callbacks of one update of the epoch."""
-        if self.has_hooks:
-            self.callbacks.on_train_batch_begin(step)
-            self.callbacks.on_train_batch_end(step, logs)
+        if not self.needs_state:
+            self.begin(step)
+        self.callbacks.on_train_batch_end(step, logs)
+
+    def begin(self, step: int) -> None:
+        """Tell the callbacks that an update begins; who needs the state is told before it does."""
+        self.callbacks.on_train_batch_begin(step)
+
+    @property
+    def has_test_hooks(self) -> bool:
+        """Whether anybody looks at the numbers of every batch of an evaluation."""
+        hooks = ("on_test_batch_begin", "on_test_batch_end")
+        return any(_overrides(c, hook) for c in self.callbacks.callbacks for hook in hooks)
 
     @property
     def stops(self) -> bool:

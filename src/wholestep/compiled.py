@@ -1,5 +1,4 @@
-"""
-A compiled Keras model is an objective by itself, with Keras' own meaning of every loss, weight, mask and metric.
+"""A compiled Keras model is an objective by itself, with Keras' own meaning of every loss, weight, mask and metric.
 
 The only module that looks inside Keras (`keras.Model.compile` keeps what it was given in private attributes). Keras
 decides which output meets which label and loss; we take over before it reduces (keras/src/losses/loss.py).
@@ -41,8 +40,7 @@ class _Call(NamedTuple):
 
 
 class CompiledObjective(Objective):
-    """
-    What `model.compile(...)` said, as an objective over batches (x, y) or (x, y, sample_weight).
+    """What `model.compile(...)` said, as an objective over batches (x, y) or (x, y, sample_weight).
 
     `label_ranges` is valid once the objective has been traced.
     """
@@ -107,8 +105,7 @@ def takes_weights(model: keras.Model, extra: list) -> bool:
 
 
 def check_labels(ranges: list[LabelRange], batch: Any) -> None:
-    """
-    Refuse class numbers that the model has no output for: backends would count them as nothing, or as garbage.
+    """Refuse class numbers that the model has no output for: backends would count them as nothing, or as garbage.
 
     Raises:
         BatchError: as said, naming the first row.
@@ -130,7 +127,7 @@ def check_labels(ranges: list[LabelRange], batch: Any) -> None:
 
 
 def _refuse_overrides(model: keras.Model) -> None:
-    for method in ("train_step", "compute_metrics"):
+    for method in ("train_step", "test_step", "compute_metrics"):
         if getattr(type(model), method) is not getattr(keras.Model, method):
             raise SpecificationError(
                 say(

@@ -1,9 +1,9 @@
-"""
-Do the rows of a batch see each other? Found out by trying, not by a list of layer names.
+"""Do the rows of a batch see each other? Found out by trying, not by a list of layer names.
 
-The content of the other rows is changed, same shapes and seeds: if the first row's value moves, its rows are coupled
-(BatchNormalization, in-batch negatives). If the forward pass moves floating state (moving statistics), padding would
-enter it. What `add_loss` and activity regularisers add up to is found by cutting four rows into two and two.
+The content of the other rows is changed, same shapes and seeds: if the value of the row that stayed moves, rows are
+coupled (BatchNormalization, in-batch negatives). Every probed row takes its turn, if its own content moves its value.
+If the forward pass moves floating state (moving statistics), padding would enter it. What `add_loss` and activity
+regularisers add up to is found by cutting four rows into two and two.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.forward import Forward, Rows
-from wholestep.mean import Whole
 from wholestep.state import State
 
 _ROWS = 4
@@ -24,13 +23,12 @@ _ROWS = 4
 
 @dataclass(frozen=True)
 class Coupling:
-    """
-    What the probe found.
+    """What the probe found.
 
     Args:
         couples: a row's value depends on the other rows.
         moves: the forward pass moves floating state, such as moving statistics.
-        whole: a loss came as one number.
+        whole: a loss or a metric came as one number.
         extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or "whole" (not at all).
         unknown: other rows' values could not be moved either, so nothing is known.
     """
@@ -63,7 +61,7 @@ class Coupling:
             "the rows of a batch see each other (as in BatchNormalization)": self.couples,
             "the forward pass moves statistics of the batch": self.moves and not self.couples,
             "whether the rows see each other could not be found out from these rows": self.unknown,
-            "a loss came as one number instead of one per row": self.whole,
+            "a loss or metric came as one number instead of one per row": self.whole,
             "a loss from add_loss is neither a sum nor a mean over rows": self.extra == "whole",
         }
         return "; ".join(reason for reason, holds in reasons.items() if holds)
@@ -72,25 +70,31 @@ class Coupling:
 def probe(engine: Any, forward: Forward, state: State, data: Any, rows: np.ndarray) -> Coupling:
     """Run the objective on a few of these rows and see what depends on what."""
     if len(rows) < 2:
-        return Coupling()
+        return Coupling(unknown=True)
     size = min(_ROWS, len(rows))
-    spread = np.linspace(0, len(rows) - 1, min(2 * size - 1, len(rows))).astype(int)
+    spread = np.linspace(0, len(rows) - 1, min(2 * size, len(rows))).astype(int)
     few = engine.fetch(engine.gather(data, engine.place(np.asarray(rows)[spread].astype(np.int32))))
-    others = np.resize(np.append(np.arange(size, len(spread)), 0), size - 1)
-    run = _runner(engine, forward, state)
-    first = _rows(few, np.arange(size))
-    one, two = run(first), run(_rows(few, np.append(0, others)))
-    if not _differs(one, two, slice(1, None)):
-        two = run(_shaken(first))
-    unknown = not _differs(one, two, slice(1, None))
+    run, first = _runner(engine, forward, state), _rows(few, np.arange(size))
+    one = run(first)
+    other = _rows(few, np.resize(np.append(np.arange(size, len(spread)), 0), size))
+    if not _moved(one, run(other)).any():
+        other = _shaken(first)
+    can_move = _moved(one, run(other))
+    couples = any(_moved(one, run(_but(other, first, row)))[row] for row in np.flatnonzero(can_move).tolist())
     before = engine.fetch(state.buffers)
     moves = any(
         is_float and not np.array_equal(old, new)
         for is_float, old, new in zip(forward.variables.floats, before, one.buffers, strict=True)
     )
-    whole = any(fact.kind is Whole for fact in forward.facts.values())
+    whole = forward.has_whole
     extra = _extra(run, first, size, one) if forward.has_extra else "none"
-    return Coupling(not whole and _differs(one, two, slice(0, 1)), moves, whole, extra, unknown and not whole)
+    return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()))
+
+
+def _but(batch: Any, kept: Any, row: int) -> Any:
+    """Return a batch in which one row is that of another batch."""
+    rows = np.arange(tree.num_rows(batch)) == row
+    return tree.map_leaves(lambda b, k: np.where(rows.reshape(-1, *[1] * (b.ndim - 1)), k, b), batch, kept)
 
 
 def _rows(batch: Any, rows: np.ndarray) -> Any:
@@ -98,12 +102,10 @@ def _rows(batch: Any, rows: np.ndarray) -> Any:
 
 
 def _shaken(batch: Any) -> Any:
-    """Change the numbers of all rows but the first, where other rows hold the same."""
+    """Change the numbers of all rows, where other rows hold the same."""
 
     def shake(leaf: np.ndarray) -> np.ndarray:
-        return (
-            np.concatenate([leaf[:1], (leaf[1:] * 1.25 + 0.5).astype(leaf.dtype)]) if leaf.dtype.kind == "f" else leaf
-        )
+        return (leaf * 1.25 + 0.5).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
 
     return tree.map_leaves(shake, batch)
 
@@ -132,15 +134,15 @@ def _wiggled(parameter: Any) -> Any:
     return parameter + ops.cast(numbers, parameter.dtype)
 
 
-def _differs(one: Rows, two: Rows, rows: slice) -> bool:
-    """Whether these rows' values moved by more than rounding."""
+def _moved(one: Rows, two: Rows) -> np.ndarray:
+    """Return which rows' values moved by more than rounding: bool (rows,)."""
     tolerance = 64 * float(np.finfo(_compute_dtype()).eps)
+    moved = np.zeros((1,), bool)
     for label, pair in one.values.items():
         for a, b in zip(pair, two.values[label], strict=True):
-            a, b = np.asarray(a, np.float64)[rows], np.asarray(b, np.float64)[rows]
-            if not np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3, equal_nan=True):
-                return True
-    return False
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            moved = moved | ~np.isclose(a, b, rtol=tolerance, atol=tolerance * 1e-3, equal_nan=True)
+    return moved
 
 
 def _compute_dtype() -> Any:

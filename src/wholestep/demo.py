@@ -1,5 +1,4 @@
-"""
-The promise on this machine: one model trained in six ways, and how far the parameters come apart.
+"""The promise on this machine: one model trained in six ways, and how far the parameters come apart.
 
 The data are scikit-learn's handwritten digits: 1797 scans of 8 x 8 pixels, shipped with the library. Every row has a
 sample weight; these are drawn at random (no annotator gave them), so that no two microbatches weigh the same.
@@ -35,8 +34,7 @@ s/epoch     median over the epochs after the first (which compiles), from begin 
 
 @dataclass(frozen=True)
 class Row:
-    """
-    One run of the table.
+    """One run of the table.
 
     Args:
         name: how the updates were carried out.
@@ -81,8 +79,7 @@ class Diary(keras.callbacks.Callback):
 
 
 def run(epochs: int, out: Path | str) -> list[Row]:
-    """
-    Train in six ways, print the table, and write the picture `digits-<backend>.png` into the folder `out`.
+    """Train in six ways, print the table, and write the picture `digits-<backend>.png` into the folder `out`.
 
     Returns:
         One Row a run; the first is the whole batch, with which the others are compared.

@@ -14,8 +14,7 @@ class BatchError(WholestepError, ValueError):
 
 
 class NonFiniteError(WholestepError, ArithmeticError):
-    """
-    A loss or gradient was not finite. Raised before the update was applied; the weights are the last good ones.
+    """A loss or gradient was not finite. Raised before the update was applied; the weights are the last good ones.
 
     `update` is the number of the update that was not applied, `rows` the row numbers that made it so (empty where
     the rows were all finite and only the gradient was not).
@@ -28,8 +27,7 @@ class NonFiniteError(WholestepError, ArithmeticError):
 
 
 def say(must: str, received: object, attempt: str) -> str:
-    """
-    Return the message of an error: what must hold, what came, what to try.
+    """Return the message of an error: what must hold, what came, what to try.
 
     >>> say("batch_size must be at least 1.", 0, "leave it out for 32.")
     'batch_size must be at least 1. Received: 0. Try: leave it out for 32.'

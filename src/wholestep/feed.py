@@ -9,14 +9,14 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.batches import Batches
+from wholestep.errors import BatchError, say
 from wholestep.source import Stream
 
 _AHEAD = 2
 
 
 class Block(NamedTuple):
-    """
-    What one dispatch gets: the data, and for each of its updates the rows in it.
+    """What one dispatch gets: the data, and for each of its updates the rows in it.
 
     Args:
         data: nested arrays on the device.
@@ -85,7 +85,6 @@ class Loaded:
         self.most = 1
         self._largest = 0
         self._stop = threading.Event()
-        self._left: list[Block] = []  # loaded from a stream, but not used before the loop ended
 
     def full_size(self, size: int) -> int:
         """Return the number of rows of an update that is not short; for ready-made batches the largest so far."""
@@ -116,7 +115,7 @@ class Loaded:
         try:
             for block in self._load(num):
                 if not _put(ready, block, self._stop):
-                    self._left.append(block)
+                    self.batches.unused.append(block)
                     return
             _put(ready, None, self._stop)
         except BaseException as error:  # handed to the loop, which raises it
@@ -124,15 +123,16 @@ class Loaded:
 
     def _put_back(self, ready: queue.Queue, place: tuple[int, int]) -> None:
         """Go back to the place after the last used block; a stream cannot, so its blocks wait for the next call."""
-        unused = [item for item in _drain(ready) if isinstance(item, Block)] + self._left
-        self._left = unused if isinstance(self.batches.source, Stream) else []
-        self.batches.position = place
+        batches = self.batches
+        unused = [item for item in _drain(ready) if isinstance(item, Block)] + batches.unused
+        batches.unused = unused if isinstance(batches.source, Stream) else []
+        batches.position = place
 
     def _load(self, num: int | None) -> Iterator[Block]:
         batches, done, place = self.batches, 0, self.batches.position
         epoch = place[0]
-        left, self._left = self._left, []
-        for block in left:
+        while batches.unused and done != num:
+            block = batches.unused.pop(0)
             done, place = done + 1, block.position
             yield block
         while done != num and (num is not None or place[0] == epoch):
@@ -152,6 +152,8 @@ class Loaded:
 
     def _block(self, host: Any, ids: Any, place: tuple[int, int], position: tuple[int, int]) -> Block:
         count = tree.num_rows(host)
+        if count == 0:
+            raise BatchError(say("A batch must have at least one row.", "0 rows", "leave empty batches out."))
         rows = np.arange(count, dtype=np.int32)[None]
         return Block(self.engine.place(host), rows, np.full((1,), count, np.int32), [ids], host, place, position)
 

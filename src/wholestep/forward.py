@@ -43,11 +43,10 @@ class Fact:
 
 
 class Forward:
-    """
-    The objective as a pure function of values: the only place where a model is called.
+    """The objective as a pure function of values: the only place where a model is called.
 
-    `facts` (one Fact a term, in order) and `has_extra` (whether `add_loss` or an activity regulariser spoke) are valid
-    once a function has been traced.
+    `facts` (one Fact a term, in order) `has_extra` (whether `add_loss` or an activity regulariser spoke) and
+    `has_whole` (whether a loss or metric came as one number) are valid once a function has been traced.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class Forward:
         self.training = training
         self.facts: dict[str, Fact] = {}
         self.has_extra = False
+        self.has_whole = False
 
     def sums(self, params, buffers, metrics, batch, row_weights) -> Outcome:
         """Run the objective on one (micro)batch and sum what it returned."""
@@ -96,7 +96,7 @@ class Forward:
             for metric in self.metrics:
                 result = metric.result()
                 results |= result if isinstance(result, dict) else {metric.name: result}
-        return results
+            return {name: ops.convert_to_tensor(value) for name, value in results.items()}
 
     def penalty(self, params: list) -> Tensor:
         """Return the weight regularisation, a function of the parameters alone."""
@@ -106,7 +106,7 @@ class Forward:
     @property
     def cannot_pad(self) -> bool:
         """Whether the objective has a part that cannot leave rows out. Valid once traced."""
-        return self.has_extra or any(fact.kind is Whole for fact in self.facts.values())
+        return self.has_extra or self.has_whole
 
     @property
     def has_penalty(self) -> bool:
@@ -127,6 +127,7 @@ class Forward:
             with fresh_scope():
                 shorter = self._call(tree.map_leaves(lambda leaf: leaf[:-1], batch))
             _refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
+        self.has_whole = any(isinstance(t, Whole) for t in terms.values()) or any(s.is_whole for s in reading.scores)
         self.facts = _facts(terms, counts=True) | _facts(reported, counts=False)
         return Reading(terms, reported, reading.scores)
 

@@ -90,8 +90,7 @@ class Options(NamedTuple):
 
 
 class Machine:
-    """
-    Everything that is compiled for one model, objective and optimizer.
+    """Everything that is compiled for one model, objective and optimizer.
 
     Args:
         metrics: the Keras metrics whose state is carried.
@@ -183,6 +182,13 @@ class Machine:
         self._checked = host if block.host is None else None
 
     # ---- what went wrong ----
+
+    def note_failures(self, report: Report) -> int | None:
+        """Count the updates that were left out; return the first failed one if that ends the run."""
+        if self.options.on_nonfinite == "raise":
+            return report.first_failure
+        self.num_skipped += report.num_failures
+        return None
 
     def failure(self, state: State, report: Report, i: int) -> NonFiniteError:
         """Return the error that says why update i of a dispatch was not applied. The state is the one before it."""

@@ -1,5 +1,4 @@
-"""
-Mean and Sum: values and weights, kept apart until the whole batch is known.
+"""Mean and Sum: values and weights, kept apart until the whole batch is known.
 
 A loss never returns a mean. It returns values and weights with a leading row axis; sums of both are merged over
 microbatches, replicas and hosts, and divided once.
@@ -17,8 +16,7 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Mean:
-    """
-    A weighted mean over all rows of the batch: sum(values * weights) / sum(weights).
+    """A weighted mean over all rows of the batch: sum(values * weights) / sum(weights).
 
     Args:
         values: (rows,) or (rows, ...), unreduced.
@@ -47,8 +45,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Sum:
-    """
-    A weighted sum over all rows of the batch, never divided: sum(values * weights).
+    """A weighted sum over all rows of the batch, never divided: sum(values * weights).
 
     >>> from keras import ops
     >>> float(Sum(ops.array([1.0, 2.0, 4.0])).sums()[0])
@@ -83,8 +80,7 @@ Term = Mean | Sum | Whole
 
 
 def check(term: Term, label: str, num_rows: int) -> Term:
-    """
-    Return the term with floating values, or say what is wrong with its shape.
+    """Return the term with floating values, or say what is wrong with its shape.
 
     Raises:
         SpecificationError: no leading row axis, or weights that do not fit.

@@ -17,8 +17,7 @@ Tensor = Any
 
 
 class Objective(ABC):
-    """
-    A loss of one's own. Subclass it and return values and weights, never a mean.
+    """A loss of one's own. Subclass it and return values and weights, never a mean.
 
     `__call__` gets the model, the batch as the source nests it (leaves of shape (rows, ...)) and `training`, and
     returns
@@ -51,10 +50,18 @@ class Score:
     y_pred: Tensor
     weight: Tensor = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the metric is a function that returns one number for the whole batch."""
+        fn = getattr(self.metric, "_fn", None)
+        if not isinstance(self.metric, keras.metrics.MeanMetricWrapper) or fn is None:
+            return False
+        return len(fn(self.y_true, self.y_pred, **self.metric._fn_kwargs).shape) == 0
+
     def update(self, row_weights: Tensor) -> None:
         """Update the metric; rows of weight 0 count for nothing."""
         given = [w for w in (self.weight, row_weights) if w is not None]
-        if not given:
+        if not given or self.is_whole:
             self.metric.update_state(self.y_true, self.y_pred)
             return
         mask = get_keras_mask(self.y_pred)
@@ -77,8 +84,7 @@ class Reading(NamedTuple):
 
 
 def read(result: Any, metrics: dict[str, keras.metrics.Metric]) -> Reading:
-    """
-    Bring what an objective returned into one form.
+    """Bring what an objective returned into one form.
 
     Raises:
         SpecificationError: it is neither a Mean, a Sum nor a mapping of them.

@@ -1,5 +1,4 @@
-"""
-Which rows make update t of epoch e: a pure function of (seed, epoch), O(1) memory for any number of rows.
+"""Which rows make update t of epoch e: a pure function of (seed, epoch), O(1) memory for any number of rows.
 
 A keyed bijection of 0..n-1 (a balanced Feistel network on the next power of four, walking its cycles until the value
 is below n: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). No permutation is ever stored, so a batch
@@ -16,8 +15,7 @@ _MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 @dataclass(frozen=True)
 class Order:
-    """
-    The order of `num_rows` rows in every epoch.
+    """The order of `num_rows` rows in every epoch.
 
     >>> order = Order(num_rows=10, seed=7)
     >>> sorted(order.rows(epoch=0, start=0, stop=10).tolist())

@@ -29,8 +29,7 @@ class Program:
 
 @dataclass
 class Planner:
-    """
-    Plans and compiles the programs of one step, each once.
+    """Plans and compiles the programs of one step, each once.
 
     Args:
         microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.
@@ -47,8 +46,7 @@ class Planner:
     coupling: Coupling | None = None
 
     def program(self, state: State, data: Any, rows: np.ndarray, *, short: bool, most: int) -> Program:
-        """
-        Return the program for updates of `len(rows)` rows of such data.
+        """Return the program for updates of `len(rows)` rows of such data.
 
         Args:
             rows: row numbers of one such update; the probe looks at them.
@@ -67,9 +65,11 @@ class Planner:
 
     def probe(self, state: State, data: Any, rows: np.ndarray) -> Coupling:
         """Return what couples the rows, found out once."""
-        if self.coupling is None:
-            self.coupling = probe(self.engine, self.step.forward, state, data, rows)
-        return self.coupling
+        if self.coupling is not None:
+            return self.coupling
+        found = probe(self.engine, self.step.forward, state, data, rows)
+        self.coupling = found if len(rows) > 1 else None  # one row tells nothing of others
+        return found
 
     @property
     def limit(self) -> int:

@@ -89,15 +89,15 @@ class Stream:
 
     def __iter__(self) -> Iterator[Tree]:
         for batch in self.batches:
-            yield self.transform(numpy_batch(batch))
+            # A copy: a generator may fill the same arrays again while this batch waits for its turn.
+            yield self.transform(tree.map_leaves(np.array, numpy_batch(batch)))
 
 
 Source = Arrays | Items | Ready | Stream
 
 
 def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None) -> Source:
-    """
-    Return the source behind whatever a user may pass; `transform` is applied to every loaded batch.
+    """Return the source behind whatever a user may pass; `transform` is applied to every loaded batch.
 
     Raises:
         BatchError: nothing of the kind, no rows, or leaves of different length.
@@ -137,10 +137,19 @@ def numpy_batch(batch: Any) -> Tree:
 
 
 def without_none(batch: Any) -> Any:
-    """Drop the parts that are None from (x, y, sample_weight)."""
-    if isinstance(batch, tuple | list) and any(part is None for part in batch):
-        return tuple(part for part in batch if part is not None)
-    return batch
+    """Drop the last parts of (x, y, sample_weight) that are None.
+
+    Raises:
+        BatchError: a part that is None stands before one that is not.
+    """
+    if not isinstance(batch, tuple | list) or all(part is not None for part in batch):
+        return batch
+    parts = tuple(part for part in batch if part is not None)
+    if any(part is None for part in batch[: len(parts)]):
+        raise BatchError(
+            say("(x, y, sample_weight) must have labels where it has weights.", "None for y", "pass y, or no weights.")
+        )
+    return parts
 
 
 def to_numpy(leaf: Any) -> np.ndarray:
@@ -166,8 +175,7 @@ def check_dtypes(batch: Tree) -> None:
 
 
 def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
-    """
-    Return the transform (x, y) -> (x, y, weight of the row's class), a class not named weighing 1.
+    """Return the transform (x, y) -> (x, y, weight of the row's class), a class not named weighing 1.
 
     Raises:
         BatchError: the batch has weights already, or labels that are not one class a row.

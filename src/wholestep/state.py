@@ -7,8 +7,7 @@ import keras
 
 
 class State(NamedTuple):
-    """
-    What goes into an update and comes out of it, as the engine's own arrays.
+    """What goes into an update and comes out of it, as the engine's own arrays.
 
     `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are the running
     sums of the epoch, see `Tally`; empty before the first trace. `stopped` is 1 from the first

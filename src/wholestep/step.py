@@ -1,5 +1,4 @@
-"""
-ONE update, written once in engine verbs: weigh, fold, divide once, guard, apply, report.
+"""ONE update, written once in engine verbs: weigh, fold, divide once, guard, apply, report.
 
 `whole_update` is the essence. The rest of the module is what it is made of and how several updates become a program.
 """
@@ -24,8 +23,7 @@ OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, beside the logs: the upd
 
 @dataclass(frozen=True)
 class Cut:
-    """
-    How the rows of one update are cut into microbatches.
+    """How the rows of one update are cut into microbatches.
 
     Args:
         sections: (number of microbatches, rows in each), one after the other.
@@ -61,8 +59,7 @@ class Sums(NamedTuple):
 
 
 class Step:
-    """
-    The functions that make up an update of one model, objective and optimizer on one engine.
+    """The functions that make up an update of one model, objective and optimizer on one engine.
 
     Args:
         guards_gradients: whether a non-finite gradient stops the update here (a dynamic loss scale handles its own).
@@ -108,8 +105,7 @@ class Step:
         self.engine.shapes(microbatch, self.engine.params(state), state.buffers, state.metrics, data, rows, count)
 
     def run(self, update: Callable, length: int, example: tuple) -> Callable:
-        """
-        Return the program (state, data, rows, counts, num) -> (state, reports): `num` <= `length` updates.
+        """Return the program (state, data, rows, counts, num) -> (state, reports): `num` <= `length` updates.
 
         The number is known only at run time, so one program serves a whole epoch, its tail and a user's own loop:
         how updates are grouped into dispatches cannot change a bit of them.
@@ -150,8 +146,7 @@ class Step:
         return part
 
     def _weigh(self, cut: Cut, params, state: State, data, rows, count) -> dict | None:
-        """
-        The weight of every mean over the whole batch, before the first gradient.
+        """The weight of every mean over the whole batch, before the first gradient.
 
         The weights depend on the batch alone, so the compiler drops the forward pass. One microbatch weighs itself.
         """

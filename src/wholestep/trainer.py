@@ -22,8 +22,7 @@ from wholestep.state import State
 
 
 class Step:
-    """
-    One update that `Trainer.steps` has carried out.
+    """One update that `Trainer.steps` has carried out.
 
     Args:
         number: the update's number, from 1; the optimizer's `iterations` if nothing was skipped.
@@ -49,8 +48,7 @@ class Step:
 
 
 class Trainer:
-    """
-    Trains a Keras model, one whole step at a time.
+    """Trains a Keras model, one whole step at a time.
 
     Args:
         model: a Keras model; compiled, if `objective` is not given.
@@ -96,8 +94,8 @@ class Trainer:
         self._machine: Machine | None = None
         self._made_for: tuple = ()
         self._epochs = 0
-        if optimizer is not None:
-            self.model.optimizer = _scaled(keras.optimizers.get(optimizer), model)
+        self._optimizer = None if optimizer is None else _scaled(keras.optimizers.get(optimizer), model)
+        self._adopt_optimizer()
         _check_optimizer(getattr(model, "optimizer", None))
 
     # ---- training ----
@@ -121,8 +119,7 @@ class Trainer:
         validation_batch_size: int | None = None,
         validation_freq: Any = 1,
     ) -> keras.callbacks.History:
-        """
-        Train for `epochs` epochs, with the arguments, callbacks and History of `keras.Model.fit`.
+        """Train for `epochs` epochs, with the arguments, callbacks and History of `keras.Model.fit`.
 
         Returns:
             The History: each epoch's loss and metrics. The loss of an epoch is the sum of all weighted values over the
@@ -145,28 +142,25 @@ class Trainer:
         if batches is not x:
             batches.seek(begin or self._epochs)
         feed, state = machine.feed(batches), machine.take()
-        try:
-            for epoch in range(begin, epochs):
-                watch.callbacks.on_epoch_begin(epoch)
-                state = machine.begin_epoch(machine.take(state))
-                first = self._number() + 1
-                state, logs = run_epoch(machine, state, feed, steps_per_epoch, first, watch)
-                self._ended_early(logs, batches, epoch)
-                if validation_data is not None and _is_due(epoch, validation_freq):
-                    size = validation_batch_size or batch_size
-                    logs |= self._validate(validation_data, size, validation_steps, watch)
-                watch.callbacks.on_epoch_end(epoch, logs)
-                self._epochs = max(self._epochs, batches.position[0])
-                if watch.stops:
-                    break
-        finally:
-            self._finish()
+        for epoch in range(begin, epochs):
+            watch.callbacks.on_epoch_begin(epoch)
+            state = machine.begin_epoch(machine.take(state))
+            first = self._number() + 1
+            state, logs = run_epoch(machine, state, feed, steps_per_epoch, first, watch)
+            self._ended_early(logs, batches, epoch)
+            if validation_data is not None and _is_due(epoch, validation_freq):
+                size = validation_batch_size or batch_size
+                logs |= self._validate(validation_data, size, validation_steps, watch)
+            watch.callbacks.on_epoch_end(epoch, logs)
+            self._epochs = max(self._epochs, batches.position[0])
+            if watch.stops:
+                break
+        self._finish()
         watch.callbacks.on_train_end(logs)
         return self.model.history
 
     def steps(self, data: Any, epochs: int = 1) -> Iterator[Step]:
-        """
-        Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
+        """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
 
         The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
         step's numbers waits for the device; nothing else does.
@@ -178,8 +172,12 @@ class Trainer:
         Yields:
             A `Step` for every update.
         """
-        batches = data if isinstance(data, Batches) else Batches(data, seed=self.seed)
+        yield from self._steps(data if isinstance(data, Batches) else Batches(data, seed=self.seed), epochs)
+        self._finish()
+
+    def _steps(self, batches: Batches, epochs: int) -> Iterator[Step]:
         machine = self._build(batches)
+        self._number()
         feed, state = machine.feed(batches), machine.take()
         for _ in range(epochs):
             state, late = machine.begin_epoch(state), None
@@ -192,16 +190,14 @@ class Trainer:
                 late, batches.position = report, block.position
                 yield Step(number, *block.place, report)
             self._check_applied(machine, state, late)
-        self._finish()
 
     def update(self, batch: Any) -> dict[str, Any]:
-        """
-        Carry out one update on a batch in hand, and return its own loss and metrics.
+        """Carry out one update on a batch in hand, and return its own loss and metrics.
 
         Args:
             batch: what the objective takes; (x, y) or (x, y, sample_weight) for a compiled model.
         """
-        (step,) = self.steps(Batches(iter([batch])), epochs=1)
+        (step,) = self._steps(Batches(iter([batch])), epochs=1)
         return step.logs
 
     # ---- without an update ----
@@ -223,7 +219,7 @@ class Trainer:
         watch = Watch(
             self.model, callbacks, verbose=verbose, epochs=1, steps=steps or batches.num_batches, history=False
         )
-        logs = self._evaluate(machine, batches, steps, watch.callbacks)
+        logs = self._evaluate(machine, batches, steps, watch)
         return logs if return_dict else self._in_order(logs)
 
     def predict(
@@ -235,16 +231,26 @@ class Trainer:
         callbacks: Any = None,
     ) -> Any:
         """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict` does."""
-        batches = x if isinstance(x, Batches) else in_sequence(x, batch_size)
+        if type(self.model).predict_step is not keras.Model.predict_step:
+            raise SpecificationError(
+                say(
+                    "The model must not override `predict_step`.",
+                    type(self.model).__name__,
+                    "call model.predict itself.",
+                )
+            )
+        whole = isinstance(x, Batches)
+        batches = x.in_order() if isinstance(x, Batches) else in_sequence(x, batch_size)
         machine = self._build(batches, for_prediction=True)
         watch = Watch(
             self.model, callbacks, verbose=verbose, epochs=1, steps=steps or batches.num_batches, history=False
         )
-        told, outputs, state = watch.callbacks, [], machine.take()
+        told, outputs = watch.callbacks, []
         told.on_predict_begin()
+        state = machine.take()
         for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
             told.on_predict_batch_begin(i)
-            data = compiled.unpack(block.data)[0] if batches.is_ready else block.data
+            data = compiled.unpack(block.data)[0] if whole or batches.is_ready else block.data
             outputs.append(machine.evaluation.predict(state, data, block.rows[0]))
             told.on_predict_batch_end(i, {"outputs": outputs[-1]})
         told.on_predict_end()
@@ -280,6 +286,7 @@ class Trainer:
 
     def _build(self, batches: Batches, for_prediction: bool = False) -> Machine:
         """Return the machine for the model as it is now, creating its variables from a batch if need be."""
+        self._adopt_optimizer()
         objective = self._given
         if objective is None and not for_prediction:
             compiled.build(self.model, batches.example())
@@ -301,10 +308,19 @@ class Trainer:
             self._machine, self._made_for = self._make(), made_for
         return self._machine
 
+    def _adopt_optimizer(self) -> None:
+        """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
+        if self._optimizer is not None:
+            self.model.optimizer = self._optimizer
+
     def _fingerprint(self) -> tuple:
         """What the compiled programs depend on: if it changes, they are made anew."""
         model = self.model
-        parts = [model.optimizer, getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)]
+        parts = [
+            getattr(model, "optimizer", None),
+            getattr(model, "_compile_loss", None),
+            getattr(model, "_compile_metrics", None),
+        ]
         flags = tuple((id(layer), layer.trainable) for layer in compiled.layers(model))
         carried = [v for metric in (*compiled.metrics_of(model), *self._metrics) for v in metric.variables]
         return tuple(map(id, (*parts, *model.trainable_variables, *carried))), flags
@@ -322,14 +338,15 @@ class Trainer:
         )
 
     def _number(self) -> int:
+        if getattr(self.model, "optimizer", None) is None:
+            raise SpecificationError(
+                say("Training needs an optimizer.", "none", "pass Trainer(..., optimizer=...), or compile the model.")
+            )
         return int(np.asarray(self.model.optimizer.iterations)) + self.num_skipped
 
     def _check_applied(self, machine: Machine, state: State, report: Report | None) -> None:
-        if report is None or report.first_failure is None:
-            return
-        machine.num_skipped += 1
-        if machine.options.on_nonfinite == "raise":
-            raise machine.failure(state, report, 0)
+        if report is not None and (failure := machine.note_failures(report)) is not None:
+            raise machine.failure(state, report, failure)
 
     def _finish(self) -> None:
         """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
@@ -347,14 +364,13 @@ class Trainer:
 
     def _validate(self, data: Any, batch_size: int | None, steps: int | None, watch: Watch) -> dict:
         data = data if isinstance(data, Batches) else in_sequence(data, batch_size)
-        logs = self._evaluate(self._build(data), data, steps, watch.callbacks)
+        logs = self._evaluate(self._build(data), data, steps, watch)
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _evaluate(self, machine: Machine, batches: Batches, steps: int | None, told: Any) -> dict:
+    def _evaluate(self, machine: Machine, batches: Batches, steps: int | None, watch: Watch) -> dict:
+        told, batches, total, report = watch.callbacks, batches.in_order(), None, None
         told.on_test_begin()
-        state, total, report = machine.take(), None, None
-        state = machine.begin_epoch(state)
-        batches.seek(batches.position[0])
+        state = machine.begin_epoch(machine.take())
         still = state._replace(metrics=[], sums=[], stopped=[])
         for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
             told.on_test_batch_begin(i)
@@ -362,7 +378,9 @@ class Trainer:
                 machine.check(batches, block)
                 total = machine.evaluation.begin(state, block.data, block.rows[0])
             total, report = machine.evaluation.add(total, still, block.data, block.rows[0])
-            told.on_test_batch_end(i)
+            told.on_test_batch_end(i, machine.evaluation.logs(report) if watch.has_test_hooks else None)
+        if report is None:
+            raise BatchError(say("There must be at least one batch.", "none", "pass data that are not spent."))
         logs = machine.evaluation.logs(report)
         told.on_test_end(logs)
         return logs

@@ -21,8 +21,7 @@ def leaves(tree: Tree) -> list:
 
 
 def name(path: tuple, root: str = "batch") -> str:
-    """
-    Name a leaf by its path.
+    """Name a leaf by its path.
 
     >>> name(("source", 0))
     "batch['source'][0]"
@@ -36,8 +35,7 @@ def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Any]]:
 
 
 def num_rows(tree: Tree, root: str = "batch") -> int:
-    """
-    Return the one length that the leading axes of all leaves have.
+    """Return the one length that the leading axes of all leaves have.
 
     Raises:
         BatchError: there is no leaf, a leaf has no leading axis, or the lengths differ.

@@ -1,5 +1,4 @@
-"""
-The engines: the same handful of verbs on JAX and on TensorFlow. Only modules in this folder import either.
+"""The engines: the same handful of verbs on JAX and on TensorFlow. Only modules in this folder import either.
 
 | verb | what it does |
 |---|---|
@@ -24,8 +23,7 @@ from wholestep.errors import SpecificationError, say
 
 
 def choose(optimizer: Any = None) -> Any:
-    """
-    Return the engine of the running Keras backend.
+    """Return the engine of the running Keras backend.
 
     Raises:
         SpecificationError: the backend is neither jax nor tensorflow.

@@ -30,8 +30,9 @@ class Engine:
 
     def take(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers). The variables' own arrays: the next program spends them."""
+        seen: set[int] = set()
         params, slots, buffers = variables.params, variables.slots, variables.buffers
-        return [v.value for v in params], [v.value for v in slots], [v.value for v in buffers]
+        return _own(params, seen), _own(slots, seen), _own(buffers, seen)
 
     def give(self, variables: Variables, state: State) -> None:
         """Let the Keras variables hold the values of the state. Waits for nothing."""
@@ -132,13 +133,22 @@ class Engine:
         return stats.get("bytes_limit")
 
     def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
-        """
-        Whether the function should not run inside a compiled loop.
+        """Whether the function should not run inside a compiled loop.
 
         XLA on CPU runs convolutions several times slower inside a loop than outside (measured: 4x).
         """
         on_cpu = jax.local_devices()[0].platform == "cpu"
         return on_cpu and "conv_general_dilated" in _primitives(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _own(variables: list, seen: set[int]) -> list:
+    """Return the variables' arrays; one that two variables share is copied, as no array can be spent twice."""
+    values = []
+    for variable in variables:
+        value = variable.value
+        values.append(jnp.copy(value) if id(value) in seen else value)
+        seen.add(id(value))
+    return values
 
 
 def _narrow(leaf: Any) -> Any:
