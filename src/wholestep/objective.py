@@ -23,7 +23,7 @@ class Objective(ABC):
     returns
 
     - a `Mean` or a `Sum`, or
-    - a mapping of named ones, whose sum is the loss, or
+    - a mapping of named ones, whose sum (each times its coefficient) is the loss, or
     - a pair (either of these, metrics), where metrics maps names to a `Mean` or `Sum` to report, or to a tuple
       (y_true, y_pred[, sample_weight]) for the Keras metric of that name in `Trainer(metrics=...)`.
 

@@ -129,7 +129,7 @@ class Engine:
         return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*specs)
 
     def memory(self, program: Any) -> int | None:
-        """Return an upper bound of the bytes that the program needs: all its intermediate values together."""
+        """Return None: TensorFlow does not tell what a program needs before it runs."""
         return None
 
     def device_bytes(self) -> int | None:
