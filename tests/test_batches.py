@@ -62,13 +62,16 @@ def test_a_sequence_of_rows(source):
 
 
 class Ready(keras.utils.PyDataset):
-    ended = 0
+    began = ended = 0
 
     def __len__(self):
         return 4
 
     def __getitem__(self, i):
         return np.full((i + 1, 1), i), np.zeros(i + 1)
+
+    def on_epoch_begin(self):
+        self.began += 1
 
     def on_epoch_end(self):
         self.ended += 1
@@ -79,7 +82,7 @@ def test_a_py_dataset_is_shuffled_by_batches():
     data = ws.Batches(source, seed=3)
     sizes = [sorted(len(batch[0]) for batch in data) for _ in range(2)]
     assert sizes == [[1, 2, 3, 4]] * 2
-    assert source.ended == 2
+    assert (source.began, source.ended) == (2, 2)
 
 
 def test_a_generator_is_taken_as_it_comes_and_can_be_looked_into():

@@ -134,6 +134,8 @@ class Batches:
         """Return the batch at a place and the place after it; a stream has only its next one."""
         if isinstance(self.source, Stream):
             return self._pull(), (place[0], place[1] + 1)
+        if isinstance(self.source, Ready) and place[1] == 0:
+            self.source.begin_epoch()
         batch, after = self.load(self.rows(*place)), self.after(*place)
         if isinstance(self.source, Ready) and after[0] > place[0]:
             self.source.end_epoch()

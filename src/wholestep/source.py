@@ -61,6 +61,10 @@ class Ready:
         """Return one batch."""
         return self.transform(numpy_batch(self.batches[number]))
 
+    def begin_epoch(self) -> None:
+        """Tell the data set that an epoch begins."""
+        self.batches.on_epoch_begin()
+
     def end_epoch(self) -> None:
         """Tell the data set that an epoch is over."""
         self.batches.on_epoch_end()
