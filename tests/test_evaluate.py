@@ -44,3 +44,9 @@ def test_callbacks_of_evaluation_and_prediction():
 def test_join():
     joined = join([{"a": np.ones((2, 1))}, {"a": np.zeros((1, 1))}])
     np.testing.assert_array_equal(joined["a"], [[1], [1], [0]])
+
+
+def test_prediction_builds_a_model_that_has_not_seen_data():
+    made = keras.Sequential([keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    assert ws.Trainer(made).predict(X, batch_size=8, verbose=0).shape == (ROWS, 2)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from wholestep import compiled, tree
+from wholestep import arguments, compiled
 from wholestep.batches import Batches, in_sequence
 from wholestep.callbacks import Watch
 from wholestep.errors import BatchError, SpecificationError, say
@@ -84,8 +84,8 @@ class Trainer:
         memory_limit: int | None = None,
         on_nonfinite: str = "raise",
     ):
-        _check_model(model, objective)
-        _check_choices(microbatch_size, memory_limit, on_nonfinite)
+        arguments.check_model(model, objective)
+        arguments.check_choices(microbatch_size, memory_limit, on_nonfinite)
         self.model = model
         self.seed = seed
         self._given = objective
@@ -94,9 +94,11 @@ class Trainer:
         self._machine: Machine | None = None
         self._made_for: tuple = ()
         self._epochs = 0
-        self._optimizer = None if optimizer is None else _scaled(keras.optimizers.get(optimizer), model)
+        self._optimizer = (
+            None if optimizer is None else arguments.with_loss_scale(keras.optimizers.get(optimizer), model)
+        )
         self._adopt_optimizer()
-        _check_optimizer(getattr(model, "optimizer", None))
+        arguments.check_optimizer(getattr(model, "optimizer", None))
 
     # ---- training ----
 
@@ -130,7 +132,7 @@ class Trainer:
             NonFiniteError: a loss or gradient was not finite; that update was not applied.
         """
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
+            (x, y, sample_weight), validation_data = arguments.split((x, y, sample_weight), validation_split)
         batches = self._batches(x, y, sample_weight, batch_size, shuffle, class_weight)
         machine = self._build(batches)
         steps = steps_per_epoch or batches.num_batches
@@ -148,7 +150,7 @@ class Trainer:
             first = self._number() + 1
             state, logs = run_epoch(machine, state, feed, steps_per_epoch, first, watch)
             self._ended_early(logs, batches, epoch)
-            if validation_data is not None and _is_due(epoch, validation_freq):
+            if validation_data is not None and arguments.is_due(epoch, validation_freq):
                 size = validation_batch_size or batch_size
                 logs |= self._validate(validation_data, size, validation_steps, watch)
             watch.callbacks.on_epoch_end(epoch, logs)
@@ -241,6 +243,9 @@ class Trainer:
             )
         whole = isinstance(x, Batches)
         batches = x.in_order() if isinstance(x, Batches) else in_sequence(x, batch_size)
+        if not all(layer.built for layer in compiled.layers(self.model)):
+            inputs = batches.example()
+            self.model(compiled.unpack(inputs)[0] if whole or batches.is_ready else inputs)
         machine = self._build(batches, for_prediction=True)
         watch = Watch(
             self.model, callbacks, verbose=verbose, epochs=1, steps=steps or batches.num_batches, history=False
@@ -273,7 +278,7 @@ class Trainer:
 
     def _batches(self, x, y, sample_weight, batch_size, shuffle, class_weight) -> Batches:
         if isinstance(x, Batches):
-            _refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
+            arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
             return x
         if class_weight is not None and sample_weight is not None:
             raise SpecificationError(
@@ -303,8 +308,8 @@ class Trainer:
             optimizer.build(self.model.trainable_variables)
         made_for = self._fingerprint()
         if self._machine is None or self._made_for != made_for:
-            _check_optimizer(optimizer)
-            _check_trainable(self.model, optimizer)
+            arguments.check_optimizer(optimizer)
+            arguments.check_trainable(self.model, optimizer)
             self._machine, self._made_for = self._make(), made_for
         return self._machine
 
@@ -387,113 +392,3 @@ class Trainer:
 
     def _in_order(self, logs: dict) -> Any:
         return self.model._flatten_metrics_in_order(logs)
-
-
-def _check_model(model: Any, objective: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise SpecificationError(
-            say(
-                "model must be a keras.Model.",
-                type(model).__name__,
-                "wrap the layers in keras.Sequential or keras.Model.",
-            )
-        )
-    if objective is not None and not isinstance(objective, Objective):
-        raise SpecificationError(
-            say("objective must be a wholestep.Objective.", type(objective).__name__, "subclass it and write __call__.")
-        )
-    if objective is None and not model.compiled:
-        raise SpecificationError(
-            say(
-                "A trainer needs a compiled model or an objective.",
-                "a model that is not compiled",
-                "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...).",
-            )
-        )
-
-
-def _check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any) -> None:
-    is_size = isinstance(microbatch_size, int | np.integer) and not isinstance(microbatch_size, bool)
-    if microbatch_size != "auto" and not (is_size and microbatch_size >= 1):
-        raise SpecificationError(
-            say('microbatch_size must be "auto" or at least 1.', repr(microbatch_size), "leave it out for the fastest.")
-        )
-    if memory_limit is not None and not memory_limit > 0:
-        raise SpecificationError(say("memory_limit must be a number of bytes.", memory_limit, "leave it out."))
-    if on_nonfinite not in ("raise", "skip"):
-        raise SpecificationError(
-            say('on_nonfinite must be "raise" or "skip".', repr(on_nonfinite), "choose one of them.")
-        )
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    steps = getattr(inner, "gradient_accumulation_steps", None)
-    if steps:
-        raise SpecificationError(
-            say(
-                "The optimizer must not accumulate gradients itself: that is a mean of means, and counts schedules and "
-                "moving averages once per microbatch.",
-                f"gradient_accumulation_steps={steps}",
-                f"leave it out, make batch_size {steps} times as large, and pass Trainer(model, microbatch_size=...).",
-            )
-        )
-
-
-def _check_trainable(model: keras.Model, optimizer: Any) -> None:
-    if optimizer is None:
-        return
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    known = {id(v) for v in inner._trainable_variables}
-    changed = [v.path for v in model.trainable_variables if id(v) not in known]
-    if changed or len(known) != len(model.trainable_variables):
-        raise SpecificationError(
-            say(
-                "The optimizer must know just the model's trainable variables.",
-                f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: {changed[:3]}",
-                "compile the model again after changing `trainable`.",
-            )
-        )
-
-
-def _scaled(optimizer: Any, model: keras.Model) -> Any:
-    """Wrap the optimizer in a dynamic loss scale where `compile` would."""
-    if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return optimizer
-    return keras.optimizers.LossScaleOptimizer(optimizer)
-
-
-def _split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
-    """Split off the last rows for validation, before any shuffling."""
-    if not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
-        raise SpecificationError(
-            say(
-                "validation_split must lie between 0 and 1, and needs arrays.",
-                f"validation_split={fraction} of {type(arrays[0]).__name__}",
-                "pass validation_data.",
-            )
-        )
-    num_rows = len(tree.leaves(arrays[0])[0])
-    at = int(num_rows * (1 - fraction))
-    if at in (0, num_rows):
-        raise SpecificationError(
-            say("Both parts of the split must have rows.", f"{num_rows} rows", "pass validation_data, or more rows.")
-        )
-    first, last = _part(arrays, slice(0, at)), _part(arrays, slice(at, None))
-    return first, without_none(last)
-
-
-def _part(arrays: tuple, places: slice) -> tuple:
-    return tuple(None if part is None else tree.map_leaves(lambda leaf: leaf[places], part) for part in arrays)
-
-
-def _is_due(epoch: int, frequency: Any) -> bool:
-    return epoch + 1 in frequency if isinstance(frequency, list | tuple | set) else (epoch + 1) % frequency == 0
-
-
-def _refuse(**arguments: Any) -> None:
-    given = [name for name, value in arguments.items() if value is not None]
-    if given:
-        raise SpecificationError(
-            say("Batches say all of the data themselves.", f"{', '.join(given)} as well", "put it into the Batches.")
-        )

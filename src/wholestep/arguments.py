@@ -1,0 +1,127 @@
+"""The checks of a trainer's arguments: what must hold is said before anything runs."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.errors import SpecificationError, say
+from wholestep.objective import Objective
+from wholestep.source import is_nest_of_arrays, without_none
+
+
+def check_model(model: Any, objective: Any) -> None:
+    """Refuse what is no model, no objective, or a model without a loss."""
+    if not isinstance(model, keras.Model):
+        raise SpecificationError(
+            say(
+                "model must be a keras.Model.",
+                type(model).__name__,
+                "wrap the layers in keras.Sequential or keras.Model.",
+            )
+        )
+    if objective is not None and not isinstance(objective, Objective):
+        raise SpecificationError(
+            say("objective must be a wholestep.Objective.", type(objective).__name__, "subclass it and write __call__.")
+        )
+    if objective is None and not model.compiled:
+        raise SpecificationError(
+            say(
+                "A trainer needs a compiled model or an objective.",
+                "a model that is not compiled",
+                "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...).",
+            )
+        )
+
+
+def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any) -> None:
+    """Refuse settings that cannot mean anything."""
+    is_size = isinstance(microbatch_size, int | np.integer) and not isinstance(microbatch_size, bool)
+    if microbatch_size != "auto" and not (is_size and microbatch_size >= 1):
+        raise SpecificationError(
+            say('microbatch_size must be "auto" or at least 1.', repr(microbatch_size), "leave it out for the fastest.")
+        )
+    if memory_limit is not None and not memory_limit > 0:
+        raise SpecificationError(say("memory_limit must be a number of bytes.", memory_limit, "leave it out."))
+    if on_nonfinite not in ("raise", "skip"):
+        raise SpecificationError(
+            say('on_nonfinite must be "raise" or "skip".', repr(on_nonfinite), "choose one of them.")
+        )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse an optimizer that accumulates gradients itself."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    steps = getattr(inner, "gradient_accumulation_steps", None)
+    if steps:
+        raise SpecificationError(
+            say(
+                "The optimizer must not accumulate gradients itself: that is a mean of means, and counts schedules and "
+                "moving averages once per microbatch.",
+                f"gradient_accumulation_steps={steps}",
+                f"leave it out, make batch_size {steps} times as large, and pass Trainer(model, microbatch_size=...).",
+            )
+        )
+
+
+def check_trainable(model: keras.Model, optimizer: Any) -> None:
+    """Refuse an optimizer that was built for other variables."""
+    if optimizer is None:
+        return
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    known = {id(v) for v in inner._trainable_variables}
+    changed = [v.path for v in model.trainable_variables if id(v) not in known]
+    if changed or len(known) != len(model.trainable_variables):
+        raise SpecificationError(
+            say(
+                "The optimizer must know just the model's trainable variables.",
+                f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: {changed[:3]}",
+                "compile the model again after changing `trainable`.",
+            )
+        )
+
+
+def with_loss_scale(optimizer: Any, model: keras.Model) -> Any:
+    """Wrap the optimizer in a dynamic loss scale where `compile` would."""
+    if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
+
+
+def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
+    """Split off the last rows for validation, before any shuffling."""
+    if not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
+        raise SpecificationError(
+            say(
+                "validation_split must lie between 0 and 1, and needs arrays.",
+                f"validation_split={fraction} of {type(arrays[0]).__name__}",
+                "pass validation_data.",
+            )
+        )
+    num_rows = len(tree.leaves(arrays[0])[0])
+    at = int(num_rows * (1 - fraction))
+    if at in (0, num_rows):
+        raise SpecificationError(
+            say("Both parts of the split must have rows.", f"{num_rows} rows", "pass validation_data, or more rows.")
+        )
+    first, last = _part(arrays, slice(0, at)), _part(arrays, slice(at, None))
+    return first, without_none(last)
+
+
+def _part(arrays: tuple, places: slice) -> tuple:
+    return tuple(None if part is None else tree.map_leaves(lambda leaf: leaf[places], part) for part in arrays)
+
+
+def is_due(epoch: int, frequency: Any) -> bool:
+    """Whether validation is due after this epoch."""
+    return epoch + 1 in frequency if isinstance(frequency, list | tuple | set) else (epoch + 1) % frequency == 0
+
+
+def refuse(**arguments: Any) -> None:
+    """Refuse arguments that Batches already answer."""
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise SpecificationError(
+            say("Batches say all of the data themselves.", f"{', '.join(given)} as well", "put it into the Batches.")
+        )
