@@ -45,19 +45,22 @@ def test_the_host_waits_once_a_dispatch():
     assert dispatches <= 6  # 1 + 4 + 15 updates and the like; 20 would be one wait an update
 
 
-def test_a_memory_limit_cuts_the_batch():
-    made = model()
+@pytest.mark.filterwarnings("ignore:memory_limit has no effect")
+def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
+    made, whole = model(), model()
     trainer = ws.Trainer(made, memory_limit=1)
-    if ENGINE != "jax":
-        pytest.importorskip("tensorflow")
     trainer.fit(X, Y, batch_size=16, verbose=0)
-    whole = ws.Trainer(model())
-    whole.fit(X, Y, batch_size=16, verbose=0)
-    assert trainer._machine.planner.programs
+    ws.Trainer(whole).fit(X, Y, batch_size=16, verbose=0)
     cut = next(iter(trainer._machine.planner.programs.values())).cut
-    assert cut.num_microbatches == (16 if ENGINE == "jax" else cut.num_microbatches)
-    for a, b in zip(values(made), values(whole.model), strict=True):
+    assert cut.num_microbatches == {"jax": 16, "tensorflow": 1}[ENGINE]
+    for a, b in zip(values(made), values(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.skipif(ENGINE == "jax", reason="there the limit has an effect")
+def test_a_memory_limit_without_effect_is_said_so():
+    with pytest.warns(UserWarning, match="memory_limit has no effect"):
+        ws.Trainer(model(), memory_limit=1).fit(X, Y, batch_size=16, verbose=0)
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
@@ -65,6 +68,8 @@ def test_a_memory_limit_never_cuts_a_coupled_model():
     trainer = ws.Trainer(model(keras.layers.BatchNormalization()), memory_limit=1)
     with pytest.warns(UserWarning, match="not cut to fit in 1 bytes: the rows of a batch see each other"):
         trainer.fit(X, Y, batch_size=ROWS, verbose=0)
+    (program,) = trainer._machine.planner.programs.values()
+    assert program.cut.num_microbatches == 1
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")

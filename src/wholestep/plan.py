@@ -82,6 +82,8 @@ class Planner:
             cut = self._cut(whole, int(self.microbatch_size), state, data, rows)
             return self._compile(cut, length, state, data)
         program = self._compile(whole, length, state, data)
+        if program.memory is None and self.memory_limit is not None:
+            self._say(f"memory_limit has no effect: {self.engine.name} does not tell what a program needs.")
         size = len(rows)
         while program.memory is not None and program.memory > self.limit and size > 1:
             if not self.probe(state, data, rows).may_cut:
