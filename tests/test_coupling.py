@@ -134,3 +134,34 @@ def test_rows_that_repeat_are_told_apart_from_rows_that_see_each_other():
 def test_one_row_tells_nothing():
     assert not Coupling(unknown=True).may_pad
     assert "could not be found out" in Coupling(unknown=True).why
+
+
+class Deaf(keras.metrics.Metric):
+    """Takes weights, and counts every row all the same."""
+
+    def __init__(self):
+        super().__init__(name="deaf")
+        self.count = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+    def result(self):
+        return self.count.value + 0.0
+
+
+class Hearing(Deaf):
+    """Counts what the weights tell it to."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        weights = keras.ops.ones_like(y_pred[:, 0]) if sample_weight is None else sample_weight
+        self.count.assign_add(keras.ops.sum(weights))
+
+
+@pytest.mark.parametrize(("metric", "shapes"), [(Deaf, [2, 6]), (Hearing, [6])])
+def test_a_metric_that_takes_weights_and_does_not_use_them_is_never_shown_padding(metric, shapes):
+    made = model(keras.layers.Dropout(0.5), metrics=[metric()])
+    trainer = ws.Trainer(made)
+    history = trainer.fit(X, Y, batch_size=6, verbose=0, epochs=2)
+    assert history.history["deaf"] == [ROWS, ROWS]
+    assert sorted({p.cut.rows for p in trainer._machine.planner.programs.values()}) == shapes

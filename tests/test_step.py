@@ -2,10 +2,14 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
-from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, num_rows_of, one_update
+from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, integers, num_rows_of, one_update, snapshot
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import wholestep as ws
 from wholestep.step import Step
 from wholestep.tally import Tally
 
@@ -51,6 +55,50 @@ def test_a_short_batch_that_is_padded_is_the_batch_alone():
     alone, _ = one_update(case, "auto", num_rows=num_rows_of(case) // 2)
     assert "filled up" in trainer.explain()
     assert differing(padded, alone) == []
+
+
+class Nest(ws.Objective):
+    """A line through all numbers of a row, wherever they are nested, with a weight for every value."""
+
+    def __call__(self, model, batch, training):
+        leaves = [keras.ops.reshape(leaf, (leaf.shape[0], -1)) for leaf in keras.tree.flatten(batch["x"])]
+        error = model(keras.ops.concatenate(leaves, axis=1), training=training) - 1.0
+        return ws.Mean(error**2, batch["weight"])
+
+
+SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+NESTS = st.recursive(
+    SHAPES.map(lambda shape: {"leaf": shape}),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=2).map(tuple) | st.dictionaries(st.text("ab"), inner, min_size=1)
+    ),
+    max_leaves=4,
+)
+
+
+def filled(nest, num_rows):
+    """Return the nest with integer arrays of its shapes."""
+    if isinstance(nest, tuple):
+        return tuple(filled(part, num_rows) for part in nest)
+    if "leaf" in nest and isinstance(nest["leaf"], tuple) and all(isinstance(n, int) for n in nest["leaf"]):
+        return integers(num_rows, *nest["leaf"])
+    return {k: filled(part, num_rows) for k, part in nest.items()}
+
+
+@settings(max_examples=8)
+@given(NESTS, st.integers(1, 7), st.data())
+def test_no_bit_differs_between_cuts_of_nested_batches(nest, size, draw):
+    weight = np.array(draw.draw(st.lists(st.integers(0, 3), min_size=7, max_size=7)), "float32")
+    batch = {"x": filled(nest, 8), "weight": np.append(weight, 32 - weight.sum()).astype("float32")}
+    width = sum(leaf[0].size for leaf in keras.tree.flatten(batch["x"]))
+
+    def updated(microbatch_size):
+        keras.utils.clear_session()
+        made = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        trainer = ws.Trainer(made, Nest(), optimizer=keras.optimizers.SGD(0.5), microbatch_size=microbatch_size)
+        return trainer.update(batch) | snapshot(made)
+
+    assert differing(updated("auto"), updated(size)) == []
 
 
 def mean_of_means(tally, sums, once, weights=None):

@@ -190,12 +190,22 @@ def check_unchanged(made, error, message, run):
         (X, Y, {"batch_size": 0}, "at least 1"),
         (X[:, :5], Y, {}, "expected"),
         (iter([]), None, {"batch_size": None}, "at least one batch"),
+        (iter([(X, Y)]), Y, {"batch_size": None}, "a data set brings its own"),
+        (X, Y.tolist(), {}, r"y must hold arrays.*np\.asarray\(y\)"),
+        (X, Y, {"steps_per_epoch": 0}, "steps_per_epoch must be a whole number"),
+        (X, Y, {"validation_data": (X, Y), "validation_steps": 1.5}, "validation_steps must be a whole number"),
     ],
 )
 def test_bad_data(x, y, how, message):
     made = model()
     made.optimizer.build(made.trainable_variables)
     check_unchanged(made, ValueError, message, lambda: fit(made, x, y, **how))
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_no_steps_at_all_are_refused(method):
+    with pytest.raises(ws.SpecificationError, match="steps must be a whole number of at least 1"):
+        getattr(ws.Trainer(model()), method)(X, steps=0, verbose=0)
 
 
 class Broadcast(keras.losses.Loss):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import BatchError, SpecificationError, say
 from wholestep.objective import Objective
 from wholestep.source import is_nest_of_arrays, without_none
 
@@ -116,6 +116,37 @@ def _part(arrays: tuple, places: slice) -> tuple:
 def is_due(epoch: int, frequency: Any) -> bool:
     """Whether validation is due after this epoch."""
     return epoch + 1 in frequency if isinstance(frequency, list | tuple | set) else (epoch + 1) % frequency == 0
+
+
+def check_counts(**counts: Any) -> None:
+    """Refuse numbers of steps that are not whole numbers of at least 1; None leaves them open."""
+    for name, value in counts.items():
+        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if value is not None and not (is_whole and value >= 1):
+            raise SpecificationError(
+                say(f"{name} must be a whole number of at least 1.", repr(value), "leave it out for all batches.")
+            )
+
+
+def check_data(x: Any, y: Any, sample_weight: Any) -> None:
+    """Refuse Python numbers where arrays are wanted, and labels beside a data set that brings its own.
+
+    Raises:
+        BatchError: as said.
+    """
+    for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+        if isinstance(part, list | tuple) and part and isinstance(part[0], int | float):
+            raise BatchError(
+                say(f"{name} must hold arrays.", f"a {type(part).__name__} of numbers", f"pass np.asarray({name}).")
+            )
+    if not is_nest_of_arrays(x) and (y is not None or sample_weight is not None):
+        raise BatchError(
+            say(
+                "Labels and weights come beside arrays only; a data set brings its own.",
+                f"{type(x).__name__} and {'y' if y is not None else 'sample_weight'}",
+                "let the data set yield (x, y) or (x, y, sample_weight).",
+            )
+        )
 
 
 def refuse(**arguments: Any) -> None:

@@ -4,7 +4,6 @@ The only module that looks inside Keras (`keras.Model.compile` keeps what it was
 decides which output meets which label and loss; we take over before it reduces (keras/src/losses/loss.py).
 """
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -96,12 +95,25 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
     return [m for m in model.metrics if not any(m is t for t in trackers)]
 
 
-def takes_weights(model: keras.Model, extra: list) -> bool:
-    """Whether every metric can be told to leave rows out."""
+def made_of(model: keras.Model, extra: list) -> list:
+    """Return what compiled programs depend on, the things themselves: an id alone may come again."""
+    compiled = [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+    flags = [part for layer in layers(model) for part in (layer, layer.trainable)]
+    carried = [v for metric in (*metrics_of(model), *extra) for v in metric.variables]
+    return [*compiled, *model.trainable_variables, *carried, *flags]
+
+
+def are_same(one: list, two: list) -> bool:
+    """Whether two lists hold the very same things."""
+    return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
+
+
+def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric] | None:
+    """Return the metrics that are updated by compiled ones and `extra`; None if layers update others themselves."""
     compiled = model._compile_metrics
-    known = [*(compiled.metrics if compiled is not None else []), *extra]
-    free = [m for m in metrics_of(model) if m is not compiled and not any(m is k for k in extra)]
-    return not free and all("sample_weight" in inspect.signature(m.update_state).parameters for m in known)
+    if any(m is not compiled and not any(m is k for k in extra) for m in metrics_of(model)):
+        return None
+    return [*(compiled.metrics if compiled is not None else []), *extra]
 
 
 def check_labels(ranges: list[LabelRange], batch: Any) -> None:

@@ -8,6 +8,7 @@ regularisers add up to is found by cutting four rows into two and two.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
+from wholestep.compiled import layers
 from wholestep.forward import Forward, Rows
 from wholestep.state import State
 
@@ -75,12 +77,12 @@ def probe(engine: Any, forward: Forward, state: State, data: Any, rows: np.ndarr
     spread = np.linspace(0, len(rows) - 1, min(2 * size, len(rows))).astype(int)
     few = engine.fetch(engine.gather(data, engine.place(np.asarray(rows)[spread].astype(np.int32))))
     run, first = _runner(engine, forward, state), _rows(few, np.arange(size))
-    one = run(first)
+    one, moved = run(first), partial(_moved, compute_dtype=_compute_dtype(forward.model))
     other = _rows(few, np.resize(np.append(np.arange(size, len(spread)), 0), size))
-    if not _moved(one, run(other)).any():
+    if not moved(one, run(other)).any():
         other = _shaken(first)
-    can_move = _moved(one, run(other))
-    couples = any(_moved(one, run(_but(other, first, row)))[row] for row in np.flatnonzero(can_move).tolist())
+    can_move = moved(one, run(other))
+    couples = any(moved(one, run(_but(other, first, row)))[row] for row in np.flatnonzero(can_move).tolist())
     before = engine.fetch(state.buffers)
     moves = any(
         is_float and not np.array_equal(old, new)
@@ -89,6 +91,17 @@ def probe(engine: Any, forward: Forward, state: State, data: Any, rows: np.ndarr
     whole = forward.has_whole
     extra = _extra(run, first, size, one) if forward.has_extra else "none"
     return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()))
+
+
+def leaves_out(engine: Any, forward: Forward, state: State, data: Any, rows: np.ndarray) -> bool:
+    """Whether rows of weight 0 add nothing to the metrics: found out by trying."""
+    few = engine.gather(data, engine.place(np.resize(np.asarray(rows, np.int32), _ROWS)))
+
+    def both(state: State, batch: Any) -> tuple[list, list]:
+        return forward.padded(engine.params(state), state.buffers, state.metrics, batch, _ROWS // 2)
+
+    alone, among = engine.fetch(engine.compile(both, (state, few), spends=False)(state, few))
+    return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(alone, among, strict=True))
 
 
 def _but(batch: Any, kept: Any, row: int) -> Any:
@@ -134,9 +147,9 @@ def _wiggled(parameter: Any) -> Any:
     return parameter + ops.cast(numbers, parameter.dtype)
 
 
-def _moved(one: Rows, two: Rows) -> np.ndarray:
+def _moved(one: Rows, two: Rows, compute_dtype: str) -> np.ndarray:
     """Return which rows' values moved by more than rounding: bool (rows,)."""
-    tolerance = 64 * float(np.finfo(_compute_dtype()).eps)
+    tolerance = 64 * float(np.finfo(compute_dtype).eps)
     moved = np.zeros((1,), bool)
     for label, pair in one.values.items():
         for a, b in zip(pair, two.values[label], strict=True):
@@ -145,9 +158,12 @@ def _moved(one: Rows, two: Rows) -> np.ndarray:
     return moved
 
 
-def _compute_dtype() -> Any:
-    dtype = keras.config.dtype_policy().compute_dtype
-    return np.float16 if dtype in ("float16", "bfloat16") else dtype
+def _compute_dtype(model: keras.Model) -> str:
+    """Return the coarsest dtype that the model computes in; bfloat16 counts as float16, which numpy knows."""
+    dtypes = {keras.backend.standardize_dtype(layer.compute_dtype) for layer in layers(model)}
+    if dtypes & {"float16", "bfloat16"}:
+        return "float16"
+    return "float64" if dtypes == {"float64"} else "float32"
 
 
 def _extra(run: Callable[[Any], Rows], batch: Any, size: int, whole: Rows) -> str:

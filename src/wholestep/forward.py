@@ -82,6 +82,18 @@ class Forward:
             extra = self._extra(scope)
         return Rows(values, extra, self._after(scope, buffers, metrics)[0])
 
+    def padded(self, params, buffers, metrics, batch, num: int) -> tuple[list, list]:
+        """Return the metrics' values after the first `num` rows, and after all rows if the others weigh nothing."""
+        weights = ops.cast(ops.arange(tree.num_rows(batch)) < num, keras.config.floatx())
+        after = []
+        for part, row_weights in ((slice(num), None), (slice(None), weights)):
+            scope = self._scope(params, buffers, metrics)
+            with scope:
+                for score in self._read(batch, lambda: self._scope(params, buffers, metrics)).scores:
+                    score.part(part).update(row_weights)
+            after.append(self._after(scope, buffers, metrics)[1])
+        return after[0], after[1]
+
     def predict(self, params, buffers, inputs) -> Any:
         """Return the model's outputs."""
         pairs = zip([*self.variables.params, *self.variables.buffers], [*params, *buffers], strict=True)

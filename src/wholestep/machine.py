@@ -94,11 +94,17 @@ class Machine:
 
     Args:
         metrics: the Keras metrics whose state is carried.
-        pads: whether every one of them can be told to leave rows out.
+        pads: whether every one of them can be told to leave rows out; None if that must be tried.
     """
 
     def __init__(
-        self, model: keras.Model, objective: Objective, optimizer: Any, metrics: list, pads: bool, options: Options
+        self,
+        model: keras.Model,
+        objective: Objective,
+        optimizer: Any,
+        metrics: list,
+        pads: bool | None,
+        options: Options,
     ):
         self.engine = engines.choose(optimizer)
         self.model = model

@@ -1,5 +1,6 @@
 """What is minimised: the user's function, or a compiled Keras model, as (model, batch, training) -> Means."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,7 +10,9 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 from keras.src.backend import get_keras_mask
+from keras.src.backend.common.masking import set_keras_mask
 
+from wholestep import tree
 from wholestep.errors import SpecificationError, say
 from wholestep.mean import Mean, Sum, Term
 
@@ -58,6 +61,17 @@ class Score:
             return False
         return len(fn(self.y_true, self.y_pred, **self.metric._fn_kwargs).shape) == 0
 
+    def part(self, rows: slice) -> "Score":
+        """Return what the metric is shown of these rows."""
+        mask = get_keras_mask(self.y_pred)
+        y_true, y_pred, weight = (
+            None if given is None else tree.map_leaves(lambda leaf: leaf[rows], given)
+            for given in (self.y_true, self.y_pred, self.weight)
+        )
+        if mask is not None:
+            set_keras_mask(y_pred, mask[rows])
+        return Score(self.metric, y_true, y_pred, weight)
+
     def update(self, row_weights: Tensor) -> None:
         """Update the metric; rows of weight 0 count for nothing."""
         given = [w for w in (self.weight, row_weights) if w is not None]
@@ -68,6 +82,16 @@ class Score:
         rank = max(len(w.shape) for w in [*given, *([] if mask is None else [mask])])
         weight = math.prod(ops.cast(_lengthen(w, rank), keras.config.floatx()) for w in given)
         self.metric.update_state(self.y_true, self.y_pred, sample_weight=weight)
+
+
+def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
+    """Whether every one of the metrics can be told that rows weigh nothing; None if that must be tried.
+
+    Keras' own do what they are told. Who writes an `update_state` of their own may take weights and not use them.
+    """
+    if metrics is None or not all("sample_weight" in inspect.signature(m.update_state).parameters for m in metrics):
+        return False
+    return True if all(type(m).update_state.__module__.split(".")[0] == "keras" for m in metrics) else None
 
 
 def _lengthen(weight: Tensor, rank: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
-from wholestep.coupling import Coupling, probe
+from wholestep.coupling import Coupling, leaves_out, probe
 from wholestep.state import State
 from wholestep.step import Cut, Step
 
@@ -34,14 +34,14 @@ class Planner:
     Args:
         microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.
         memory_limit: bytes that a program may use beside its arguments; None for half of the device's memory.
-        pads: whether every metric can be told to leave rows out.
+        pads: whether every metric can be told to leave rows out; None if that must be tried.
     """
 
     engine: Any
     step: Step
     microbatch_size: int | str
     memory_limit: int | None
-    pads: bool
+    pads: bool | None
     programs: dict = field(default_factory=dict)
     coupling: Coupling | None = None
 
@@ -60,8 +60,12 @@ class Planner:
         return self.programs[key]
 
     def may_pad(self, state: State, data: Any, rows: np.ndarray) -> bool:
-        """Whether rows of weight 0 change nothing. Probes the objective, once."""
-        return self.pads and self.probe(state, data, rows).may_pad
+        """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
+        if self.pads is False or not self.probe(state, data, rows).may_pad:
+            return False
+        if self.pads is None:
+            self.pads = leaves_out(self.engine, self.step.forward, state, data, rows)
+        return self.pads
 
     def probe(self, state: State, data: Any, rows: np.ndarray) -> Coupling:
         """Return what couples the rows, found out once."""
@@ -77,7 +81,7 @@ class Planner:
         return self.memory_limit or self.engine.device_bytes() or _host_bytes() // 2
 
     def _plan(self, state: State, data: Any, rows: np.ndarray, short: bool, length: int) -> Program:
-        whole = Cut(((1, len(rows)),), len(rows), padded=short and self.pads)
+        whole = Cut(((1, len(rows)),), len(rows), padded=short and self.pads is not False)
         if self.microbatch_size != "auto":
             cut = self._cut(whole, int(self.microbatch_size), state, data, rows)
             return self._compile(cut, length, state, data)
@@ -101,7 +105,7 @@ class Planner:
             self._say(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
             return whole
         num = -(-whole.rows // size)
-        if self.pads and coupling.may_pad:
+        if self.may_pad(state, data, rows):
             size = -(-whole.rows // num)
             return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows)
         if not coupling.may_cut:

@@ -15,7 +15,7 @@ from wholestep.errors import BatchError, SpecificationError, say
 from wholestep.evaluate import join
 from wholestep.loop import run_epoch
 from wholestep.machine import Machine, Options, Report
-from wholestep.objective import Objective
+from wholestep.objective import Objective, leave_rows_out
 from wholestep.plan import explain
 from wholestep.source import class_weighted, is_nest_of_arrays, without_none
 from wholestep.state import State
@@ -92,7 +92,7 @@ class Trainer:
         self._metrics = [keras.metrics.get(m) for m in metrics]
         self._options = Options(microbatch_size, memory_limit, on_nonfinite)
         self._machine: Machine | None = None
-        self._made_for: tuple = ()
+        self._made_for: list = []
         self._epochs = 0
         self._optimizer = (
             None if optimizer is None else arguments.with_loss_scale(keras.optimizers.get(optimizer), model)
@@ -131,6 +131,7 @@ class Trainer:
             BatchError: the data cannot make an update.
             NonFiniteError: a loss or gradient was not finite; that update was not applied.
         """
+        arguments.check_counts(steps_per_epoch=steps_per_epoch, validation_steps=validation_steps)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = arguments.split((x, y, sample_weight), validation_split)
         batches = self._batches(x, y, sample_weight, batch_size, shuffle, class_weight)
@@ -165,7 +166,8 @@ class Trainer:
         """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
 
         The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
-        step's numbers waits for the device; nothing else does.
+        step's numbers waits for the device; nothing else does. At the end of the last epoch an optimizer with a moving
+        average of the weights leaves that in the model, as `fit` does; a loop that is left early keeps the weights.
 
         Args:
             data: `Batches`, or whatever they take (then in batches of 32).
@@ -216,6 +218,7 @@ class Trainer:
         return_dict: bool = False,
     ) -> Any:
         """Return the loss and the metrics over all rows, as `keras.Model.evaluate` does."""
+        arguments.check_counts(steps=steps)
         batches = self._batches(x, y, sample_weight, batch_size, False, None)
         machine = self._build(batches)
         watch = Watch(
@@ -233,6 +236,7 @@ class Trainer:
         callbacks: Any = None,
     ) -> Any:
         """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict` does."""
+        arguments.check_counts(steps=steps)
         if type(self.model).predict_step is not keras.Model.predict_step:
             raise SpecificationError(
                 say(
@@ -280,6 +284,7 @@ class Trainer:
         if isinstance(x, Batches):
             arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
             return x
+        arguments.check_data(x, y, sample_weight)
         if class_weight is not None and sample_weight is not None:
             raise SpecificationError(
                 say("class_weight and sample_weight cannot both be given.", "both", "multiply them into sample_weight.")
@@ -306,8 +311,8 @@ class Trainer:
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
-        made_for = self._fingerprint()
-        if self._machine is None or self._made_for != made_for:
+        made_for = compiled.made_of(self.model, self._metrics)
+        if self._machine is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
             self._machine, self._made_for = self._make(), made_for
@@ -318,29 +323,17 @@ class Trainer:
         if self._optimizer is not None:
             self.model.optimizer = self._optimizer
 
-    def _fingerprint(self) -> tuple:
-        """What the compiled programs depend on: if it changes, they are made anew."""
-        model = self.model
-        parts = [
-            getattr(model, "optimizer", None),
-            getattr(model, "_compile_loss", None),
-            getattr(model, "_compile_metrics", None),
-        ]
-        flags = tuple((id(layer), layer.trainable) for layer in compiled.layers(model))
-        carried = [v for metric in (*compiled.metrics_of(model), *self._metrics) for v in metric.variables]
-        return tuple(map(id, (*parts, *model.trainable_variables, *carried))), flags
-
     def _make(self) -> Machine:
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
         if self._given is not None:
-            return Machine(model, self._given, optimizer, self._metrics, True, self._options)
+            pads = leave_rows_out(self._metrics)
+            return Machine(model, self._given, optimizer, self._metrics, pads, self._options)
         if model.run_eagerly:
             warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=4)
         objective = compiled.CompiledObjective(model, self._metrics)
         metrics = [*compiled.metrics_of(model), *self._metrics]
-        return Machine(
-            model, objective, optimizer, metrics, compiled.takes_weights(model, self._metrics), self._options
-        )
+        pads = leave_rows_out(compiled.known_metrics(model, self._metrics))
+        return Machine(model, objective, optimizer, metrics, pads, self._options)
 
     def _number(self) -> int:
         if getattr(self.model, "optimizer", None) is None:
