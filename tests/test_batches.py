@@ -115,7 +115,7 @@ def test_a_tf_dataset():
 
 def test_in_sequence_leaves_ready_batches_their_size():
     assert in_sequence(Ready(), 7).is_ready
-    assert in_sequence(np.zeros(9), 7).batch_size == 7
+    assert in_sequence(np.zeros(9), 7).grouping.size == 7
 
 
 @pytest.mark.parametrize(

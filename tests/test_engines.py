@@ -86,7 +86,7 @@ def test_fold_and_gather(engine):
 
 def test_repeat_stops_where_it_is_told(engine):
     def state(stopped):
-        return State([], [], [], [], {}, engine.place(np.int32(stopped)))
+        return State([], [], [], [], {}, engine.place(np.int32(stopped)), [])
 
     def program(state, num):
         def step(i, state):

@@ -98,5 +98,16 @@ def test_filling_repeats_rows():
     assert fill_places(block, 8).rows.tolist() == [[0, 1, 2, 3, 4, 5, 6, 0]]
 
 
+def test_ready_made_batches_are_filled_to_the_most_rows_of_their_own_shape():
+    sizes = [(4, 2), (2, 8), (3, 2), (1, 8), (5, 2), (4, 2)]
+    blocks = Loaded(Host, ws.Batches(np.zeros(size) for size in sizes)).blocks(None, lambda: 1)
+    assert [block.full for block in blocks] == [4, 2, 4, 2, 5, 5]
+
+
+def test_a_block_knows_the_rows_of_a_full_one():
+    assert [b.full for b in Resident(Host, ws.Batches(np.arange(7), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
+    assert [b.full for b in Loaded(Host, ws.Batches(Items(), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
+
+
 def test_small_arrays_become_resident():
     assert isinstance(open_feed(engines.choose(), ws.Batches(np.zeros(4)), limit=10**6), Resident)

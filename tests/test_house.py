@@ -13,9 +13,10 @@ import wholestep as ws
 SOURCE = Path(ws.__file__).parent
 FLOORS = [
     {"errors", "tree"},
-    {"mean", "order", "source", "state", "objective", "compiled", "forward"},
+    {"mean", "order", "source", "sequences", "lengths", "shapes"}
+    | {"state", "tables", "objective", "compiled", "forward"},
     {"engines"},
-    {"batches", "feed", "coupling", "tally", "step", "plan", "evaluate", "machine"},
+    {"buckets", "packing", "grouping", "batches", "feed", "coupling", "tally", "step", "plan", "evaluate", "machine"},
     {"callbacks", "loop"},
     {"arguments", "trainer", "demo", "cli", "__init__"},
 ]

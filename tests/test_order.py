@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wholestep.order import Order
+from wholestep.order import Order, permute
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 10**6))
@@ -25,6 +25,19 @@ def test_any_part_is_that_part_of_the_epoch(num_rows, epoch, data):
 def test_epochs_and_seeds_differ():
     orders = {tuple(Order(64, seed).rows(epoch, 0, 64)) for seed in range(4) for epoch in range(4)}
     assert len(orders) == 16
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(0, 9))
+def test_several_permutations_at_once_are_each_of_them_alone(sizes, epoch):
+    streams, places = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(n) for n in sizes])
+    together = permute(places.astype(np.uint64), np.array(sizes)[streams], 3, epoch, streams)
+    alone = [Order(n, 3, stream=stream).rows(epoch, 0, n) for stream, n in enumerate(sizes)]
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+
+
+def test_streams_of_one_seed_differ():
+    orders = {tuple(Order(64, 1, stream=stream).rows(epoch, 0, 64)) for stream in range(8) for epoch in range(8)}
+    assert len(orders) == 64
 
 
 def test_a_billion_rows_cost_no_memory():

@@ -149,6 +149,22 @@ def check_data(x: Any, y: Any, sample_weight: Any) -> None:
         )
 
 
+def check_row_order(batches: Any) -> None:
+    """Refuse to predict what is grouped by length: outputs would stand in another order than the rows.
+
+    Raises:
+        SpecificationError: as said.
+    """
+    if batches.shapes:
+        raise SpecificationError(
+            say(
+                "Predictions must stand in the order of the rows, and be equally long.",
+                "Batches under a token budget",
+                "predict Batches(source, batch_size), or call the model on each of these batches.",
+            )
+        )
+
+
 def refuse(**arguments: Any) -> None:
     """Refuse arguments that Batches already answer."""
     given = [name for name, value in arguments.items() if value is not None]

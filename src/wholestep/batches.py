@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import BatchError, SpecificationError, say
-from wholestep.order import Order
-from wholestep.source import Arrays, Items, Ready, Stream, open_source
+from wholestep.errors import BatchError, say
+from wholestep.grouping import ByLength, Grouping, group_by_length, group_evenly, refuse_sizes
+from wholestep.source import Arrays, Ready, Stream, open_source
 
 Tree = Any
 
@@ -21,6 +21,10 @@ class Batches:
     each epoch, whatever the microbatches or the machine. Batches that the user made (`keras.utils.PyDataset`,
     generators, `tf.data.Dataset`, `DataLoader`) are taken as they are; a PyDataset's are shuffled among themselves.
 
+    With `tokens`, rows of like length make a batch, in one of a few fixed shapes, each a program of its own: as many
+    rows as the budget allows, padded to that shape. The rows of a shape and the batches of all shapes are permuted each
+    epoch. Every row is used once: one that is too long is an error, and a shape's last batch may be shorter.
+
     Args:
         source: nested arrays with a leading row axis, a sequence of rows (`__len__` and `__getitem__`), a
             `keras.utils.PyDataset`, or an iterable of batches.
@@ -28,10 +32,24 @@ class Batches:
             shorter; no row is dropped and none is used twice.
         seed: the seed of the order.
         shuffle: whether rows are permuted at all.
+        tokens: instead of `batch_size`, the places in a batch, padding included, of all its sequences together: rows
+            times the sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
+        length: how long every row is: int (rows,), which holds for every leaf of a row that has an axis; or a nest of
+            such arrays that names parts of a row, `{"source": ..., "target": ...}`, each of a length of its own; or a
+            function of a row that returns either.
+        boundaries: the shapes: whole numbers, or nests of them where parts are named. None for the fewest, at most a
+            dozen, whose places are within 5 % of the dozen that pads least.
+        pad: what stands in the padding of ragged rows: a number, or a nest that names leaves, `{"labels": -100}`.
+        truncate: whether sequences are cut off at the largest of the boundaries rather than refused.
+        pack: whether several rows (dicts of sequences of one length) share a row as long as the longest, or as the one
+            boundary. `segment_ids` (from 1; 0 in the padding) and `positions` (from 0) come beside their leaves, int32.
+        transform: a function of every batch that is loaded; of all arrays at once.
 
     Raises:
-        SpecificationError: a batch size below 1, or one for batches that are ready-made.
-        BatchError: the source holds no rows, or leaves of different length.
+        SpecificationError: a batch size below 1, or one for batches that are ready-made; a length, boundary or padding
+            that does not belong to these rows.
+        BatchError: the source holds no rows, or leaves of different length; a row that no shape holds, or that takes
+            more places than the budget.
 
     >>> import numpy as np
     >>> data = Batches({"x": np.arange(10)}, batch_size=4, seed=7)
@@ -40,6 +58,12 @@ class Batches:
     >>> data.seek(epoch=1, step=2)
     >>> data.position
     (1, 2)
+    >>> rows = [{"text": np.arange(length)} for length in (3, 9, 4, 3, 10)]
+    >>> data = Batches(rows, tokens=24, length=[3, 9, 4, 3, 10], boundaries=[4, 10])
+    >>> data.shapes
+    [(3, 4), (2, 10)]
+    >>> sorted(batch["text"].shape for batch in data)
+    [(2, 10), (3, 4)]
     """
 
     def __init__(
@@ -49,19 +73,27 @@ class Batches:
         *,
         seed: int = 0,
         shuffle: bool = True,
+        tokens: int | None = None,
+        length: Any = None,
+        boundaries: Any = None,
+        pad: Any = 0,
+        truncate: bool = False,
+        pack: bool = False,
         transform: Callable[[Tree], Tree] | None = None,
     ):
         self.source = open_source(source, transform)
         self.is_ready = isinstance(self.source, Ready | Stream)
-        self.batch_size = self._check(batch_size)
-        self.seed = seed
-        self.shuffle = shuffle
+        wish = ByLength(length, boundaries, pad, truncate, pack)
+        refuse_sizes(self.is_ready, batch_size, tokens, wish)
+        self.grouping: Grouping
+        if tokens is not None:
+            self.grouping = group_by_length(self.source, tokens, wish, seed, shuffle)
+        elif not isinstance(self.source, Stream):
+            self.grouping = group_evenly(self.source, batch_size, seed, shuffle)
         self.position = (0, 0)
         self._stream: Iterator[Tree] | None = None
         self._peeked: Tree | None = None
         self.unused: list = []  # what a feed loaded from a stream, but its loop did not use
-        if not isinstance(self.source, Stream):
-            self.order = Order(self._num_items(), seed, shuffle and self.num_batches is not None)
 
     @property
     def arrays(self) -> Tree | None:
@@ -73,7 +105,17 @@ class Batches:
         """The number of batches in an epoch; None if only running through them can tell."""
         if isinstance(self.source, Ready | Stream):
             return self.source.num_batches
-        return -(-self.source.num_rows // self.batch_size)
+        return self.grouping.num_batches
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The rows of a full batch and the padded length of each sequence, for every shape under a token budget."""
+        return [] if isinstance(self.source, Stream) else self.grouping.batch_shapes
+
+    @property
+    def comes_short(self) -> bool:
+        """Whether a batch may have fewer rows than the others of its shape."""
+        return self.is_ready or self.grouping.comes_short
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -90,24 +132,20 @@ class Batches:
         self.position = (epoch, step)
 
     def in_order(self) -> "Batches":
-        """Return the same batches from the first row to the last, with a place of their own; a stream is itself."""
+        """Return the same batches in one order for all epochs, with a place of their own; a stream is itself."""
         if isinstance(self.source, Stream):
             return self
         ordered = copy.copy(self)
-        ordered.order, ordered.position = Order(self.order.num_rows, shuffle=False), (0, 0)
+        ordered.grouping, ordered.position = self.grouping.in_order(), (0, 0)
         return ordered
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 of shape (rows,); of a PyDataset, its own number."""
-        start, size = (step, 1) if self.is_ready else (step * self.batch_size, self.batch_size)
-        return self.order.rows(epoch, start, min(start + size, self.order.num_rows))
+        return self.grouping.rows(epoch, step)
 
-    def load(self, rows: np.ndarray) -> Tree:
-        """Return these rows as numpy arrays, nested as the source nests them."""
-        if isinstance(self.source, Ready):
-            return self.source.load(int(rows[0]))
-        assert isinstance(self.source, Arrays | Items)
-        return self.source.load(rows)
+    def load(self, epoch: int, step: int) -> Tree:
+        """Return a batch as numpy arrays, nested as the source nests them."""
+        return self.grouping.load(epoch, step)
 
     def __iter__(self) -> Iterator[Tree]:
         """Iterate over the rest of the epoch's batches."""
@@ -136,7 +174,7 @@ class Batches:
             return self._pull(), (place[0], place[1] + 1)
         if isinstance(self.source, Ready) and place[1] == 0:
             self.source.begin_epoch()
-        batch, after = self.load(self.rows(*place)), self.after(*place)
+        batch, after = self.load(*place), self.after(*place)
         if isinstance(self.source, Ready) and after[0] > place[0]:
             self.source.end_epoch()
         return batch, after
@@ -161,7 +199,7 @@ class Batches:
     def example(self) -> Tree:
         """Return a first batch, for its shapes. Uses nothing up."""
         if not isinstance(self.source, Stream):
-            return self.load(self.rows(0, 0))
+            return self.load(0, 0)
         if self._peeked is None:
             if self._stream is None:
                 self._stream = iter(self.source)
@@ -171,24 +209,6 @@ class Batches:
                     say("The data must have at least one batch.", "none", "pass a stream that is not spent.")
                 )
         return self._peeked
-
-    def _num_items(self) -> int:
-        if isinstance(self.source, Ready):
-            return self.source.num_batches or np.iinfo(np.int64).max
-        assert isinstance(self.source, Arrays | Items)
-        return self.source.num_rows
-
-    def _check(self, batch_size: int | None) -> int:
-        if self.is_ready and batch_size is not None:
-            raise SpecificationError(
-                say("Ready-made batches have their own size.", f"batch_size={batch_size}", "leave batch_size out.")
-            )
-        size = 32 if batch_size is None else batch_size
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise SpecificationError(
-                say("batch_size must be a whole number of at least 1.", batch_size, "leave it out for 32.")
-            )
-        return int(size) if self.is_ready or size <= self._num_items() else self._num_items()
 
 
 def in_sequence(source: Any, batch_size: int | None) -> Batches:

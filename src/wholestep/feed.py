@@ -10,6 +10,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.batches import Batches
 from wholestep.errors import BatchError, say
+from wholestep.grouping import Even
 from wholestep.source import Stream
 
 _AHEAD = 2
@@ -22,7 +23,9 @@ class Block(NamedTuple):
         data: nested arrays on the device.
         rows: row numbers in `data`, int32 (updates, places); places beyond a count are padding.
         counts: the real rows of each update, int32 (updates,).
-        ids: row numbers in the user's source (None for ready-made batches), one array for each update.
+        full: the rows of an update of this shape that is not short; for ready-made batches the most so far.
+        ids: row numbers in the user's source (None for ready-made batches), one array for each update; where rows are
+            packed, an array of arrays.
         host: the batch on the host, if it was loaded; what is checked before it is used.
         place: the place in the source of the first of these updates.
         position: the place after the last.
@@ -31,6 +34,7 @@ class Block(NamedTuple):
     data: Any
     rows: np.ndarray
     counts: np.ndarray
+    full: int
     ids: list
     host: Any
     place: tuple[int, int]
@@ -41,13 +45,11 @@ class Resident:
     """Arrays that stay on the device; a block names rows. `most` updates can go in one dispatch."""
 
     def __init__(self, engine: Any, batches: Batches):
+        assert isinstance(batches.grouping, Even)
+        self.order, self.size = batches.grouping.order, batches.grouping.size
         self.batches = batches
         self.data = engine.place(batches.arrays)
         self.most = len(batches)
-
-    def full_size(self, size: int) -> int:
-        """Return the number of rows of an update that is not short."""
-        return self.batches.batch_size
 
     def blocks(self, num: int | None, size: Callable[[], int]) -> Iterator[Block]:
         """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the epoch)."""
@@ -61,7 +63,7 @@ class Resident:
                 epoch, step = epoch + 1, 0
 
     def _blocks(self, epoch: int, step: int, num: int) -> Iterator[Block]:
-        size, order = self.batches.batch_size, self.batches.order
+        size, order = self.size, self.order
         rows = order.rows(epoch, step * size, min((step + num) * size, order.num_rows))
         full = len(rows) // size
         if full:
@@ -73,7 +75,7 @@ class Resident:
         counts = np.full((len(rows),), rows.shape[1], np.int32)
         epoch, step = place[0], place[1] + len(rows)
         after = (epoch + 1, 0) if step == len(self.batches) else (epoch, step)
-        return Block(self.data, rows.astype(np.int32), counts, list(rows), None, place, after)
+        return Block(self.data, rows.astype(np.int32), counts, self.size, list(rows), None, place, after)
 
 
 class Loaded:
@@ -83,13 +85,8 @@ class Loaded:
         self.engine = engine
         self.batches = batches
         self.most = 1
-        self._largest = 0
+        self._largest: dict[tuple, int] = {}
         self._stop = threading.Event()
-
-    def full_size(self, size: int) -> int:
-        """Return the number of rows of an update that is not short; for ready-made batches the largest so far."""
-        self._largest = max(self._largest, size)
-        return self._largest if self.batches.is_ready else self.batches.batch_size
 
     def blocks(self, num: int | None, size: Callable[[], int]) -> Iterator[Block]:
         """Yield blocks of one update, `num` in all (None: to the end of the epoch)."""
@@ -145,17 +142,24 @@ class Loaded:
                     return
                 place = self._end
                 continue
-            ids = None if batches.is_ready else batches.rows(*place)
             done += 1
-            yield self._block(host, ids, place, after)
+            yield self._block(host, place, after)
             place = after
 
-    def _block(self, host: Any, ids: Any, place: tuple[int, int], position: tuple[int, int]) -> Block:
-        count = tree.num_rows(host)
+    def _block(self, host: Any, place: tuple[int, int], position: tuple[int, int]) -> Block:
+        count, batches = tree.num_rows(host), self.batches
         if count == 0:
             raise BatchError(say("A batch must have at least one row.", "0 rows", "leave empty batches out."))
-        rows = np.arange(count, dtype=np.int32)[None]
-        return Block(self.engine.place(host), rows, np.full((1,), count, np.int32), [ids], host, place, position)
+        ids = None if batches.is_ready else batches.grouping.ids(*place)
+        full = self._most_so_far(host, count) if batches.is_ready else batches.grouping.full_size(*place)
+        rows, counts = np.arange(count, dtype=np.int32)[None], np.full((1,), count, np.int32)
+        return Block(self.engine.place(host), rows, counts, full, [ids], host, place, position)
+
+    def _most_so_far(self, host: Any, count: int) -> int:
+        """Return the most rows that a ready-made batch of this shape has had."""
+        shape = tuple(leaf.shape[1:] for leaf in tree.leaves(host))
+        self._largest[shape] = max(self._largest.get(shape, 0), count)
+        return self._largest[shape]
 
 
 Feed = Resident | Loaded
@@ -163,7 +167,7 @@ Feed = Resident | Loaded
 
 def open_feed(engine: Any, batches: Batches, limit: int) -> Feed:
     """Return a feed; arrays of at most `limit` bytes become resident."""
-    if batches.arrays is not None and tree.num_bytes(batches.arrays) <= limit:
+    if batches.arrays is not None and not batches.shapes and tree.num_bytes(batches.arrays) <= limit:
         return Resident(engine, batches)
     return Loaded(engine, batches)
 

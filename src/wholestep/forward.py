@@ -12,8 +12,11 @@ from wholestep.errors import SpecificationError, say
 from wholestep.mean import Term, Whole, check
 from wholestep.objective import Objective, Reading, read
 from wholestep.state import Variables
+from wholestep.tables import Lookups
 
 Tensor = Any
+
+NOTHING = Lookups([])
 
 
 class Outcome(NamedTuple):
@@ -61,11 +64,16 @@ class Forward:
         self.has_extra = False
         self.has_whole = False
 
-    def sums(self, params, buffers, metrics, batch, row_weights) -> Outcome:
-        """Run the objective on one (micro)batch and sum what it returned."""
-        scope = self._scope(params, buffers, metrics)
-        with scope:
-            reading = self._read(batch, lambda: self._scope(params, buffers, metrics))
+    def sums(self, params, buffers, metrics, batch, row_weights, places=(), *, lookups: Lookups = NOTHING) -> Outcome:
+        """Run the objective on one (micro)batch and sum what it returned.
+
+        Args:
+            places: by group of `lookups`, where each lookup finds its row; `params` hold these rows for its tables.
+        """
+        scope = self._scope(params, buffers, metrics, lookups)
+        with scope, lookups.answering(params, places):
+            # With rows in hand a second look is not possible; there has been one on whole tables before.
+            reading = self._read(batch, None if lookups.tables else lambda: self._scope(params, buffers, metrics))
             for score in reading.scores:
                 score.update(row_weights)
             terms = reading.terms | reading.reported
@@ -81,6 +89,17 @@ class Forward:
             values = {label: _by_row(term) for label, term in reading.terms.items()}
             extra = self._extra(scope)
         return Rows(values, extra, self._after(scope, buffers, metrics)[0])
+
+    def ids(self, params, buffers, metrics, batch, *, lookups: Lookups) -> list[Tensor]:
+        """Return the row numbers that the objective looks up on one (micro)batch, by group of `lookups`.
+
+        They depend on the batch alone, mostly: then the compiler drops the forward pass.
+        """
+        scope = self._scope(params, buffers, metrics)
+        noted: list[list[Tensor]] = [[] for _ in lookups.tables]
+        with scope, lookups.noting(noted, params):
+            self._call(batch)
+        return lookups.ids(noted, scope.read, self.variables)
 
     def padded(self, params, buffers, metrics, batch, num: int) -> tuple[list, list]:
         """Return the metrics' values after the first `num` rows, and after all rows if the others weigh nothing."""
@@ -125,17 +144,18 @@ class Forward:
         """Whether any trainable variable is regularised."""
         return any(v.regularizer is not None for v in self.variables.params)
 
-    def _scope(self, params, buffers, metrics) -> keras.StatelessScope:
-        v = self.variables
+    def _scope(self, params, buffers, metrics, lookups: Lookups = NOTHING) -> "_Scope":
+        v, apart = self.variables, {table.param for table in lookups.tables}
         pairs = [(v.params, params), (v.buffers, buffers), (v.metrics, metrics)]
         mapping = [pair for known, values in pairs for pair in zip(known, values, strict=True)]
-        return keras.StatelessScope(mapping, collect_losses=True)
+        mapping = [pair for i, pair in enumerate(mapping) if i not in apart]
+        return _Scope({id(v.params[i]) for i in apart}, mapping, collect_losses=True)
 
-    def _read(self, batch, fresh_scope: Callable[[], keras.StatelessScope]) -> Reading:
+    def _read(self, batch, fresh_scope: Callable[[], keras.StatelessScope] | None) -> Reading:
         reading, num_rows = self._call(batch), tree.num_rows(batch)
         terms, reported = (_checked(terms, num_rows) for terms in (reading.terms, reading.reported))
         squares = [k for k, t in terms.items() if len(t.values.shape) > 1 and t.values.shape[1] == num_rows > 1]
-        if squares:
+        if squares and fresh_scope is not None:
             with fresh_scope():
                 shorter = self._call(tree.map_leaves(lambda leaf: leaf[:-1], batch))
             _refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
@@ -153,6 +173,20 @@ class Forward:
     def _after(self, scope: keras.StatelessScope, buffers: list, metrics: list) -> tuple[list, list]:
         v = self.variables
         return _values(scope, v.buffers, buffers), _values(scope, v.metrics, metrics)
+
+
+class _Scope(keras.StatelessScope):
+    """Notes which variables were read. Those that are `apart` must not be: they have no value here."""
+
+    def __init__(self, apart: set[int], *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.apart = apart
+        self.read: set[int] = set()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        assert id(variable) not in self.apart, f"{variable.path} is read, but only rows of it are in hand"
+        self.read.add(id(variable))
+        return super().get_current_value(variable)
 
 
 def _checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:

@@ -138,7 +138,8 @@ class Machine:
         """Return the Keras variables' values as a State; the sums of the epoch are those of `state`, or none yet."""
         params, slots, buffers = self.engine.take(self.variables)
         if state is None:
-            return State(params, slots, buffers, self._empty_metrics(), (), self.engine.place(np.int32(0)))
+            stopped, marks = self.engine.place((np.int32(0), np.zeros(self.step.num_marks, np.int32)))
+            return State(params, slots, buffers, self._empty_metrics(), (), stopped, marks)
         return state._replace(params=params, slots=slots, buffers=buffers)
 
     def give(self, state: State) -> None:
@@ -164,11 +165,13 @@ class Machine:
 
     def dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
         """Send one block of updates, the first of this number, to the device. Spends the state; waits for nothing."""
-        planner, size = self.planner, block.rows.shape[1]
-        full = feed.full_size(size)
-        if size < full and planner.may_pad(state, block.data, block.rows[0]):
-            block = fill(self.engine, block, full)
-        program = planner.program(state, block.data, block.rows[0], short=_comes_short(feed.batches), most=feed.most)
+        planner, batches = self.planner, feed.batches
+        short, is_short = batches.comes_short, block.rows.shape[1] < block.full
+        # The short batch of a bucket may be one row, which tells nothing of others: ask before it comes.
+        asks = is_short or (short and batches.shapes)
+        if asks and planner.may_pad(state, block.data, block.rows[0]) and is_short:
+            block = fill(self.engine, block, block.full)
+        program = planner.program(state, block.data, block.rows[0], short=short, most=feed.most)
         state = state if state.sums else self.begin_epoch(state)
         self.check(feed.batches, block)
         block = fill_places(block, program.cut.places)
@@ -214,7 +217,7 @@ class Machine:
             bad = np.union1d(bad, rows_of_term)
             name = f"term {label!r}" if label else "the loss"
             if rows_of_term.size:
-                reasons.append(f"{name} is not finite in rows {_few(names[rows_of_term])}")
+                reasons.append(f"{name} is not finite in rows {_few(_numbers(names, rows_of_term))}")
             elif self.forward.facts[label].kind is Mean and np.sum(weights) == 0:
                 reasons.append(f"the weights of {name} sum to zero")
         reasons = reasons or ["the gradient is not finite, though every row's loss is"]
@@ -224,17 +227,18 @@ class Machine:
             "; ".join(reasons),
             'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").',
         )
-        return NonFiniteError(message, number, tuple(int(r) for r in names[bad.astype(int)]))
-
-
-def _comes_short(batches: Batches) -> bool:
-    return batches.is_ready or batches.order.num_rows % batches.batch_size != 0
+        return NonFiniteError(message, number, tuple(_numbers(names, bad.astype(int))))
 
 
 def _stack(values: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([values, np.zeros((length - len(values), *values.shape[1:]), values.dtype)])
 
 
-def _few(rows: np.ndarray) -> str:
-    shown = ", ".join(str(int(row)) for row in rows[:8])
+def _numbers(names: np.ndarray, places: np.ndarray) -> list[int]:
+    """Return the numbers of the user's rows at these places of an update; a packed row is several of them."""
+    return [int(row) for place in places for row in np.atleast_1d(names[place])]
+
+
+def _few(rows: list[int]) -> str:
+    shown = ", ".join(str(row) for row in rows[:8])
     return shown + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")

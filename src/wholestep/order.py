@@ -6,16 +6,17 @@ of a billion-row source costs as much as a batch of a thousand.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 _ROUNDS = 6
-_MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order of `num_rows` rows in every epoch.
+    """The order of `num_rows` rows in every epoch; `stream` tells orders of one seed apart.
 
     >>> order = Order(num_rows=10, seed=7)
     >>> sorted(order.rows(epoch=0, start=0, stop=10).tolist())
@@ -27,29 +28,49 @@ class Order:
     num_rows: int
     seed: int = 0
     shuffle: bool = True
+    stream: int = 0
 
     def rows(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Return the row numbers at places start..stop-1 of the epoch, an int64 array (stop - start,)."""
         places = np.arange(start, stop, dtype=np.uint64)
-        return (self._permute(places, epoch) if self.shuffle else places).astype(np.int64)
-
-    def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
-        half = max(1, (max(self.num_rows - 1, 1).bit_length() + 1) // 2)
-        keys = _keys(self.seed, epoch)
-        values = _feistel(places, keys, half)
-        outside = np.flatnonzero(values >= self.num_rows)
-        while outside.size:
-            values[outside] = _feistel(values[outside], keys, half)
-            outside = outside[values[outside] >= self.num_rows]
-        return values
+        if self.shuffle:
+            places = permute(places, self.num_rows, self.seed, epoch, self.stream)
+        return places.astype(np.int64)
 
 
-def _keys(seed: int, epoch: int) -> np.ndarray:
-    return np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, epoch]).generate_state(_ROUNDS, np.uint64)
+def permute(places: np.ndarray, num: Any, seed: int, epoch: int, stream: Any = 0) -> np.ndarray:
+    """Return what stands at these places, uint64 (places,), when 0..num-1 are permuted.
+
+    `num` and `stream` are one number, or one for each place: then the places belong to several permutations.
+    """
+    num = np.atleast_1d(np.asarray(num, np.uint64))
+    keys, half = _keys(seed, epoch, stream), _half_bits(num)
+    values = _feistel(places, keys, half)
+    outside = np.flatnonzero(values >= num)
+    while outside.size:
+        values[outside] = _feistel(values[outside], _at(keys, outside), _at(half, outside))
+        outside = outside[values[outside] >= _at(num, outside)]
+    return values
 
 
-def _feistel(values: np.ndarray, keys: np.ndarray, half: int) -> np.ndarray:
-    shift, low_bits = np.uint64(half), np.uint64((1 << half) - 1)
+def _at(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the values at these places, or the one that holds for all."""
+    return values if values.shape[-1] == 1 else values[..., places]
+
+
+def _half_bits(num: np.ndarray) -> np.ndarray:
+    """Half the bits, rounded up, that 0..num-1 need."""
+    bits = np.frexp(np.maximum(num, 2) - 1)[1]
+    return np.maximum((bits + 1) // 2, 1).astype(np.uint64)
+
+
+def _keys(seed: int, epoch: int, stream: Any) -> np.ndarray:
+    keys = np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, epoch]).generate_state(_ROUNDS, np.uint64)
+    return keys[:, None] ^ _mix(np.atleast_1d(np.asarray(stream, np.uint64)) * _GOLDEN)
+
+
+def _feistel(values: np.ndarray, keys: np.ndarray, half: np.ndarray) -> np.ndarray:
+    shift, low_bits = half, (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> shift, values & low_bits
     for key in keys:
         left, right = right, left ^ (_mix(right ^ key) & low_bits)

@@ -12,6 +12,7 @@ from wholestep import tree
 from wholestep.coupling import Coupling, leaves_out, probe
 from wholestep.state import State
 from wholestep.step import Cut, Step
+from wholestep.tables import describe
 
 _MOST_UPDATES = 256
 _MOST_ROW_NUMBERS = 1 << 20
@@ -25,6 +26,7 @@ class Program:
     cut: Cut
     length: int
     memory: int | None
+    tables: list[str]
 
 
 @dataclass
@@ -126,13 +128,14 @@ class Planner:
             cut = replace(cut, padded=False)
             step.learn(cut, state, data, places, count)
         state = state._replace(sums=engine.place(step.tally.empty()))
-        update = step.update(cut)
+        touching, wholes = step.touching(cut, state, data, places)
+        update = step.update(cut, touching)
         one = (state, data, places, count)
         length = 1 if engine.loops_slowly(update, *one) else length
         run = step.run(update, length, one)
         several = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(length))
         call = engine.compile(run, (state, data, *engine.place(several)), repeats=length > 1)
-        return Program(call, cut, length, engine.memory(call))
+        return Program(call, cut, length, engine.memory(call), describe(touching, wholes, cut.num_microbatches))
 
     def _say(self, message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -160,6 +163,7 @@ def explain(program: Program, coupling: Coupling | None, engine: str) -> str:
     ]
     if program.memory is not None:
         lines.append(f"The program needs {program.memory / 2**20:.1f} MiB beside the data and the weights.")
+    lines += program.tables
     if coupling is not None:
         lines.append(
             "Cutting changes nothing in this model." if coupling.may_cut else f"Not cut freely: {coupling.why}."

@@ -35,14 +35,23 @@ class Items:
 
     def load(self, rows: np.ndarray) -> Tree:
         """Return these items, stacked."""
-        numbers = [int(row) for row in rows]
-        if hasattr(self.items, "__getitems__"):
-            loaded = self.items.__getitems__(numbers)
-        else:
-            loaded = [self.items[number] for number in numbers]
+        loaded = self._get(rows)
         if isinstance(loaded, dict):  # a Hugging Face dataset gives columns
             return self.transform(tree.map_leaves(to_numpy, {k: np.asarray(v) for k, v in loaded.items()}))
         return self.transform(tree.map_leaves(lambda *leaves: to_numpy(np.stack(leaves)), *loaded))
+
+    def each(self, rows: np.ndarray) -> list:
+        """Return these items one by one, as they are."""
+        loaded = self._get(rows)
+        if isinstance(loaded, dict):
+            return [dict(zip(loaded, values, strict=True)) for values in zip(*loaded.values(), strict=True)]
+        return loaded
+
+    def _get(self, rows: np.ndarray) -> Any:
+        numbers = [int(row) for row in rows]
+        if hasattr(self.items, "__getitems__"):
+            return self.items.__getitems__(numbers)
+        return [self.items[number] for number in numbers]
 
 
 @dataclass(frozen=True)
@@ -57,9 +66,9 @@ class Ready:
         """The number of batches in an epoch; None if there is no end."""
         return self.batches.num_batches
 
-    def load(self, number: int) -> Tree:
-        """Return one batch."""
-        return self.transform(numpy_batch(self.batches[number]))
+    def load(self, rows: np.ndarray) -> Tree:
+        """Return one batch, by its number."""
+        return self.transform(numpy_batch(self.batches[int(rows[0])]))
 
     def begin_epoch(self) -> None:
         """Tell the data set that an epoch begins."""

@@ -11,7 +11,8 @@ class State(NamedTuple):
 
     `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are the running
     sums of the epoch, see `Tally`; empty before the first trace. `stopped` is 1 from the first
-    update that was not applied because it was not finite.
+    update that was not applied because it was not finite. `marks` are room for `tables.touch`; their content does not
+    matter.
     """
 
     params: Any
@@ -20,6 +21,7 @@ class State(NamedTuple):
     metrics: Any
     sums: Any
     stopped: Any
+    marks: Any
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -14,6 +15,7 @@ from keras import ops
 from wholestep.forward import Forward, Outcome
 from wholestep.mean import Mean
 from wholestep.state import State
+from wholestep.tables import Lookups, Table, Touched, Touching, find, for_rows, pays
 from wholestep.tally import Tally
 
 Tensor = Any
@@ -74,25 +76,64 @@ class Step:
         self.stops = stops
         self.tally = Tally(forward)
         self._sums = engine.traced(forward.sums)
+        self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables)
 
-    def update(self, cut: Cut) -> Callable:
+    @property
+    def num_marks(self) -> int:
+        """How many marks the tables need, see `tables.Touching.touch`."""
+        return sum(table.num_rows for table in self.tables)
+
+    def update(self, cut: Cut, touching: Touching) -> Callable:
         """Return the function (state, data, rows, count) -> (state, report): one whole update."""
         engine = self.engine
-        part = engine.traced(self._part(cut))
+        part, look_up = engine.traced(self._part(cut, touching)), self._look_up(cut, touching)
+        apart = {table.param for table in touching.tables}
 
         def whole_update(state: State, data: Any, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
-            params = engine.params(state)
+            params = engine.params(state, apart)
             scale = engine.loss_scale(state) if self.scales else ops.ones((), "float32")
             weights = self._weigh(cut, params, state, data, rows, count)
-            total = self._fold(cut, part, params, state, weights, scale, data, rows, count)
+            marks, touched, places = touching.touch(state.marks, look_up(params, state, data, rows))
+            params, state = self._in_hand(params, touched), state._replace(marks=marks)
+            total = self._fold(cut, part, params, state, places, weights, scale, data, rows, count)
             grads, penalty = self._regularise(params, total.grads, scale)
             loss = self.tally.loss(total.sums, total.extra + penalty)
             ok = self._is_good(state, loss, grads)
             sums = self.tally.add(state.sums, total.sums, total.extra + penalty, count)
-            state = self._advance(state, total, sums, grads, ok)
+            state = self._advance(state, total, sums, grads, ok, touched, touching.optimizer)
             return state, self._report(state, loss, ok)
 
         return engine.traced(whole_update)
+
+    def touching(self, cut: Cut, state: State, data: Any, rows: Any) -> tuple[Touching, dict[str, str]]:
+        """Find out which tables an update need not touch as a whole; return that, and for the others why not."""
+        variables, tables, reasons = self.forward.variables, self.tables, dict(self._wholes)
+        rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
+        while tables:
+            lookups = self._lookups(tables, state, data, rows)
+            counts, kept = [cut.num_microbatches * lookups.counts[g] for g in lookups.groups], []
+            for table, count, elsewhere in zip(tables, counts, lookups.elsewhere, strict=True):
+                path = variables.params[table.param].path
+                if elsewhere:
+                    reasons[path] = "it is used other than by looking up"
+                elif not pays(count, table):
+                    reasons[path] = f"an update looks up {count} of its {table.num_rows} rows"
+                else:
+                    kept.append(table)
+            if len(kept) == len(tables):
+                twin = for_rows(self.engine.optimizer, tables, counts, variables)
+                return Touching(lookups, list(lookups.counts), twin), reasons
+            tables = kept
+        return Touching(Lookups([])), reasons
+
+    def _lookups(self, tables: list[Table], state: State, data: Any, rows: Any) -> Lookups:
+        lookups = Lookups(tables, self.engine.lookup)
+
+        def look_up(params: list, buffers: list, metrics: list, data: Any, rows: Tensor) -> list[Tensor]:
+            return self.forward.ids(params, buffers, metrics, self.engine.gather(data, rows), lookups=lookups)
+
+        self.engine.shapes(look_up, self.engine.params(state), state.buffers, state.metrics, data, rows)
+        return lookups
 
     def learn(self, cut: Cut, state: State, data: Any, rows: Any, count: Any) -> None:
         """Trace the objective on a microbatch, so that the facts of its terms are known before the first program."""
@@ -128,15 +169,18 @@ class Step:
 
     # ---- what whole_update is made of ----
 
-    def _part(self, cut: Cut) -> Callable:
+    def _part(self, cut: Cut, touching: Touching) -> Callable:
         """One microbatch: its share of the gradient, and what it adds to every sum."""
+        sums = self._sums
+        if touching.tables:
+            sums = self.engine.traced(partial(self.forward.sums, lookups=touching.lookups))
 
-        def part(params, buffers, metrics, weights, scale, data, rows, first, count) -> tuple[list, Outcome]:
+        def part(params, buffers, metrics, places, weights, scale, data, rows, first, count) -> tuple[list, Outcome]:
             batch = self.engine.gather(data, rows)
             row_weights = _row_weights(cut, rows.shape[0], first, count)
 
             def share(params: list) -> tuple[Tensor, Outcome]:
-                outcome = self._sums(params, buffers, metrics, batch, row_weights)
+                outcome = sums(params, buffers, metrics, batch, row_weights, places)
                 extra = outcome.extra * _extra_share(cut, rows.shape[0])
                 outcome = outcome._replace(extra=extra)
                 return self.tally.loss(outcome.sums, extra, weights) * ops.cast(scale, extra.dtype), outcome
@@ -154,7 +198,7 @@ class Step:
             return None
 
         def weigh(total: dict, piece: tuple) -> dict:
-            rows, first = piece
+            rows, first, _ = piece
             row_weights = _row_weights(cut, rows.shape[0], first, count)
             batch = self.engine.gather(data, rows)
             sums = self._sums(params, state.buffers, state.metrics, batch, row_weights).sums
@@ -164,16 +208,50 @@ class Step:
         total = {k: ops.zeros((), keras.config.floatx()) for k in means}
         return self._over(cut, weigh, total, rows)
 
-    def _fold(self, cut: Cut, part: Callable, params, state: State, weights, scale, data, rows, count) -> Sums:
+    def _look_up(self, cut: Cut, touching: Touching) -> Callable:
+        """The row numbers that the whole batch looks up in the tables, by group, before the first gradient.
+
+        As with the weights, the compiler drops the forward pass.
+        """
+        ids_of = self.engine.traced(partial(self.forward.ids, lookups=touching.lookups))
+
+        def look_up(params: list, state: State, data: Any, rows: Tensor) -> list[Tensor]:
+            if not touching.tables:
+                return []
+            if cut.num_microbatches == 1:
+                return ids_of(params, state.buffers, state.metrics, self.engine.gather(data, rows))
+
+            def note(noted: list, piece: tuple) -> list:
+                rows, first, number = piece
+                buffers, batch = self._buffers_of(state, first), self.engine.gather(data, rows)
+                ids = ids_of(params, buffers, state.metrics, batch)
+                starts = [number * count for count in touching.counts]
+                return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
+
+            nothing = [ops.zeros((cut.num_microbatches * count,), "int32") for count in touching.counts]
+            return self._over(cut, note, nothing, rows)
+
+        return look_up
+
+    def _in_hand(self, params: list, touched: list[Touched]) -> list:
+        """The parameters, with the rows that are touched in place of their tables."""
+        rows = {t.table.param: t.rows for t in touched}
+        return [self.engine.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)]
+
+    def _fold(
+        self, cut: Cut, part: Callable, params, state: State, places: list, weights, scale, data, rows, count
+    ) -> Sums:
         if cut.num_microbatches == 1:
             first = ops.zeros((), "int32")
-            grads, outcome = part(params, state.buffers, state.metrics, weights, scale, data, rows, first, count)
+            grads, outcome = part(
+                params, state.buffers, state.metrics, places, weights, scale, data, rows, first, count
+            )
             return Sums(grads, *outcome)
 
         def add(total: Sums, piece: tuple) -> Sums:
-            rows, first = piece
-            buffers = self._buffers_of(state, first)
-            grads, outcome = part(params, buffers, total.metrics, weights, scale, data, rows, first, count)
+            rows, first, number = piece
+            buffers, own = self._buffers_of(state, first), [_section(p, number, cut) for p in places]
+            grads, outcome = part(params, buffers, total.metrics, own, weights, scale, data, rows, first, count)
             share = _row_share(cut, rows.shape[0], first, count)
             return self._add(total, grads, outcome, buffers, share)
 
@@ -181,13 +259,15 @@ class Step:
         return total._replace(buffers=[b + move for b, move in zip(state.buffers, total.buffers, strict=True)])
 
     def _over(self, cut: Cut, function: Callable, carry: Any, rows: Tensor) -> Any:
-        """Fold a function of (carry, (rows of a microbatch, place of its first row)) over all microbatches."""
-        start = 0
+        """Fold a function of (carry, (rows of a microbatch, place of its first row, its number)) over all of them."""
+        start = done = 0
         for num, size in cut.sections:
             pieces = ops.reshape(rows[start : start + num * size], (num, size))
             firsts = np.arange(start, start + num * size, size, dtype=np.int32)
-            carry = self.engine.fold(function, carry, (pieces, ops.convert_to_tensor(firsts)), num)
-            start += num * size
+            numbers = np.arange(done, done + num, dtype=np.int32)
+            places = (ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers))
+            carry = self.engine.fold(function, carry, (pieces, *places), num)
+            start, done = start + num * size, done + num
         return carry
 
     def _nothing(self, params: list, state: State) -> Sums:
@@ -239,9 +319,9 @@ class Step:
         good = ops.isfinite(loss) & (state.stopped == 0)
         return good & self.engine.is_finite(grads) if self.guards_gradients else good
 
-    def _advance(self, state: State, total: Sums, sums: Any, grads: list, ok: Tensor) -> State:
+    def _advance(self, state: State, total: Sums, sums, grads: list, ok: Tensor, touched: list, optimizer) -> State:
         new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
-        state = self.engine.apply(state, new, grads, ok)
+        state = self.engine.apply(state, new, grads, ok, touched, optimizer)
         stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
         return state._replace(stopped=stopped)
 
@@ -267,6 +347,12 @@ def _row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
         return ops.full((), size / cut.rows, keras.config.floatx())
     inside = ops.clip(count - first, 0, size)
     return ops.cast(inside, keras.config.floatx()) / ops.cast(count, keras.config.floatx())
+
+
+def _section(values: Tensor, number: Tensor, cut: Cut) -> Tensor:
+    """Return what belongs to one microbatch of values that were noted for all of them."""
+    size = values.shape[0] // cut.num_microbatches
+    return ops.slice(values, [number * size], [size])
 
 
 def _extra_share(cut: Cut, size: int) -> float:

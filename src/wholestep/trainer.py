@@ -247,6 +247,7 @@ class Trainer:
             )
         whole = isinstance(x, Batches)
         batches = x.in_order() if isinstance(x, Batches) else in_sequence(x, batch_size)
+        arguments.check_row_order(batches)
         if not all(layer.built for layer in compiled.layers(self.model)):
             inputs = batches.example()
             self.model(compiled.unpack(inputs)[0] if whole or batches.is_ready else inputs)
@@ -369,7 +370,7 @@ class Trainer:
         told, batches, total, report = watch.callbacks, batches.in_order(), None, None
         told.on_test_begin()
         state = machine.begin_epoch(machine.take())
-        still = state._replace(metrics=[], sums=[], stopped=[])
+        still = state._replace(metrics=[], sums=[], stopped=[], marks=[])
         for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
             told.on_test_batch_begin(i)
             if total is None:

@@ -1,6 +1,6 @@
 """The engine on JAX: everything is a value, and a program is one XLA computation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ class Engine:
             for variable, value in zip(known, values, strict=True):
                 variable._value = value
 
-    def params(self, state: State) -> list:
+    def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters of the state."""
         return state.params
 
@@ -72,6 +72,10 @@ class Engine:
         """Return these rows of every leaf; row numbers are in range."""
         return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
 
+    def lookup(self, table: Any, places: Any) -> Any:
+        """Return these rows of a table; NaN for places beyond the last."""
+        return table.at[places].get(mode="fill")
+
     def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
         return jax.grad(function, has_aux=True)(params)
@@ -100,15 +104,32 @@ class Engine:
         with keras.StatelessScope(list(zip(self.optimizer.variables, state.slots, strict=True))):
             return self.optimizer.scale_loss(jnp.ones((), "float32"))
 
-    def apply(self, state: State, new: State, grads: list, ok: Any) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
+    def apply(self, state: State, new: State, grads: list, ok: Any, touched: list, optimizer: Any = None) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state` as it is.
 
-        def update() -> State:
-            params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
-            return new._replace(params=params, slots=slots)
+        Of the tables in `touched` only these rows are updated, by an optimizer that was made for them.
+        """
+        params, slots = list(state.params), list(state.slots)
+        for table, rows, _ in touched:
+            for values, place in [(params, table.param), *((slots, slot) for slot in table.slots)]:
+                values[place] = self.gather(values[place], rows)
+
+        def update() -> tuple:
+            after = (optimizer or self.optimizer).stateless_apply(slots, grads, params)
+            return *after, new.buffers, new.metrics, new.sums
+
+        def keep() -> tuple:
+            return params, slots, state.buffers, state.metrics, state.sums
 
         # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
-        return jax.lax.cond(ok, update, lambda: state)
+        params, slots, buffers, metrics, sums = jax.lax.cond(ok, update, keep)
+        for table, rows, homes in touched:
+            for values, wholes, place in [
+                (params, state.params, table.param),
+                *((slots, state.slots, slot) for slot in table.slots),
+            ]:
+                values[place] = wholes[place].at[rows].set(self.gather(values[place], homes), mode="promise_in_bounds")
+        return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
 
     def is_finite(self, values: list) -> Any:
         """Return whether all values are finite."""

@@ -1,6 +1,6 @@
 """The engine on TensorFlow: parameters and slots are updated in place, everything else is a value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,9 @@ class Engine:
             for variable, value in zip(known, values, strict=True):
                 variable.value.assign(value)
 
-    def params(self, state: State) -> list:
-        """Return the parameters as they are now."""
-        return [tf.convert_to_tensor(v.value) for v in self._variables]
+    def params(self, state: State, apart: Collection[int] = ()) -> list:
+        """Return the parameters as they are now; those `apart` as variables, which are not read as a whole."""
+        return [v.value if i in apart else tf.convert_to_tensor(v.value) for i, v in enumerate(self._variables)]
 
     def place(self, data: Tree) -> Tree:
         """Put host arrays on the device, at once."""
@@ -65,6 +65,12 @@ class Engine:
     def gather(self, data: Tree, rows: Any) -> Tree:
         """Return these rows of every leaf; row numbers are in range."""
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), data)
+
+    def lookup(self, table: Any, places: Any) -> Any:
+        """Return these rows of a table; NaN for places beyond the last."""
+        num = table.shape[0]
+        rows = tf.gather(table, tf.minimum(places, num - 1))
+        return tf.where(places[:, None] < num, rows, tf.constant(float("nan"), rows.dtype))
 
     def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
@@ -100,14 +106,30 @@ class Engine:
         """Return what the optimizer multiplies the loss by."""
         return self.optimizer.scale_loss(tf.ones((), "float32"))
 
-    def apply(self, state: State, new: State, grads: list, ok: Any) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
+    def apply(self, state: State, new: State, grads: list, ok: Any, touched: list, optimizer: Any = None) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state` as it is.
+
+        Of the tables in `touched` only these rows are updated, by an optimizer that was made for them.
+        """
+        optimizer = optimizer or self.optimizer
+        in_hand, wholes = optimizer.variables, self.optimizer.variables
+        variables = [*self._variables]
+        moves = []
+        for table, rows, homes in touched:
+            variables[table.param] = optimizer._trainable_variables[table.param]
+            pairs = [(self._variables[table.param], variables[table.param])]
+            moves += [(*pair, rows, homes) for pair in [*pairs, *((wholes[s], in_hand[s]) for s in table.slots)]]
 
         def update() -> State:
-            self.optimizer.apply(grads, self._variables)
+            optimizer.apply(grads, variables)
             return new
 
-        return tf.cond(ok, update, lambda: state)
+        for whole, few, rows, _ in moves:
+            few.value.assign(tf.gather(whole.value, rows))
+        state = tf.cond(ok, update, lambda: state)
+        for whole, few, rows, homes in moves:
+            whole.value.scatter_update(tf.IndexedSlices(tf.gather(few.value, homes), rows))
+        return state
 
     def is_finite(self, values: list) -> Any:
         """Return whether all values are finite."""

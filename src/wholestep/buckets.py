@@ -1,0 +1,147 @@
+"""Length buckets under a token budget: rows of like length make a batch, in one of a few fixed shapes."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from wholestep import tree
+from wholestep.errors import BatchError, say
+from wholestep.order import Order
+from wholestep.sequences import Sequences
+from wholestep.shapes import NONE, assign, best, given
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Which rows make a batch, if every batch is to have one of a few shapes.
+
+    Which rows these are is a pure function of (seed, epoch, step): within a bucket the rows are permuted, and so are
+    the batches of all buckets among themselves. Nothing is kept of an epoch, so a batch costs only its own rows.
+
+    Args:
+        shapes: the padded length of each sequence, int64 (buckets, sequences).
+        sizes: rows in a full batch of each bucket, int64 (buckets,).
+        by_bucket: the row numbers bucket by bucket (rows,).
+        starts: where in `by_bucket` each bucket starts, and the end, int64 (buckets + 1,).
+        firsts: the number of batches in the buckets before each, and of all, int64 (buckets + 1,).
+    """
+
+    sequences: Sequences
+    shapes: np.ndarray
+    sizes: np.ndarray
+    by_bucket: np.ndarray
+    starts: np.ndarray
+    firsts: np.ndarray
+    seed: int
+    shuffle: bool
+
+    @property
+    def num_batches(self) -> int:
+        """The number of batches in an epoch."""
+        return int(self.firsts[-1])
+
+    @property
+    def comes_short(self) -> bool:
+        """Whether any batch has fewer rows than its bucket's others."""
+        return bool(np.any(np.diff(self.starts) % self.sizes))
+
+    @property
+    def batch_shapes(self) -> list[tuple[int, ...]]:
+        """The rows of a full batch and the padded length of each sequence, for every bucket."""
+        return [(int(size), *shape) for size, shape in zip(self.sizes, self.shapes.tolist(), strict=True)]
+
+    def rows(self, epoch: int, step: int) -> np.ndarray:
+        """Return the row numbers of a batch, int64 (rows,)."""
+        k, batch = self._find(epoch, step)
+        size, (start, end) = int(self.sizes[k]), self.starts[k : k + 2]
+        order = Order(int(end - start), self.seed, self.shuffle, stream=k + 1)
+        places = order.rows(epoch, batch * size, min((batch + 1) * size, order.num_rows))
+        return self.by_bucket[start + places].astype(np.int64)
+
+    def ids(self, epoch: int, step: int) -> np.ndarray:
+        """Return what the rows of a batch are called in errors: their numbers."""
+        return self.rows(epoch, step)
+
+    def full_size(self, epoch: int, step: int) -> int:
+        """Return how many rows the other batches of this one's shape have."""
+        return int(self.sizes[self._find(epoch, step)[0]])
+
+    def load(self, epoch: int, step: int) -> Tree:
+        """Return a batch as numpy arrays."""
+        return self.sequences.padded(self.rows(epoch, step), self.shapes[self._find(epoch, step)[0]])
+
+    def in_order(self) -> "Buckets":
+        """Return the same batches one bucket after the other, the rows of each in their own order."""
+        return replace(self, shuffle=False)
+
+    def _find(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the bucket of a batch, and its number in the bucket."""
+        number = Order(self.num_batches, self.seed, self.shuffle).rows(epoch, step, step + 1)[0]
+        k = int(np.searchsorted(self.firsts, number, side="right")) - 1
+        return k, int(number - self.firsts[k])
+
+
+def make_buckets(
+    sequences: Sequences, tokens: int, boundaries: Any, *, truncate: bool, seed: int, shuffle: bool
+) -> Buckets:
+    """Return the buckets of rows that hold sequences.
+
+    Args:
+        tokens: the places in a batch, padding included, of all sequences together.
+        boundaries: the shapes; None for those that pad least.
+        truncate: whether longer sequences are cut off rather than refused.
+
+    Raises:
+        BatchError: a row that no shape holds, or that takes more places than the budget.
+    """
+    if boundaries is None:
+        totals = sequences.totals
+        if totals.max() > tokens:
+            raise too_large(sequences, int(np.argmax(totals)), int(totals.max()), tokens)
+        shapes = best(sequences.lengths, tokens)
+    else:
+        shapes = given(boundaries, sequences.paths)
+        sequences = sequences.cut(shapes.max(axis=0)) if truncate else sequences
+    bucket_of = assign(sequences.lengths, shapes)
+    counts = np.array([np.count_nonzero(bucket_of == k) for k in range(len(shapes))])
+    if counts.sum() < len(bucket_of):
+        raise too_long(sequences, int(np.argmax(bucket_of == NONE)), shapes.max(axis=0))
+    places = shapes.sum(axis=1)
+    for k in np.flatnonzero((counts > 0) & (places > tokens)):
+        longest = int(np.argmax(np.where(bucket_of == k, sequences.totals, -1)))
+        raise too_large(sequences, longest, int(places[k]), tokens)
+    shapes, places, counts = (values[counts > 0] for values in (shapes, places, counts))
+    sizes = np.minimum(tokens // places, counts)
+    by_bucket = np.argsort(bucket_of, kind="stable").astype(np.int32)
+    return Buckets(sequences, shapes, sizes, by_bucket, ends(counts), ends(-(-counts // sizes)), seed, shuffle)
+
+
+def ends(counts: np.ndarray) -> np.ndarray:
+    """Return where each of several runs starts, and the end."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def too_long(sequences: Sequences, row: int, largest: np.ndarray) -> BatchError:
+    """Return the error that names a row that no shape holds."""
+    most = ", ".join(f"{tree.name(path, 'length')} {n}" for path, n in zip(sequences.paths, largest, strict=True))
+    return BatchError(
+        say(
+            f"No row may be longer than the largest shape ({most}).",
+            sequences.describe(row),
+            "a larger boundary, or truncate=True to cut it off.",
+        )
+    )
+
+
+def too_large(sequences: Sequences, row: int, places: int, tokens: int) -> BatchError:
+    """Return the error that names a row that takes more places than the budget."""
+    return BatchError(
+        say(
+            f"No row may take more places than tokens={tokens}.",
+            f"{sequences.describe(row)}, which takes {places} places in its shape",
+            "more tokens, or smaller boundaries with truncate=True.",
+        )
+    )

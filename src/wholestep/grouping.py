@@ -1,0 +1,135 @@
+"""Which rows make a batch: equally many, of like lengths, or packed. A pure function of (seed, epoch, step)."""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wholestep.buckets import Buckets, make_buckets
+from wholestep.errors import SpecificationError, say
+from wholestep.lengths import measure
+from wholestep.order import Order
+from wholestep.packing import Packs, make_packs
+from wholestep.source import Arrays, Items, Ready, Source
+
+Tree = Any
+
+
+class ByLength(NamedTuple):
+    """What a user may say of batches under a token budget, as in `Batches`."""
+
+    length: Any = None
+    boundaries: Any = None
+    pad: Any = 0
+    truncate: bool = False
+    pack: bool = False
+
+
+@dataclass(frozen=True)
+class Even:
+    """Batches of equally many rows; the last of an epoch may be shorter. Ready-made batches are rows of their own."""
+
+    source: Arrays | Items | Ready
+    order: Order
+    size: int
+
+    @property
+    def num_batches(self) -> int:
+        """The number of batches in an epoch."""
+        return -(-self.order.num_rows // self.size)
+
+    @property
+    def comes_short(self) -> bool:
+        """Whether the last batch has fewer rows."""
+        return self.order.num_rows % self.size != 0
+
+    @property
+    def batch_shapes(self) -> list[tuple[int, ...]]:
+        """None: there is no token budget."""
+        return []
+
+    def full_size(self, epoch: int, step: int) -> int:
+        """Return how many rows a full batch has."""
+        return self.size
+
+    def rows(self, epoch: int, step: int) -> np.ndarray:
+        """Return the row numbers of a batch, int64 (rows,)."""
+        return self.order.rows(epoch, step * self.size, min((step + 1) * self.size, self.order.num_rows))
+
+    def ids(self, epoch: int, step: int) -> np.ndarray:
+        """Return what the rows of a batch are called in errors: their numbers."""
+        return self.rows(epoch, step)
+
+    def load(self, epoch: int, step: int) -> Tree:
+        """Return a batch as numpy arrays."""
+        return self.source.load(self.rows(epoch, step))
+
+    def in_order(self) -> "Even":
+        """Return the same batches from the first row to the last."""
+        return replace(self, order=replace(self.order, shuffle=False))
+
+
+Grouping = Even | Buckets | Packs
+
+
+def group_evenly(source: Source, batch_size: int | None, seed: int, shuffle: bool) -> Even:
+    """Return batches of `batch_size` rows, 32 if it is None; ready-made batches as they are.
+
+    Raises:
+        SpecificationError: a size below 1, or one for batches that are ready-made.
+    """
+    if isinstance(source, Ready):
+        num = source.num_batches
+        return Even(source, Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None), 1)
+    assert isinstance(source, Arrays | Items)
+    size = 32 if batch_size is None else _whole("batch_size", batch_size, "leave it out for 32.")
+    return Even(source, Order(source.num_rows, seed, shuffle), min(size, source.num_rows))
+
+
+def group_by_length(source: Source, tokens: int, wish: ByLength, seed: int, shuffle: bool) -> Buckets | Packs:
+    """Return batches of at most `tokens` places.
+
+    Raises:
+        SpecificationError: a wish that cannot be met by such rows.
+        BatchError: a row that is too long.
+    """
+    tokens = _whole("tokens", tokens, "the places of a batch, such as 4096.")
+    if wish.length is None:
+        must = "tokens needs the length of every row."
+        raise SpecificationError(say(must, "no length", "length=np.array([len(row) for row in rows]), or length=len."))
+    if wish.truncate and wish.boundaries is None:
+        must = "truncate=True needs boundaries, to say where rows are cut off."
+        raise SpecificationError(say(must, "no boundaries", "boundaries=[..., the longest that is kept]."))
+    assert isinstance(source, Arrays | Items)
+    if isinstance(source, Arrays) and not wish.pack and wish.pad != 0:
+        warnings.warn("pad has no effect: arrays hold their padding already.", UserWarning, stacklevel=4)
+    sequences = measure(source, wish.length, wish.pad)
+    make = make_packs if wish.pack else make_buckets
+    return make(sequences, tokens, wish.boundaries, truncate=wish.truncate, seed=seed, shuffle=shuffle)
+
+
+def refuse_sizes(is_ready: bool, batch_size: Any, tokens: Any, wish: ByLength) -> None:
+    """Refuse sizes for ready-made batches, two kinds of size at once, and wishes that only a token budget can meet.
+
+    Raises:
+        SpecificationError: as said.
+    """
+    sizes = [f"{name}={size}" for name, size in (("batch_size", batch_size), ("tokens", tokens)) if size is not None]
+    if is_ready and sizes:
+        raise SpecificationError(
+            say("Ready-made batches have their own size.", " and ".join(sizes), f"leave {sizes[0].split('=')[0]} out.")
+        )
+    if len(sizes) > 1:
+        must = "A batch is measured in rows or in tokens."
+        raise SpecificationError(say(must, " and ".join(sizes), "leave one of them out."))
+    wished = [name for name, value in wish._asdict().items() if value is not ByLength._field_defaults[name]]
+    if tokens is None and wished:
+        must = "Batches by length need a token budget."
+        raise SpecificationError(say(must, f"{', '.join(wished)} without tokens", "tokens=4096."))
+
+
+def _whole(name: str, value: Any, attempt: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise SpecificationError(say(f"{name} must be a whole number of at least 1.", value, attempt))
+    return int(value)

@@ -1,0 +1,251 @@
+"""Packing: several short sequences in one row, told apart by segment ids and positions.
+
+Which lengths go together is found once, on the histogram of lengths, so that it costs the same for any number of rows
+(best-fit decreasing on counts, after Krell, Kosec, Perez and Fitzgibbon, "Efficient sequence packing without
+cross-contamination", 2021). Which row of a length fills which place is a permutation of its own each epoch.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wholestep import tree
+from wholestep.buckets import ends, too_large, too_long
+from wholestep.errors import SpecificationError, say
+from wholestep.order import Order, permute
+from wholestep.sequences import Sequences
+from wholestep.shapes import given
+
+Tree = Any
+BESIDE = ("segment_ids", "positions")
+
+
+class Layout(NamedTuple):
+    """Where the rows of a batch lie: row i of the source begins at [at[i], starts[i]]. All int64 (segments,)."""
+
+    rows: np.ndarray
+    at: np.ndarray
+    starts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Which lengths share a packed row, and how many packed rows there are of each kind.
+
+    Pattern p has the slots first_slot[p] .. first_slot[p+1]-1; each slot takes `each` sequences of one `length`. The
+    packs of the pattern have the numbers first_pack[p] .. first_pack[p+1]-1, and the first of them takes the places
+    `first_place` and on among all rows of that length.
+    """
+
+    first_pack: np.ndarray
+    first_slot: np.ndarray
+    length: np.ndarray
+    each: np.ndarray
+    first_place: np.ndarray
+
+    def places(self, packs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (at, length, place) for every sequence in these packs: in packs[at] stands that one of its length."""
+        pattern = np.searchsorted(self.first_pack, packs, side="right") - 1
+        at, slot = _spread(self.first_slot[pattern], np.diff(self.first_slot)[pattern])
+        each = self.each[slot]
+        firsts = self.first_place[slot] + (packs - self.first_pack[pattern])[at] * each
+        which, place = _spread(firsts, each)
+        return at[which], self.length[slot][which], place
+
+
+@dataclass(frozen=True)
+class Packs:
+    """Which rows make a batch, if several of them share a packed row. A pure function of (seed, epoch, step).
+
+    Args:
+        width: places in a packed row.
+        size: packed rows in a full batch.
+        by_length: the row numbers, shortest first (rows,).
+        starts: where in `by_length` the rows of each length start, and the end, int64 (longest + 2,).
+    """
+
+    sequences: Sequences
+    width: int
+    size: int
+    patterns: Patterns
+    by_length: np.ndarray
+    starts: np.ndarray
+    seed: int
+    shuffle: bool
+
+    @property
+    def num_packs(self) -> int:
+        """The number of packed rows in an epoch."""
+        return int(self.patterns.first_pack[-1])
+
+    @property
+    def num_batches(self) -> int:
+        """The number of batches in an epoch."""
+        return -(-self.num_packs // self.size)
+
+    @property
+    def comes_short(self) -> bool:
+        """Whether the last batch has fewer packed rows."""
+        return self.num_packs % self.size != 0
+
+    @property
+    def batch_shapes(self) -> list[tuple[int, ...]]:
+        """The packed rows of a full batch and their length."""
+        return [(self.size, self.width)]
+
+    def full_size(self, epoch: int, step: int) -> int:
+        """Return how many packed rows a full batch has."""
+        return self.size
+
+    def rows(self, epoch: int, step: int) -> np.ndarray:
+        """Return the numbers of the rows that are packed into a batch, int64 (segments,)."""
+        return self._layout(epoch, step).rows
+
+    def ids(self, epoch: int, step: int) -> np.ndarray:
+        """Return what the packed rows of a batch are called in errors: the rows in each, an object array."""
+        layout = self._layout(epoch, step)
+        parts = np.split(layout.rows, np.flatnonzero(np.diff(layout.at)) + 1)
+        names = np.empty(len(parts), object)
+        names[:] = parts
+        return names
+
+    def load(self, epoch: int, step: int) -> Tree:
+        """Return a batch as numpy arrays, with `segment_ids` (0 in padding) and `positions` beside the leaves."""
+        layout = self._layout(epoch, step)
+        shape = (int(layout.at[-1]) + 1, self.width)
+        segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        which, place = _spread(layout.starts, self.sequences.lengths[0, layout.rows])
+        firsts = np.searchsorted(layout.at, layout.at)
+        segments[layout.at[which], place] = (np.arange(len(firsts)) - firsts + 1)[which]
+        positions[layout.at[which], place] = place - layout.starts[which]
+        return self.sequences.packed(*layout, shape, dict(zip(BESIDE, (segments, positions), strict=True)))
+
+    def in_order(self) -> "Packs":
+        """Return the same packed rows in an order that is the same each epoch."""
+        return replace(self, shuffle=False)
+
+    def _layout(self, epoch: int, step: int) -> Layout:
+        order = Order(self.num_packs, self.seed, self.shuffle)
+        packs = order.rows(epoch, step * self.size, min((step + 1) * self.size, self.num_packs))
+        at, length, place = self.patterns.places(packs)
+        start, num = self.starts[length], np.diff(self.starts)[length]
+        if self.shuffle:
+            place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1).astype(np.int64)
+        taken = ends(np.maximum(length, 1))[:-1]
+        return Layout(self.by_length[start + place].astype(np.int64), at, taken - taken[np.searchsorted(at, at)])
+
+
+def make_packs(
+    sequences: Sequences, tokens: int, boundaries: Any, *, truncate: bool, seed: int, shuffle: bool
+) -> Packs:
+    """Return the packs of rows that hold one sequence each.
+
+    Args:
+        tokens: the places in a batch, padding included.
+        boundaries: the one length of a packed row; None for the longest row's.
+        truncate: whether longer sequences are cut off rather than refused.
+
+    Raises:
+        SpecificationError: rows that cannot be packed, or several boundaries.
+        BatchError: a row that is longer than a packed row, or takes more places than the budget.
+    """
+    _check(sequences)
+    longest = int(np.argmax(sequences.lengths[0]))
+    width = max(1, int(sequences.lengths[0, longest]))
+    if boundaries is not None:
+        shapes = given(boundaries, sequences.paths)
+        if len(shapes) > 1:
+            must = "Packed rows have one length."
+            raise SpecificationError(say(must, f"{len(shapes)} boundaries", f"boundaries=[{shapes.max()}]."))
+        if width > shapes[0, 0] and not truncate:
+            raise too_long(sequences, longest, shapes[0])
+        width, sequences = int(shapes[0, 0]), sequences.cut(shapes[0])
+    if width > tokens:
+        raise too_large(sequences, longest, width, tokens)
+    lengths = sequences.lengths[0]
+    by_length = np.argsort(lengths.astype(np.uint16) if width < 2**16 else lengths, kind="stable").astype(np.int32)
+    counts = np.bincount(lengths, minlength=1)
+    patterns = find_patterns(counts, width)
+    size = min(tokens // width, int(patterns.first_pack[-1]))
+    return Packs(sequences, width, size, patterns, by_length, ends(counts), seed, shuffle)
+
+
+def find_patterns(counts: np.ndarray, width: int) -> Patterns:
+    """Return how so many sequences of each length share packed rows of this width.
+
+    The longest come first; each goes where the least room is left that still holds it. An empty sequence takes one
+    place, so that no row is lost.
+
+    >>> patterns = find_patterns(np.array([0, 0, 2, 0, 1, 1]), width=8)  # lengths 2, 2, 4 and 5
+    >>> patterns.first_pack.tolist(), patterns.first_slot.tolist(), patterns.length.tolist()
+    ([0, 1, 2], [0, 2, 4], [5, 2, 4, 2])
+    """
+    rooms: list[int] = []  # every room that is left somewhere, the smallest first
+    packs: dict[int, list[tuple[int, tuple]]] = {}  # room left -> (number of packs, their slots)
+    for length in np.flatnonzero(counts)[::-1].tolist():
+        left, need = int(counts[length]), max(length, 1)
+        while left:
+            place = bisect_left(rooms, need)
+            room, num, slots = (width, left, ()) if place == len(rooms) else _take(rooms, packs, place)
+            each = min(room // need, left)
+            used = min(num, left // each)
+            _put(rooms, packs, room - each * need, (used, (*slots, (length, each))))
+            if used < num and slots:
+                _put(rooms, packs, room, (num - used, slots))
+            left -= used * each
+    return _as_arrays([pack for room in sorted(packs) for pack in packs[room]], len(counts))
+
+
+def _take(rooms: list[int], packs: dict, place: int) -> tuple[int, int, tuple]:
+    room = rooms[place]
+    num, slots = packs[room].pop()
+    if not packs[room]:
+        del packs[room], rooms[place]
+    return room, num, slots
+
+
+def _put(rooms: list[int], packs: dict, room: int, pack: tuple[int, tuple]) -> None:
+    if room not in packs:
+        packs[room] = []
+        insort(rooms, room)
+    packs[room].append(pack)
+
+
+def _as_arrays(packs: list[tuple[int, tuple]], num_lengths: int) -> Patterns:
+    taken = np.zeros(num_lengths, np.int64)
+    slots = []
+    for num, pattern in packs:
+        for length, each in pattern:
+            slots.append((length, each, taken[length]))
+            taken[length] += num * each
+    length, each, first_place = np.array(slots, np.int64).T
+    sizes = np.array([(num, len(pattern)) for num, pattern in packs])
+    return Patterns(ends(sizes[:, 0]), ends(sizes[:, 1]), length, each, first_place)
+
+
+def _spread(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (i, starts[i] + j) for all i and all j < counts[i].
+
+    >>> [values.tolist() for values in _spread(np.array([5, 9]), np.array([2, 1]))]
+    [[0, 0, 1], [5, 6, 9]]
+    """
+    which = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    return which, starts[which] + np.arange(len(which)) - before[which]
+
+
+def _check(sequences: Sequences) -> None:
+    row, num = sequences.row, len(sequences.lengths)
+    if not isinstance(row, dict) or set(BESIDE) & set(row):
+        received = type(row).__name__ if not isinstance(row, dict) else f"keys {', '.join(map(str, row))}"
+        must = "Packed rows must be dicts: segment_ids and positions come beside their leaves."
+        raise SpecificationError(say(must, received, "give rows such as {'tokens': ...}."))
+    if num > 1:
+        must = "Rows that are packed must hold one sequence, as source and target would not stay side by side."
+        raise SpecificationError(say(must, f"{num} lengths", "leave out pack=True for buckets."))
+    for (label, leaf), owner in zip(tree.named_leaves(row, "row"), sequences.owner, strict=True):
+        if owner is None:
+            must = f"{label} must have an axis that the length is of: a value per row has no place in a packed row."
+            raise SpecificationError(say(must, f"shape {leaf.shape}", "repeat it for every place, or leave out pack."))

@@ -1,0 +1,273 @@
+"""Embedding tables: an update looks at few rows of them, and touches only those.
+
+Where an optimizer leaves a row without a gradient as it is, the update of a whole table is the update of the rows that
+were looked up. So these rows are taken out, the update is carried out on them as on any small parameter, by Keras' own
+optimizer, and they are put back. Equal rows share a place, so that their gradients are summed first. The cost of an
+update does not grow with the table.
+
+Reads private attributes of `keras.layers.Embedding` and of the optimizers that are named here.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from wholestep.state import Variables
+
+Tensor = Any
+
+# Optimizers whose update leaves a row with a gradient of zero as it is, and what they keep for each row.
+_ROW_BY_ROW: dict[type, tuple[str, ...]] = {keras.optimizers.SGD: (), keras.optimizers.Adagrad: ("_accumulators",)}
+_INT32 = 2**31 - 1
+_SHARE = 2  # a table is worth it if it has this many rows for each that an update looks up
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table.
+
+    Args:
+        layer: the layer that looks up in it.
+        param: its place among the parameters.
+        slots: the places, among the optimizer's variables, of those that keep something for each of its rows.
+    """
+
+    layer: keras.layers.Embedding
+    param: int
+    slots: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """The size of the vocabulary."""
+        return self.layer.input_dim
+
+
+class Touched(NamedTuple):
+    """The rows of one table that an update touches.
+
+    Args:
+        rows: their numbers in the table, int32 (lookups,), with repetitions.
+        homes: where among them each one's first gradient is gathered, int32 (lookups,): equal rows share a home.
+    """
+
+    table: Table
+    rows: Tensor
+    homes: Tensor
+
+
+def find(model: keras.Model, optimizer: Any, variables: Variables) -> tuple[list[Table], dict[str, str]]:
+    """Return the tables whose rows may be updated alone, and for every other one why not, by its path."""
+    tables: list[Table] = []
+    reasons: dict[str, str] = {}
+    if optimizer is None:
+        return tables, reasons
+    params = {id(v): i for i, v in enumerate(variables.params)}
+    for layer in model._flatten_layers():
+        if not isinstance(layer, keras.layers.Embedding) or id(getattr(layer, "_embeddings", None)) not in params:
+            continue
+        param = params[id(layer._embeddings)]
+        if why := _why_whole(layer, optimizer):
+            reasons[layer._embeddings.path] = why
+        else:
+            kept = [getattr(optimizer, name)[param] for name in _ROW_BY_ROW[type(optimizer)]]
+            slots = tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept))
+            tables.append(Table(layer, param, slots))
+    return tables, reasons
+
+
+def _why_whole(layer: keras.layers.Embedding, optimizer: Any) -> str:
+    """Return why the table must be updated as a whole; nothing if it need not."""
+    name = type(optimizer).__name__
+    reasons = {
+        f"{name} changes rows that were not looked up": type(optimizer) not in _ROW_BY_ROW,
+        "momentum moves rows that were not looked up": bool(getattr(optimizer, "momentum", 0)),
+        "weight decay moves rows that were not looked up": optimizer.weight_decay is not None,
+        "the moving average of the weights moves rows that were not looked up": optimizer.use_ema,
+        "it is regularised as a whole": layer._embeddings.regularizer is not None,
+        "it is constrained as a whole": layer._embeddings.constraint is not None,
+        "its layer does more than look up": type(layer) is not keras.layers.Embedding
+        or layer.lora_enabled
+        or layer.quantization_mode is not None,
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+@dataclass(eq=False)
+class Lookups:
+    """What an objective looks up in tables, in the order of its calls.
+
+    `lookup` is the engine's verb.
+    `groups` (the place in `counts` of each table; tables that are asked for the same rows share one), `counts` (how
+    many rows a microbatch asks for) and `elsewhere` (the tables that were also read otherwise, or not at all) are valid
+    once `ids` has been called.
+    """
+
+    tables: list[Table]
+    lookup: Callable = ops.take
+    groups: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    elsewhere: list[bool] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of rows of each group's tables."""
+        return [self.tables[self.groups.index(group)].num_rows for group in range(len(self.counts))]
+
+    @contextmanager
+    def noting(self, noted: list[list[Tensor]], params: list) -> Iterator[None]:
+        """Note in `noted`, table by table, what is asked for; answer from the whole tables."""
+
+        def note(number: int, ids: Tensor) -> Tensor:
+            table = self.tables[number]
+            noted[number].append(ids)
+            return ops.cast(ops.take(params[table.param], _whole(ids), axis=0), table.layer.compute_dtype)
+
+        with self._instead(note):
+            yield
+
+    def ids(self, noted: list[list[Tensor]], read: set[int], variables: Variables) -> list[Tensor]:
+        """Return the row numbers that each group asked for, int32 (count,); negative ones count from the end."""
+        asked = [(t.num_rows, *map(id, calls)) for t, calls in zip(self.tables, noted, strict=True)]
+        distinct = list(dict.fromkeys(asked))
+        self.groups = [distinct.index(key) for key in asked]
+        self.elsewhere = [
+            not calls or id(variables.params[table.param]) in read
+            for table, calls in zip(self.tables, noted, strict=True)
+        ]
+        flat = []
+        for key in distinct:
+            calls = noted[asked.index(key)]
+            flat.append(ops.concatenate([_narrow(ids) for ids in calls]) if calls else ops.zeros((0,), "int32"))
+        self.counts = [ids.shape[0] for ids in flat]
+        return flat
+
+    @contextmanager
+    def answering(self, params: list, places: list[Tensor]) -> Iterator[None]:
+        """Answer from the rows in hand: `params` hold them, `places` (by group) say where each lookup finds its own."""
+        starts = [0] * len(self.tables)
+
+        def answer(number: int, ids: Tensor) -> Tensor:
+            table, start = self.tables[number], starts[number]
+            rows, shape = params[table.param], tuple(ids.shape)
+            starts[number] = stop = start + math.prod(shape)
+            found = self.lookup(rows, places[self.groups[number]][start:stop])
+            return ops.cast(ops.reshape(found, (*shape, rows.shape[1])), table.layer.compute_dtype)
+
+        with self._instead(answer):
+            yield
+
+    @contextmanager
+    def _instead(self, function: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+        for number, table in enumerate(self.tables):
+            vars(table.layer)["call"] = lambda inputs, number=number: function(number, inputs)
+        try:
+            yield
+        finally:
+            for table in self.tables:
+                del vars(table.layer)["call"]
+
+
+@dataclass(frozen=True)
+class Touching:
+    """How the updates of one cut touch the tables.
+
+    Args:
+        lookups: what a microbatch looks up.
+        counts: how many rows a microbatch asks for, by group, at most.
+        optimizer: the optimizer, with the rows in hand in place of the tables.
+    """
+
+    lookups: Lookups
+    counts: list[int] = field(default_factory=list)
+    optimizer: Any = None
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables of which only rows are updated."""
+        return self.lookups.tables
+
+    def touch(self, marks: Tensor, ids: list[Tensor]) -> tuple[Tensor, list[Touched], list[Tensor]]:
+        """Find out which lookups ask for the same row, in a time that depends on their number alone.
+
+        Args:
+            marks: int32, of the length of one table of each group; their content does not matter.
+            ids: by group, the row numbers that are asked for, int32 (lookups,); negative ones count from the end.
+
+        Returns:
+            The marks, spent and new; the rows of each table; and by group the place of each lookup among its rows. A
+            row that the table does not have has a place beyond the last.
+        """
+        if not ids:
+            return marks, [], []
+        sizes = self.lookups.sizes
+        asked = [ops.where(i < 0, i + size, i) for i, size in zip(ids, sizes, strict=True)]
+        exists = [(i >= 0) & (i < size) for i, size in zip(asked, sizes, strict=True)]
+        rows = [ops.where(e, i, ops.zeros_like(i)) for e, i in zip(exists, asked, strict=True)]
+        # One scatter for all groups: with several, XLA would copy the marks to keep what was read between them.
+        where = ops.concatenate([r + start for r, start in zip(rows, _starts(sizes), strict=True)])
+        numbers = ops.concatenate([ops.arange(r.shape[0], dtype="int32") for r in rows])
+        marks = ops.scatter_update(marks, where[:, None], numbers)
+        # Equal rows find the same mark, whichever of theirs was made last.
+        found, counts = ops.take(marks, where), [r.shape[0] for r in rows]
+        homes = [found[start : start + count] for start, count in zip(_starts(counts), counts, strict=True)]
+        places = [ops.where(e, h, ops.full_like(h, h.shape[0])) for e, h in zip(exists, homes, strict=True)]
+        touched = [Touched(t, rows[g], homes[g]) for t, g in zip(self.tables, self.lookups.groups, strict=True)]
+        return marks, touched, places
+
+
+def _starts(sizes: list[int]) -> list[int]:
+    return [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def describe(touching: Touching, wholes: dict[str, str], num_microbatches: int) -> list[str]:
+    """Return how each table is updated, in plain words."""
+    lines = []
+    for table, group in zip(touching.tables, touching.lookups.groups, strict=True):
+        asked = num_microbatches * touching.counts[group]
+        lines.append(f"Of the {table.num_rows} rows of {table.layer.name!r}, the {asked} looked up are updated.")
+    return lines + [f"All rows of {path!r} are updated: {why}." for path, why in wholes.items()]
+
+
+def pays(num_lookups: int, table: Table) -> bool:
+    """Whether an update looks up few enough rows of a table for it to be worth it."""
+    return _SHARE * num_lookups <= table.num_rows
+
+
+def for_rows(optimizer: Any, tables: list[Table], sizes: list[int], variables: Variables) -> Any:
+    """Return an optimizer that shares everything with this one, but has `sizes` rows in place of each table."""
+    instead = {}
+    for table, size in zip(tables, sizes, strict=True):
+        whole = [variables.params[table.param], *(variables.slots[slot] for slot in table.slots)]
+        for variable in whole:
+            shape = (size, *variable.shape[1:])
+            instead[id(variable)] = keras.Variable(ops.zeros(shape, variable.dtype), dtype=variable.dtype)
+
+    def replaced(known: list) -> list:
+        return [instead.get(id(variable), variable) for variable in known]
+
+    # Not copied: Keras pickles what is copied, variables and all.
+    twin = object.__new__(type(optimizer))
+    vars(twin).update(vars(optimizer))
+    kept = {name: replaced(getattr(optimizer, name)) for name in _ROW_BY_ROW[type(optimizer)]}
+    known = replaced(optimizer._trainable_variables)
+    vars(twin).update(kept, _variables=replaced(optimizer._variables), _trainable_variables=known)
+    vars(twin)["_trainable_variables_indices"] = {twin._var_key(v): i for i, v in enumerate(known)}
+    return twin
+
+
+def _whole(ids: Tensor) -> Tensor:
+    """Return whole numbers, as `keras.layers.Embedding` casts them."""
+    return ids if keras.backend.standardize_dtype(ids.dtype) in ("int32", "int64") else ops.cast(ids, "int32")
+
+
+def _narrow(ids: Tensor) -> Tensor:
+    """Return row numbers as a vector of int32; those beyond stay outside of every table."""
+    ids = ops.reshape(_whole(ids), (-1,))
+    if keras.backend.standardize_dtype(ids.dtype) == "int64":
+        ids = ops.clip(ids, -_INT32, _INT32)
+    return ops.cast(ids, "int32")
