@@ -12,11 +12,12 @@ README = (ROOT / "README.md").read_text()
 def test_the_programs_run(capsys):
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     out = capsys.readouterr().out
     assert "60 rows in 10 microbatches (10 x 6 rows)" in out
+    assert "looked up are updated" in names["trainer"].explain()
     assert names["history"].history["loss"][-1] < names["history"].history["loss"][0]
 
 
