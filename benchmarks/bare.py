@@ -12,9 +12,9 @@ import numpy as np
 Tree = Any
 
 
-def scan(model: keras.Model, data: tuple, batch_size: int, parts: int) -> Callable[[int], None]:
+def scan(model: keras.Model, data: dict, batch_size: int, parts: int) -> Callable[[int], None]:
     """Return a function that trains for so many epochs, each update in so many parts, and waits for the end."""
-    x, y = jax.device_put(data)
+    x, y = jax.device_put((data["x"], data["y"]))
     model.optimizer.build(model.trainable_variables)
     variables = (model.trainable_variables, model.optimizer.variables)
     held = [[[jnp.array(v.value) for v in group] for group in variables]]

@@ -29,6 +29,6 @@ def measure(work: str, who: str) -> float:
     model, data, first = chosen.model(), chosen.data(quick=False), _First()
     fit: Any = ws.Trainer(model).fit if who == "wholestep" else model.fit
     begin = time.perf_counter()
-    fit(*data, batch_size=chosen.batch_size, epochs=1, verbose=0, callbacks=[first])
+    fit(**data, batch_size=chosen.batch_size, epochs=1, verbose=0, callbacks=[first])
     assert first.at is not None
     return first.at - begin

@@ -19,10 +19,10 @@ def measure(parts: int | None, quick: bool) -> dict:
     model, data = work.model(), work.data(quick=quick)
     before = _peak()
     if parts is None:
-        model.fit(*data, batch_size=work.batch_size, verbose=0)
+        model.fit(**data, batch_size=work.batch_size, verbose=0)
         return {"peak": _peak() - before, "program": None}
     trainer = ws.Trainer(model, microbatch_size=work.batch_size // parts)
-    trainer.fit(*data, batch_size=work.batch_size, verbose=0)
+    trainer.fit(**data, batch_size=work.batch_size, verbose=0)
     (program,) = trainer._machine.planner.programs.values()
     return {"peak": _peak() - before, "program": program.memory}
 

@@ -2,61 +2,97 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import keras
 
 import wholestep as ws
-from benchmarks.works import WORKS, Work
+from benchmarks.works import WORKS, Pairs, Work
 
 _SECONDS = 1.5  # about how long one turn takes
 _MOST_EPOCHS = 10
 _PARTS = 10
+_LARGE_BATCH, _MANY_WORDS = 2048, 400_000
 
 Run = Callable[[int], Any]  # trains for so many epochs and returns when they are done
 
 
+class Contestant(NamedTuple):
+    """Who trains, and on how much."""
+
+    run: Run
+    num_rows: int
+    batch_size: int
+
+
 def measure(work: str, rounds: int, quick: bool) -> dict:
-    """Return the epoch's number of updates, and for each contestant its seconds per epoch, one for each round."""
-    chosen = WORKS[work]
-    data = chosen.data(quick=quick)
-    runs = _with_accumulation(chosen, data) if work == "A" else _whole(chosen, data)
-    epochs = {name: _epochs(run) for name, run in runs.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    """Return for each contestant the rows and updates of its epoch, and the seconds it takes, one for each round."""
+    contestants = _CONTESTANTS.get(work, _whole)(WORKS[work], quick)
+    epochs = {name: _epochs(contestant.run) for name, contestant in contestants.items()}
+    times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(_seconds(run, epochs[name]) / epochs[name])
-    return {"updates": len(data[0]) // chosen.batch_size, "times": times}
+        for name, contestant in contestants.items():
+            times[name].append(_seconds(contestant.run, epochs[name]) / epochs[name])
+    return {
+        name: {"rows": c.num_rows, "updates": c.num_rows // c.batch_size, "times": times[name]}
+        for name, c in contestants.items()
+    }
 
 
-def _whole(work: Work, data: tuple) -> dict[str, Run]:
-    return {"wholestep": _ours(work, data, "auto"), "Keras fit": _keras(work.model(), data, work.batch_size)}
+def _whole(work: Work, quick: bool) -> dict[str, Contestant]:
+    data = work.data(quick=quick)
+    return {"wholestep": _ours(work, data), "Keras fit": _keras(work.model(), data, work.batch_size)}
 
 
-def _with_accumulation(work: Work, data: tuple) -> dict[str, Run]:
-    part = work.batch_size // _PARTS
+def _with_accumulation(work: Work, quick: bool) -> dict[str, Contestant]:
+    data, part = work.data(quick=quick), work.batch_size // _PARTS
     accumulating = work.model(gradient_accumulation_steps=_PARTS)
-    runs = {
+    contestants = {
         f"wholestep, microbatch_size={part}": _ours(work, data, part),
-        'wholestep, "auto"': _ours(work, data, "auto"),
+        'wholestep, "auto"': _ours(work, data),
         f"Keras fit, {_PARTS} x {part} accumulated": _keras(accumulating, data, part),
         f"Keras fit, batch {work.batch_size}": _keras(work.model(), data, work.batch_size),
     }
     if keras.backend.backend() == "jax":
         from benchmarks.bare import scan
 
-        runs[f"hand-written scan, {_PARTS} x {part}"] = scan(work.model(), data, work.batch_size, _PARTS)
-        runs["hand-written scan, whole"] = scan(work.model(), data, work.batch_size, 1)
-    return runs
+        by_hand = {f"hand-written scan, {_PARTS} x {part}": _PARTS, "hand-written scan, whole": 1}
+        for name, parts in by_hand.items():
+            run = scan(work.model(), data, work.batch_size, parts)
+            contestants[name] = Contestant(run, len(data["y"]), work.batch_size)
+    return contestants
 
 
-def _ours(work: Work, data: tuple, microbatch_size: int | str) -> Run:
+def _pairs(work: Pairs, quick: bool) -> dict[str, Contestant]:
+    """Keras fit gets an eighth of the pairs: it takes long, and rates are compared."""
+    fewer = replace(work, num_rows=work.num_rows // 8)
+    large, larger = replace(work, batch_size=_LARGE_BATCH), replace(work, num_words=_MANY_WORDS)
+    return {
+        "wholestep, 20 000 words": _ours(work, work.data(quick=quick)),
+        f"wholestep, 20 000 words, batch {_LARGE_BATCH}": _ours(large, large.data(quick=quick)),
+        "wholestep, 400 000 words": _ours(larger, larger.data(quick=quick)),
+        "Keras fit, 20 000 words": _keras(work.model(), fewer.data(quick=quick), work.batch_size),
+    }
+
+
+_CONTESTANTS: dict[str, Callable[[Any, bool], dict[str, Contestant]]] = {"A": _with_accumulation, "C": _pairs}
+
+
+def _ours(work: Work | Pairs, data: dict, microbatch_size: int | str = "auto") -> Contestant:
     trainer = ws.Trainer(work.model(), microbatch_size=microbatch_size)
-    return lambda epochs: trainer.fit(*data, batch_size=work.batch_size, epochs=epochs, verbose=0)
+    return _contestant(trainer.fit, data, work.batch_size)
 
 
-def _keras(model: keras.Model, data: tuple, batch_size: int) -> Run:
-    return lambda epochs: model.fit(*data, batch_size=batch_size, epochs=epochs, verbose=0)
+def _keras(model: keras.Model, data: dict, batch_size: int) -> Contestant:
+    return _contestant(model.fit, data, batch_size)
+
+
+def _contestant(fit: Callable, data: dict, batch_size: int) -> Contestant:
+    def run(epochs: int) -> None:
+        fit(**data, batch_size=batch_size, epochs=epochs, verbose=0)
+
+    return Contestant(run, len(data["y"]), batch_size)
 
 
 def _epochs(run: Run) -> int:

@@ -29,6 +29,7 @@ _EVERYWHERE = dict.fromkeys(ENGINES, 1.0)
 _PLAIN = (Comparison("wholestep", "Keras fit", _EVERYWHERE),)
 _CUT, _AUTO = "wholestep, microbatch_size=6", 'wholestep, "auto"'
 _ACCUMULATED = "Keras fit, 10 x 6 accumulated"
+_WORDS = "wholestep, 20 000 words"
 _SPEED = {
     "A": (
         Comparison(_CUT, _ACCUMULATED, {"jax": 2.5, "tensorflow": 5.0}),
@@ -38,7 +39,17 @@ _SPEED = {
         Comparison(_AUTO, "Keras fit, batch 60", {}),
     ),
     "B": _PLAIN,
+    "C": (
+        Comparison(_WORDS, "Keras fit, 20 000 words", {"jax": 6.0, "tensorflow": 12.0}),
+        Comparison(f"{_WORDS}, batch 2048", "Keras fit, 20 000 words", {}),
+        Comparison("wholestep, 400 000 words", _WORDS, dict.fromkeys(ENGINES, 0.9)),
+    ),
     "E": _PLAIN,
+}
+
+_UNITS: dict[str, tuple[str, Callable[[dict], float]]] = {
+    "A": ("s/epoch", lambda epoch: 1),
+    "C": ("s for 1e6 pairs", lambda epoch: epoch["rows"] / 1e6),
 }
 
 
@@ -49,8 +60,8 @@ def measure(work: str, engines: list[str], *, quick: bool) -> list[Row]:
 
 def _speed(work: str, engine: str, quick: bool) -> list[Row]:
     found = children.measure("speed", engine, work=work, rounds=1 if quick else _ROUNDS, quick=quick)
-    title, divisor = ("s/epoch", 1.0) if work == "A" else ("ms/step", found["updates"] / 1000)
-    times = {name: [seconds / divisor for seconds in values] for name, values in found["times"].items()}
+    title, unit = _UNITS.get(work, ("ms/step", lambda epoch: epoch["updates"] / 1000))
+    times = {name: [seconds / unit(epoch) for seconds in epoch["times"]] for name, epoch in found.items()}
     return _compare(f"{work}, {title}", engine, times, _SPEED[work])
 
 

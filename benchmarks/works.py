@@ -40,12 +40,51 @@ class Work:
         model.compile(self.optimizer(**optimizer), loss, metrics=["accuracy"])
         return model
 
-    def data(self, *, quick: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return (x: (rows, *shape) float32, y: (rows,) int32)."""
+    def data(self, *, quick: bool) -> dict[str, np.ndarray]:
+        """Return what `fit` takes, x: (rows, *shape) float32 and y: (rows,) int32."""
         random = np.random.default_rng(1)
         num = self.quick_rows if quick else self.num_rows
         x = random.random((num, *self.shape), np.float32)
-        return x, random.integers(0, NUM_CLASSES, (num,), np.int32)
+        return {"x": x, "y": random.integers(0, NUM_CLASSES, (num,), np.int32)}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """
+    GloVe: two tables of vectors and two of biases, and pairs of words to fit them to, with sample weights.
+
+    Args:
+        num_words: the size of the vocabulary.
+        num_rows: pairs in an epoch, a multiple of `batch_size`.
+        quick_rows: the same for a smoke run.
+    """
+
+    num_words: int
+    batch_size: int
+    num_rows: int
+    quick_rows: int
+    dim: int = 100
+
+    def model(self) -> keras.Model:
+        """Return a compiled model with the same weights every time."""
+        keras.utils.set_random_seed(1)
+        words = [keras.Input((), dtype="int32") for _ in range(2)]
+        vectors = [layers.Embedding(self.num_words, self.dim)(word) for word in words]
+        biases = [layers.Embedding(self.num_words, 1)(word) for word in words]
+        model = keras.Model(words, layers.add([layers.Dot(1)(vectors), *biases]))
+        model.compile(keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-8, epsilon=1e-12), "mse")
+        return model
+
+    def data(self, *, quick: bool) -> dict[str, Any]:
+        """Return what `fit` takes. Words are numbered by frequency and drawn by Zipf's law, as a text would: k about
+        1/(k+1) times as often as the first; exactly, number k has the share log(1 + 1/(k+1)) / log(num_words + 1).
+        """
+        random = np.random.default_rng(1)
+        num = self.quick_rows if quick else self.num_rows
+        places = np.exp(random.random((2, num)) * np.log(self.num_words + 1))
+        words = np.minimum(places - 1, self.num_words - 1).astype(np.int32)
+        y, weight = random.normal(size=num).astype(np.float32), random.random(num, np.float32)
+        return {"x": [*words], "y": y, "sample_weight": weight}
 
 
 def _mlp(x: Any) -> Any:
@@ -101,6 +140,7 @@ _ADAM = keras.optimizers.Adam
 WORKS = {
     "A": Work(_mlp, (28, 28), _ADAM, batch_size=60, num_rows=60_000, quick_rows=3_000),
     "B": Work(_cnn, (28, 28, 1), _ADAM, batch_size=64, num_rows=64 * 40, quick_rows=64 * 5),
+    "C": Pairs(num_words=20_000, batch_size=1024, num_rows=1024 * 1024, quick_rows=1024 * 20),
     "E": Work(_residual, (32, 32, 3), _momentum, batch_size=128, num_rows=128 * 20, quick_rows=128 * 3),
     "wide": Work(_wide, (256,), _ADAM, batch_size=16_000, num_rows=32_000, quick_rows=16_000),
 }

@@ -106,3 +106,17 @@ def test_finite(engine):
     tensors = [keras.ops.ones((3,)), keras.ops.ones((2,))]
     assert bool(engine.is_finite(tensors))
     assert not bool(engine.is_finite([*tensors, keras.ops.convert_to_tensor([1.0, np.inf])]))
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no sparse gradients")
+def test_the_gradient_of_a_table_has_a_shape_that_is_known_when_it_is_compiled(engine):
+    import tensorflow as tf
+
+    def program(table, rows):
+        (grad,), _ = engine.differentiate(lambda params: (tf.reduce_sum(tf.gather(params[0], rows) ** 2), ()), [table])
+        return grad
+
+    compiled = engine.compile(program, (tf.ones((20, 3)), tf.constant([1, 1, 4])), spends=False)
+    (summed,) = [op for op in compiled.graph.get_operations() if op.type == "UnsortedSegmentSum"]
+    assert summed.inputs[2].op.type == "Const"  # or XLA compiles anew for every value of the table
+    np.testing.assert_array_equal(compiled(tf.ones((20, 3)), tf.constant([1, 1, 4]))[:5, 0], [0, 4, 0, 0, 2])

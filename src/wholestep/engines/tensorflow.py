@@ -78,7 +78,7 @@ class Engine:
             tape.watch(params)
             value, auxiliary = function(params)
         grads = tape.gradient(value, params, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [tf.convert_to_tensor(g) for g in grads], auxiliary
+        return [_dense(g, p) for g, p in zip(grads, params, strict=True)], auxiliary
 
     def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
         """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
@@ -161,6 +161,17 @@ class Engine:
     def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
         """Whether the function should not run inside a compiled loop: nothing known here."""
         return False
+
+
+def _dense(grad: Any, param: tf.Tensor) -> tf.Tensor:
+    """Return a gradient as a tensor; that of a table in the table's static shape.
+
+    `tf.convert_to_tensor` asks for the shape at run time. XLA needs it as a constant, and compiles anew for every value
+    of the parameters that it seems to depend on.
+    """
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.math.unsorted_segment_sum(grad.values, grad.indices, param.shape[0])
+    return tf.convert_to_tensor(grad)
 
 
 def _specs(arguments: Any) -> Any:

@@ -1,0 +1,115 @@
+"""The helpers of examples/glove.py: the table of pairs, however it is spilled; orders; files of vectors."""
+
+import importlib.util
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+
+def example():
+    spec = importlib.util.spec_from_file_location("glove", Path(__file__).parent.parent / "examples" / "glove.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+glove = example()
+
+TEXTS = st.lists(st.lists(st.sampled_from(["an", "apple", "Apple,", "be", "cat", "rare"]), max_size=12), max_size=8)
+KEPT = {"an": 0, "apple": 1, "be": 2, "cat": 3}
+
+
+def dense(text, window):
+    """Return counts: (words, words), pair by pair."""
+    kept = [word for line in text for word in glove.split([line]) if word in KEPT]
+    counts = np.zeros((len(KEPT), len(KEPT)))
+    for place, word in enumerate(kept):
+        for distance in range(1, min(window, place) + 1):
+            earlier = KEPT[kept[place - distance]]
+            counts[earlier, KEPT[word]] += 1 / distance
+            counts[KEPT[word], earlier] += 1 / distance
+    return counts
+
+
+def table(text, window, num_buffered):
+    with tempfile.TemporaryDirectory() as folder:
+        columns = glove.cooccurrences(text, KEPT, window, Path(folder), num_buffered=num_buffered)
+        return [np.array(column) for column in columns], len(list(Path(folder).glob("run*")))
+
+
+@given(TEXTS, st.integers(1, 5), st.integers(1, 60))
+def test_a_table_is_the_dense_reference_however_it_is_spilled(words, window, num_buffered):
+    text = [" ".join(line) for line in words]
+    expected = dense(text, window)
+    assume(expected.any())
+    (focal, context, count), _ = table(text, window, num_buffered)
+    rows, columns = np.nonzero(expected)
+    np.testing.assert_array_equal((focal, context), (rows, columns))
+    np.testing.assert_allclose(count, expected[rows, columns], rtol=1e-6)
+
+
+def test_small_buffers_spill_many_runs_and_the_table_stays_the_same():
+    text = ["an apple be cat"] * 10
+    whole, one = table(text, 2, 1 << 20)
+    cut, many = table(text, 2, 8)
+    assert (one, many) == (1, 20)
+    for ours, theirs in zip(cut, whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_merge_looks_at_no_more_of_a_run_than_it_may():
+    class Watched(np.ndarray):
+        longest = 0
+
+        def __getitem__(self, key):
+            if isinstance(key, slice) and key.stop is not None:
+                Watched.longest = max(Watched.longest, key.stop - (key.start or 0))
+            return super().__getitem__(key)
+
+    runs = [np.array([(3 * key + i, 1) for key in range(50)], glove.PAIR).view(Watched) for i in range(3)]
+    merged = np.concatenate(list(glove.merge(runs, 4)))
+    assert merged["key"].tolist() == list(range(150))
+    assert Watched.longest == 4
+
+
+@given(TEXTS)
+def test_the_vocabulary_is_in_order_of_frequency(words):
+    text = [" ".join(line) for line in words]
+    counts = Counter(word.lower().strip(",") for line in words for word in line)
+    kept = glove.vocabulary(text, 3, min_count=2)
+    assert [counts[word] for word in kept] == [n for _, n in counts.most_common(3) if n >= 2]
+    assert list(kept.values()) == list(range(len(kept)))
+
+
+@given(st.integers(0, 200), st.integers(1, 50))
+def test_a_shuffle_window_permutes_and_shows_no_row_before_its_time(num, window):
+    order = glove.window_shuffled(num, window, seed=3)
+    assert sorted(order.tolist()) == list(range(num))
+    assert np.all(order < np.arange(num) + window)
+    np.testing.assert_array_equal(order, glove.window_shuffled(num, window, seed=3))
+
+
+def test_rows_weigh_seldom_pairs_less(tmp_path):
+    _, log_count, weight = glove.rows(None, None, np.array([0.5, 100, 1e6], np.float32), tmp_path)
+    np.testing.assert_allclose(log_count, np.log([0.5, 100, 1e6]), rtol=1e-6)
+    np.testing.assert_allclose(weight, [0.005**0.75, 1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_vectors_come_back_to_the_bit(tmp_path, header):
+    vectors = np.random.default_rng(1).normal(size=(4, 5)).astype("float32") ** 9
+    path = glove.save(tmp_path / "new" / "vectors.txt", KEPT, vectors, header=header)
+    words, found = glove.load(path)
+    assert words == list(KEPT)
+    np.testing.assert_array_equal(found, vectors)
+    assert path.read_text().startswith("4 5\nan " if header else "an ")
+
+
+def test_neighbours_point_the_same_way():
+    vectors = np.array([[1, 0], [0, 1], [5, 1], [-1, 0]], "float32")
+    assert glove.nearest("an", list(KEPT), vectors, num=2) == ["be", "apple"]
