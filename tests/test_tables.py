@@ -192,3 +192,17 @@ def test_half_precision():
     ours, trainer = updated("sgd", 5)
     assert "Of the 200 rows of 'words'" in trainer.explain()
     assert differing(ours, updated("sgd")[0]) == []
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad, clip", "sgd, clip"])
+def test_an_update_that_is_not_finite_leaves_every_bit(optimizer):
+    model = build(optimizer)
+    model.optimizer.build(model.trainable_variables)
+    before = snapshot(model)
+    trainer = ws.Trainer(model, on_nonfinite="skip")
+    trainer.update(((FOCAL, CONTEXT), np.where(np.arange(ROWS)[:, None] == 3, np.nan, Y).astype("float32"), WEIGHT + 1))
+    assert "Of the 200 rows" in trainer.explain()
+    assert trainer.num_skipped == 1
+    assert differing(before, snapshot(model)) == []
+    assert trainer.update(((FOCAL, CONTEXT), Y, WEIGHT))["loss"] > 0
+    assert len(differing(before, snapshot(model))) > 4

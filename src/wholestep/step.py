@@ -321,7 +321,10 @@ class Step:
 
     def _advance(self, state: State, total: Sums, sums, grads: list, ok: Tensor, touched: list, optimizer) -> State:
         new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
-        state = self.engine.apply(state, new, grads, ok, touched, optimizer)
+        if touched:
+            state = self.engine.apply_to_rows(state, new, grads, ok, touched, optimizer)
+        else:
+            state = self.engine.apply(state, new, grads, ok)
         stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
         return state._replace(stopped=stopped)
 

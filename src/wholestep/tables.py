@@ -46,6 +46,10 @@ class Table:
         """The size of the vocabulary."""
         return self.layer.input_dim
 
+    def places(self, params: list, slots: list) -> list[tuple[list, int]]:
+        """Return (list, place in it) of everything that has a row for each of the table's."""
+        return [(params, self.param), *((slots, slot) for slot in self.slots)]
+
 
 class Touched(NamedTuple):
     """The rows of one table that an update touches.

@@ -10,6 +10,7 @@
 | fold | a function over microbatches, carrying its result |
 | repeat | several updates in one dispatch, a number known only at run time |
 | loss_scale, apply | the optimizer's loss scale; the new state after one optimizer update, if it is to be |
+| apply_to_rows | the same, for the rows of tables that were looked up |
 | compile | the program that the loop calls; its first argument is spent |
 | memory | the bytes that a compiled program needs beside its arguments |
 """

@@ -11,6 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 from wholestep.errors import BatchError, say
 from wholestep.state import State, Variables
+from wholestep.tables import Touched
 
 Tree = Any
 _INT32 = np.iinfo(np.int32)
@@ -104,31 +105,35 @@ class Engine:
         with keras.StatelessScope(list(zip(self.optimizer.variables, state.slots, strict=True))):
             return self.optimizer.scale_loss(jnp.ones((), "float32"))
 
-    def apply(self, state: State, new: State, grads: list, ok: Any, touched: list, optimizer: Any = None) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state` as it is.
+    def apply(self, state: State, new: State, grads: list, ok: Any) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
 
-        Of the tables in `touched` only these rows are updated, by an optimizer that was made for them.
-        """
-        params, slots = list(state.params), list(state.slots)
-        for table, rows, _ in touched:
-            for values, place in [(params, table.param), *((slots, slot) for slot in table.slots)]:
-                values[place] = self.gather(values[place], rows)
-
-        def update() -> tuple:
-            after = (optimizer or self.optimizer).stateless_apply(slots, grads, params)
-            return *after, new.buffers, new.metrics, new.sums
-
-        def keep() -> tuple:
-            return params, slots, state.buffers, state.metrics, state.sums
+        def update() -> State:
+            params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
+            return new._replace(params=params, slots=slots)
 
         # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
-        params, slots, buffers, metrics, sums = jax.lax.cond(ok, update, keep)
+        return jax.lax.cond(ok, update, lambda: state)
+
+    def apply_to_rows(
+        self, state: State, new: State, grads: list, ok: Any, touched: list[Touched], optimizer: Any
+    ) -> State:
+        """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
+        params, slots = [*state.params], [*state.slots]
+        for table, rows, _ in touched:
+            for values, i in table.places(params, slots):
+                values[i] = self.gather(values[i], rows)
+        # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
+        grads = [jnp.where(ok, g, jnp.zeros_like(g)) for g in grads]
+        params, slots = optimizer.stateless_apply(slots, grads, params)
+        count = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+        slots[count] = jnp.where(ok, slots[count], state.slots[count])
         for table, rows, homes in touched:
-            for values, wholes, place in [
-                (params, state.params, table.param),
-                *((slots, state.slots, slot) for slot in table.slots),
-            ]:
-                values[place] = wholes[place].at[rows].set(self.gather(values[place], homes), mode="promise_in_bounds")
+            wholes = table.places(state.params, state.slots)
+            for (values, i), (whole, _) in zip(table.places(params, slots), wholes, strict=True):
+                values[i] = whole[i].at[rows].set(self.gather(values[i], homes), mode="promise_in_bounds")
+        parts = (new.buffers, new.metrics, new.sums), (state.buffers, state.metrics, state.sums)
+        buffers, metrics, sums = jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), *parts)
         return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
 
     def is_finite(self, values: list) -> Any:

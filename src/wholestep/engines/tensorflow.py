@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from wholestep.state import State, Variables
+from wholestep.tables import Touched
 
 Tree = Any
 
@@ -106,34 +107,38 @@ class Engine:
         """Return what the optimizer multiplies the loss by."""
         return self.optimizer.scale_loss(tf.ones((), "float32"))
 
-    def apply(self, state: State, new: State, grads: list, ok: Any, touched: list, optimizer: Any = None) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state` as it is.
+    def apply(self, state: State, new: State, grads: list, ok: Any) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
 
-        Of the tables in `touched` only these rows are updated, by an optimizer that was made for them.
-        """
-        optimizer = optimizer or self.optimizer
-        in_hand, wholes = optimizer.variables, self.optimizer.variables
-        variables = [*self._variables]
-        moves = []
+        def update() -> State:
+            self.optimizer.apply(grads, self._variables)
+            return new
+
+        return tf.cond(ok, update, lambda: state)
+
+    def apply_to_rows(
+        self, state: State, new: State, grads: list, ok: Any, touched: list[Touched], optimizer: Any
+    ) -> State:
+        """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
+        variables, moves = [*self._variables], []
         for table, rows, homes in touched:
             variables[table.param] = optimizer._trainable_variables[table.param]
             pairs = [(self._variables[table.param], variables[table.param])]
-            moves += [(*pair, rows, homes) for pair in [*pairs, *((wholes[s], in_hand[s]) for s in table.slots)]]
-
-        def update() -> State:
-            optimizer.apply(grads, variables)
-            return new
-
+            pairs += [(self.optimizer.variables[slot], optimizer.variables[slot]) for slot in table.slots]
+            moves += [(whole.value, few.value, rows, homes) for whole, few in pairs]
         for whole, few, rows, _ in moves:
-            few.value.assign(tf.gather(whole.value, rows))
-        state = tf.cond(ok, update, lambda: state)
+            few.assign(tf.gather(whole, rows))
+        # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
+        optimizer.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], variables)
+        optimizer.iterations.value.assign_sub(tf.cast(~ok, optimizer.iterations.dtype))
         for whole, few, rows, homes in moves:
-            whole.value.scatter_update(tf.IndexedSlices(tf.gather(few.value, homes), rows))
-        return state
+            whole.scatter_update(tf.IndexedSlices(tf.gather(few, homes), rows))
+        return tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state)
 
     def is_finite(self, values: list) -> Any:
         """Return whether all values are finite."""
-        return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values]))
+        # The largest, which is NaN if any is: XLA reduces numbers several times as fast as truth values.
+        return tf.math.is_finite(tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(v)) for v in values])))
 
     # ---- programs ----
 
