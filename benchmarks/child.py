@@ -6,6 +6,7 @@ import sys
 
 _TASKS = {
     "speed": "benchmarks.speed",
+    "ragged": "benchmarks.ragged",
     "first": "benchmarks.first",
     "imports": "benchmarks.imports",
     "memory": "benchmarks.memory",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 import wholestep as ws
+from benchmarks.language import Language
 from benchmarks.works import WORKS, Pairs, Work
 
 _SECONDS = 1.5  # about how long one turn takes
@@ -40,7 +41,7 @@ def measure(work: str, rounds: int, quick: bool) -> dict:
     }
 
 
-def _whole(work: Work, quick: bool) -> dict[str, Contestant]:
+def _whole(work: Work | Language, quick: bool) -> dict[str, Contestant]:
     data = work.data(quick=quick)
     return {"wholestep": _ours(work, data), "Keras fit": _keras(work.model(), data, work.batch_size)}
 
@@ -79,7 +80,7 @@ def _pairs(work: Pairs, quick: bool) -> dict[str, Contestant]:
 _CONTESTANTS: dict[str, Callable[[Any, bool], dict[str, Contestant]]] = {"A": _with_accumulation, "C": _pairs}
 
 
-def _ours(work: Work | Pairs, data: dict, microbatch_size: int | str = "auto") -> Contestant:
+def _ours(work: Work | Pairs | Language, data: dict, microbatch_size: int | str = "auto") -> Contestant:
     trainer = ws.Trainer(work.model(), microbatch_size=microbatch_size)
     return _contestant(trainer.fit, data, work.batch_size)
 

@@ -44,13 +44,20 @@ _SPEED = {
         Comparison(f"{_WORDS}, batch 2048", "Keras fit, 20 000 words", {}),
         Comparison("wholestep, 400 000 words", _WORDS, dict.fromkeys(ENGINES, 0.9)),
     ),
+    "D": _PLAIN,
     "E": _PLAIN,
 }
-
 _UNITS: dict[str, tuple[str, Callable[[dict], float]]] = {
     "A": ("s/epoch", lambda epoch: 1),
     "C": ("s for 1e6 pairs", lambda epoch: epoch["rows"] / 1e6),
+    "D": ("s for 1e6 tokens", lambda epoch: 64 * epoch["rows"] / 1e6),
 }
+_BUCKETS, _EACH, _ALL = "wholestep, tokens=2048", "Keras fit, each batch padded", "Keras fit, padded to the longest"
+_RAGGED = (
+    Comparison(_BUCKETS, _EACH, dict.fromkeys(ENGINES, 2.0)),
+    Comparison(_BUCKETS, _ALL, dict.fromkeys(ENGINES, 4.0)),
+)
+_RAGGED_FIRST = (Comparison(_BUCKETS, _EACH, {}), Comparison(_BUCKETS, _ALL, {}))
 
 
 def measure(work: str, engines: list[str], *, quick: bool) -> list[Row]:
@@ -63,6 +70,15 @@ def _speed(work: str, engine: str, quick: bool) -> list[Row]:
     title, unit = _UNITS.get(work, ("ms/step", lambda epoch: epoch["updates"] / 1000))
     times = {name: [seconds / unit(epoch) for seconds in epoch["times"]] for name, epoch in found.items()}
     return _compare(f"{work}, {title}", engine, times, _SPEED[work])
+
+
+def _ragged(engine: str, quick: bool) -> list[Row]:
+    found = children.measure("ragged", engine, rounds=1 if quick else _ROUNDS, quick=quick)
+    later = {name: [seconds * 1e6 / found["tokens"] for seconds in times] for name, times in found["later"].items()}
+    return [
+        *_compare("D', s for 1e6 real tokens", engine, later, _RAGGED),
+        *_compare("D', s for the first epoch", engine, found["first"], _RAGGED_FIRST),
+    ]
 
 
 def _first(engine: str, quick: bool) -> list[Row]:
@@ -118,6 +134,7 @@ def _compare(title: str, engine: str, values: dict, comparisons: tuple[Compariso
 
 _MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
     **{work: partial(_speed, work) for work in _SPEED},
+    "D'": _ragged,
     "first": _first,
     "import": _import,
     "memory": _memory,

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from benchmarks.language import Language
+
 NUM_CLASSES = 10
 
 
@@ -141,6 +143,7 @@ WORKS = {
     "A": Work(_mlp, (28, 28), _ADAM, batch_size=60, num_rows=60_000, quick_rows=3_000),
     "B": Work(_cnn, (28, 28, 1), _ADAM, batch_size=64, num_rows=64 * 40, quick_rows=64 * 5),
     "C": Pairs(num_words=20_000, batch_size=1024, num_rows=1024 * 1024, quick_rows=1024 * 20),
+    "D": Language(4000, width=128, num_layers=2, length=64, batch_size=32, num_rows=32 * 12, quick_rows=32 * 2),
     "E": Work(_residual, (32, 32, 3), _momentum, batch_size=128, num_rows=128 * 20, quick_rows=128 * 3),
     "wide": Work(_wide, (256,), _ADAM, batch_size=16_000, num_rows=32_000, quick_rows=16_000),
 }

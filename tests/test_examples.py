@@ -34,3 +34,28 @@ def test_batchnorm_by_hand(monkeypatch, tmp_path):
     assert shown["moved"] > 0.1
     assert shown["moved_wrong"] == 0
     assert Path(shown["picture"]).exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_glove(monkeypatch, tmp_path):
+    shown = run("glove", monkeypatch, tmp_path)
+    full, windowed, unshuffled = (losses[-1] for losses in shown["losses"].values())
+    assert full < 0.75 * min(windowed, unshuffled)
+    assert shown["differing_bits"] == 0
+    assert not shown["curve_differs"]
+    assert {"raised", "raise", "handler"} & set(shown["neighbours"]["exception"])
+    assert len(shown["vectors"].read_text().splitlines()) == shown["num_words"]
+    assert shown["picture"].exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_translate_dates(monkeypatch, tmp_path):
+    shown = run("translate_dates", monkeypatch, tmp_path)
+    assert shown["losses"][:20].mean() > 1.5
+    assert shown["losses"][-20:].mean() < 0.25
+    assert shown["held_out"]["token_accuracy"] > 0.9
+    assert shown["exact"] > 0.4
+    assert abs(shown["exact"] - shown["held_out"]["sequence_accuracy"]) < 0.03
+    assert shown["errors"]["divided once"] < 1e-5
+    assert shown["errors"]["mean of means"] > 1e-2
+    assert Path(shown["picture"]).exists()

@@ -1,0 +1,64 @@
+"""A language model, on rows of one length or of log-normal lengths."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+_NUM_HEADS = 4
+_SHORTEST, _LONGEST = 4, 512
+_MEDIAN, _SPREAD = 40, 0.8  # of the log-normal lengths
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Language:
+    """
+    A Transformer that predicts every next word, and an epoch for it.
+
+    Args:
+        length: tokens in a row where all rows have one length.
+        num_rows: rows in an epoch, a multiple of `batch_size`.
+        quick_rows: the same for a smoke run.
+    """
+
+    num_words: int
+    width: int
+    num_layers: int
+    length: int
+    batch_size: int
+    num_rows: int
+    quick_rows: int
+
+    def model(self) -> keras.Model:
+        """Return a compiled model with the same weights every time."""
+        keras.utils.set_random_seed(1)
+        words = keras.Input((None,), dtype="int32")
+        places = ops.cumsum(ops.ones_like(words), axis=1) - 1
+        x = layers.Embedding(self.num_words, self.width)(words) + layers.Embedding(_LONGEST, self.width)(places)
+        for _ in range(self.num_layers):
+            seen = layers.LayerNormalization()(x)
+            x += layers.MultiHeadAttention(_NUM_HEADS, self.width // _NUM_HEADS)(seen, seen, use_causal_mask=True)
+            hidden = layers.Dense(4 * self.width, activation="relu")(layers.LayerNormalization()(x))
+            x += layers.Dense(self.width)(hidden)
+        model = keras.Model(words, layers.Dense(self.num_words)(layers.LayerNormalization()(x)))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+        model.compile(keras.optimizers.Adam(), loss)
+        return model
+
+    def data(self, *, quick: bool) -> dict[str, np.ndarray]:
+        """Return what `fit` takes, x and y: (rows, length) int32."""
+        num = self.quick_rows if quick else self.num_rows
+        words = np.random.default_rng(1).integers(0, self.num_words, (num, self.length + 1), np.int32)
+        return {"x": words[:, :-1], "y": words[:, 1:]}
+
+    def texts(self, *, quick: bool) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return rows (x, y, weight), each of its own length: (length,), the weights 1."""
+        random = np.random.default_rng(1)
+        num = self.quick_rows if quick else self.num_rows
+        lengths = random.lognormal(np.log(_MEDIAN), _SPREAD, num).clip(_SHORTEST, _LONGEST).astype(int)
+        texts = [random.integers(0, self.num_words, length + 1, np.int32) for length in lengths]
+        return [(text[:-1], text[1:], np.ones(len(text) - 1, np.float32)) for text in texts]
