@@ -300,10 +300,8 @@ def train(name, rows, size, num_tokens):
         if step.number % 200 == 0 or step.number == len(counts):
             print(f"  update {step.number:4}, loss {step.loss:.4f}, over the epoch so far", end=" ")
             print(f"{step.logs['token_accuracy']:.2%} of the characters right", flush=True)
-    print(
-        f"Trained {name}: {len(losses)} updates, {time.perf_counter() - began:.0f} s, shapes {batches.shapes};", end=" "
-    )
-    print(f"{1 - num_real[-1] / num_computed[-1]:.0%} of what was computed is padding.", flush=True)
+    print(f"Trained {name}: {len(losses)} updates in {time.perf_counter() - began:.0f} s, of", end=" ")
+    print(f"shapes {batches.shapes}; {1 - num_real[-1] / num_computed[-1]:.0%} padding.", flush=True)
     return model, Curve(np.asarray(losses), weights, num_real, num_computed)
 
 
