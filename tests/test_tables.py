@@ -168,6 +168,32 @@ def test_a_table_that_is_used_elsewhere_is_updated_as_one():
     assert "used other than by looking up" in trainer.explain()
 
 
+class Cell(L.Layer):
+    """Looks up in every step of a recurrent layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = L.Embedding(SIZE, 2)
+        self.state_size = self.output_size = 2
+
+    def build(self, shape):
+        self.words.build()
+
+    def call(self, ids, states):
+        found = self.words(keras.ops.cast(ids[:, 0], "int32")) + states[0]
+        return found, [found]
+
+
+def test_a_table_that_is_looked_up_inside_a_loop_is_updated_as_one():
+    model = keras.Sequential([keras.Input((3, 1)), L.RNN(Cell()), L.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    before = snapshot(model)
+    trainer = ws.Trainer(model)
+    trainer.update((FOCAL[:15].reshape(5, 3, 1).astype("float32"), Y[:5]))
+    assert "looked up inside a loop" in trainer.explain()
+    assert any("embeddings" in name for name in before if np.any(before[name] != snapshot(model)[name]))
+
+
 @pytest.mark.skipif(ENGINE == "tensorflow", reason="it does not tell what a program needs")
 def test_the_memory_of_an_update_does_not_grow_with_the_table():
     needs = []

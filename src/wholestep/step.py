@@ -115,7 +115,7 @@ class Step:
             for table, count, elsewhere in zip(tables, counts, lookups.elsewhere, strict=True):
                 path = variables.params[table.param].path
                 if elsewhere:
-                    reasons[path] = "it is used other than by looking up"
+                    reasons[path] = "it is used other than by looking up, or looked up inside a loop"
                 elif not pays(count, table):
                     reasons[path] = f"an update looks up {count} of its {table.num_rows} rows"
                 else:
@@ -127,7 +127,7 @@ class Step:
         return Touching(Lookups([])), reasons
 
     def _lookups(self, tables: list[Table], state: State, data: Any, rows: Any) -> Lookups:
-        lookups = Lookups(tables, self.engine.lookup)
+        lookups = Lookups(tables, self.engine)
 
         def look_up(params: list, buffers: list, metrics: list, data: Any, rows: Tensor) -> list[Tensor]:
             return self.forward.ids(params, buffers, metrics, self.engine.gather(data, rows), lookups=lookups)

@@ -105,17 +105,17 @@ def _why_whole(layer: keras.layers.Embedding, optimizer: Any) -> str:
 class Lookups:
     """What an objective looks up in tables, in the order of its calls.
 
-    `lookup` is the engine's verb.
     `groups` (the place in `counts` of each table; tables that are asked for the same rows share one), `counts` (how
-    many rows a microbatch asks for) and `elsewhere` (the tables that were also read otherwise, or not at all) are valid
-    once `ids` has been called.
+    many rows a microbatch asks for) and `elsewhere` (the tables that were also read otherwise, looked up inside a loop,
+    or not at all) are valid once `ids` has been called.
     """
 
     tables: list[Table]
-    lookup: Callable = ops.take
+    engine: Any = None
     groups: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     elsewhere: list[bool] = field(default_factory=list)
+    _inside: set[int] = field(default_factory=set)
 
     @property
     def sizes(self) -> list[int]:
@@ -125,10 +125,14 @@ class Lookups:
     @contextmanager
     def noting(self, noted: list[list[Tensor]], params: list) -> Iterator[None]:
         """Note in `noted`, table by table, what is asked for; answer from the whole tables."""
+        frame, self._inside = self.engine.frame(), set()
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
-            noted[number].append(ids)
+            if self.engine.frame() is not frame:  # what a loop asks for cannot be told from outside of it
+                self._inside.add(number)
+            else:
+                noted[number].append(ids)
             return ops.cast(ops.take(params[table.param], _whole(ids), axis=0), table.layer.compute_dtype)
 
         with self._instead(note):
@@ -140,8 +144,8 @@ class Lookups:
         distinct = list(dict.fromkeys(asked))
         self.groups = [distinct.index(key) for key in asked]
         self.elsewhere = [
-            not calls or id(variables.params[table.param]) in read
-            for table, calls in zip(self.tables, noted, strict=True)
+            not calls or number in self._inside or id(variables.params[table.param]) in read
+            for number, (table, calls) in enumerate(zip(self.tables, noted, strict=True))
         ]
         flat = []
         for key in distinct:
@@ -159,7 +163,7 @@ class Lookups:
             table, start = self.tables[number], starts[number]
             rows, shape = params[table.param], tuple(ids.shape)
             starts[number] = stop = start + math.prod(shape)
-            found = self.lookup(rows, places[self.groups[number]][start:stop])
+            found = self.engine.lookup(rows, places[self.groups[number]][start:stop])
             return ops.cast(ops.reshape(found, (*shape, rows.shape[1])), table.layer.compute_dtype)
 
         with self._instead(answer):

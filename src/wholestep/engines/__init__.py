@@ -5,6 +5,7 @@
 | take, give | Keras variables to the values of a State, and back |
 | place, fetch | host to device, at once; device to numpy, the only place that waits |
 | traced, shapes | a function that is traced once for each input shape; what it would return |
+| frame | what stands for the function that is being traced, or the body of a loop in it |
 | gather, lookup | the rows of device-resident data that a batch names; rows of a table, NaN where it has none |
 | differentiate | gradients of a scalar function, with its auxiliary result |
 | fold | a function over microbatches, carrying its result |

@@ -58,6 +58,10 @@ class Engine:
         """Return the function, traced once for each shape of its arguments, wherever it is called."""
         return tf.function(function, autograph=False)
 
+    def frame(self) -> Any:
+        """Return what stands for the function that is being traced, or the body of a loop in it."""
+        return tf.compat.v1.get_default_graph()
+
     def shapes(self, function: Callable, *arguments: Any) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""
         traced: Any = function if hasattr(function, "get_concrete_function") else self.traced(function)
