@@ -108,6 +108,20 @@ def test_finite(engine):
     assert not bool(engine.is_finite([*tensors, keras.ops.convert_to_tensor([1.0, np.inf])]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_one_number_that_is_not_finite_is_found_wherever_it_stands(engine, dtype, repeats):
+    for num in (1, 7, 1000):
+        values = np.random.default_rng(0).normal(size=num)
+        example = keras.ops.convert_to_tensor(values, dtype)
+        program = engine.compile(lambda v: engine.is_finite([v, v[:1]]), (example,), spends=False, repeats=repeats)
+        assert bool(program(example))
+        for bad in (np.nan, np.inf, -np.inf):
+            for place in {0, num // 2, num - 1}:
+                spoilt = np.where(np.arange(num) == place, bad, values)
+                assert not bool(program(keras.ops.convert_to_tensor(spoilt, dtype))), (num, bad, place)
+
+
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no sparse gradients")
 def test_the_gradient_of_a_table_has_a_shape_that_is_known_when_it_is_compiled(engine):
     import tensorflow as tf

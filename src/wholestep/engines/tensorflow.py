@@ -124,16 +124,15 @@ class Engine:
         self, state: State, new: State, grads: list, ok: Any, touched: list[Touched], optimizer: Any
     ) -> State:
         """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
-        variables, moves = [*self._variables], []
+        moves = []
         for table, rows, homes in touched:
-            variables[table.param] = optimizer._trainable_variables[table.param]
-            pairs = [(self._variables[table.param], variables[table.param])]
-            pairs += [(self.optimizer.variables[slot], optimizer.variables[slot]) for slot in table.slots]
-            moves += [(whole.value, few.value, rows, homes) for whole, few in pairs]
+            wholes = table.places(self._variables, self.optimizer.variables)
+            pairs = zip(wholes, table.places(optimizer._trainable_variables, optimizer.variables), strict=True)
+            moves += [(whole[i].value, few[i].value, rows, homes) for (whole, i), (few, _) in pairs]
         for whole, few, rows, _ in moves:
             few.assign(tf.gather(whole, rows))
         # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
-        optimizer.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], variables)
+        optimizer.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], optimizer._trainable_variables)
         optimizer.iterations.value.assign_sub(tf.cast(~ok, optimizer.iterations.dtype))
         for whole, few, rows, homes in moves:
             whole.scatter_update(tf.IndexedSlices(tf.gather(few, homes), rows))
@@ -141,8 +140,7 @@ class Engine:
 
     def is_finite(self, values: list) -> Any:
         """Return whether all values are finite."""
-        # The largest, which is NaN if any is: XLA reduces numbers several times as fast as truth values.
-        return tf.math.is_finite(tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(v)) for v in values])))
+        return tf.reduce_all(tf.stack([_largest_bits(v) < _bits(tf.constant(np.inf, v.dtype)) for v in values]))
 
     # ---- programs ----
 
@@ -170,6 +168,20 @@ class Engine:
     def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
         """Whether the function should not run inside a compiled loop: nothing known here."""
         return False
+
+
+def _bits(value: tf.Tensor) -> tf.Tensor:
+    """Return the bits of floats as integers of their size, without the sign: infinity is above all that is finite."""
+    whole = {2: tf.int16, 4: tf.int32, 8: tf.int64}[value.dtype.size]
+    return tf.bitwise.bitwise_and(tf.bitcast(value, whole), whole.max)
+
+
+def _largest_bits(value: tf.Tensor) -> tf.Tensor:
+    """Return the largest of the bits. The largest of the numbers would not do: XLA leaves out NaN there.
+
+    Truth values would do, but XLA takes several times as long to reduce them.
+    """
+    return tf.reduce_max(_bits(value))
 
 
 def _dense(grad: Any, param: tf.Tensor) -> tf.Tensor:
