@@ -56,7 +56,7 @@ class Touched(NamedTuple):
 
     Args:
         rows: their numbers in the table, int32 (lookups,), with repetitions.
-        homes: where among them each one's first gradient is gathered, int32 (lookups,): equal rows share a home.
+        homes: where among them the gradients of each row are summed, int32 (lookups,): equal rows share a home.
     """
 
     table: Table
