@@ -81,10 +81,10 @@ class Forward:
             extra = self._extra(scope)
         return Outcome(sums, extra, *self._after(scope, buffers, metrics))
 
-    def rows(self, params, buffers, metrics, batch) -> Rows:
-        """Run the objective and keep each row's own values and weights."""
+    def rows(self, params, buffers, metrics, batch, *, lookups: Lookups = NOTHING) -> Rows:
+        """Run the objective and keep each row's own values and weights; what the tables of `lookups` lack is NaN."""
         scope = self._scope(params, buffers, metrics)
-        with scope:
+        with scope, lookups.noting([[] for _ in lookups.tables], params):
             reading = self._read(batch, lambda: self._scope(params, buffers, metrics))
             values = {label: _by_row(term) for label, term in reading.terms.items()}
             extra = self._extra(scope)

@@ -19,6 +19,7 @@ from wholestep.objective import Objective
 from wholestep.plan import Planner
 from wholestep.state import State, Variables
 from wholestep.step import APPLIED, OWN_LOSS, Step
+from wholestep.tables import Lookups
 from wholestep.tally import Layout
 
 _SECONDS_PER_DISPATCH = 0.1
@@ -205,9 +206,11 @@ class Machine:
         rows = block.rows[i][: block.counts[i]]
         names = rows if block.ids[i] is None else block.ids[i]
 
+        lookups = Lookups(self.step.tables, self.engine)
+
         def by_row(state: State, data: Any, rows: Any) -> Any:
-            batch = self.engine.gather(data, rows)
-            return self.forward.rows(self.engine.params(state), state.buffers, state.metrics, batch)
+            batch, params = self.engine.gather(data, rows), self.engine.params(state)
+            return self.forward.rows(params, state.buffers, state.metrics, batch, lookups=lookups)
 
         arguments = (state, block.data, self.engine.place(rows))
         found = self.engine.fetch(self.engine.compile(by_row, arguments, spends=False)(*arguments))

@@ -125,7 +125,7 @@ class Lookups:
     @contextmanager
     def noting(self, noted: list[list[Tensor]], params: list) -> Iterator[None]:
         """Note in `noted`, table by table, what is asked for; answer from the whole tables."""
-        frame, self._inside = self.engine.frame(), set()
+        frame, self._inside = self.engine.frame() if self.tables else None, set()
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
@@ -133,7 +133,7 @@ class Lookups:
                 self._inside.add(number)
             else:
                 noted[number].append(ids)
-            return ops.cast(ops.take(params[table.param], _whole(ids), axis=0), table.layer.compute_dtype)
+            return self._found(table, params[table.param], _from_end(_whole(ids), table.num_rows))
 
         with self._instead(note):
             yield
@@ -161,13 +161,17 @@ class Lookups:
 
         def answer(number: int, ids: Tensor) -> Tensor:
             table, start = self.tables[number], starts[number]
-            rows, shape = params[table.param], tuple(ids.shape)
-            starts[number] = stop = start + math.prod(shape)
-            found = self.engine.lookup(rows, places[self.groups[number]][start:stop])
-            return ops.cast(ops.reshape(found, (*shape, rows.shape[1])), table.layer.compute_dtype)
+            starts[number] = stop = start + math.prod(ids.shape)
+            own = places[self.groups[number]][start:stop]
+            return self._found(table, params[table.param], ops.reshape(own, ids.shape))
 
         with self._instead(answer):
             yield
+
+    def _found(self, table: Table, rows: Tensor, places: Tensor) -> Tensor:
+        """Return what the layer returns: NaN where there is no such row."""
+        found = self.engine.lookup(rows, ops.reshape(places, (-1,)))
+        return ops.cast(ops.reshape(found, (*places.shape, rows.shape[1])), table.layer.compute_dtype)
 
     @contextmanager
     def _instead(self, function: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
@@ -213,7 +217,7 @@ class Touching:
         if not ids:
             return marks, [], []
         sizes = self.lookups.sizes
-        asked = [ops.where(i < 0, i + size, i) for i, size in zip(ids, sizes, strict=True)]
+        asked = [_from_end(i, size) for i, size in zip(ids, sizes, strict=True)]
         exists = [(i >= 0) & (i < size) for i, size in zip(asked, sizes, strict=True)]
         rows = [ops.where(e, i, ops.zeros_like(i)) for e, i in zip(exists, asked, strict=True)]
         # One scatter for all groups: with several, XLA would copy the marks to keep what was read between them.
@@ -266,6 +270,12 @@ def for_rows(optimizer: Any, tables: list[Table], sizes: list[int], variables: V
     vars(twin).update(kept, _variables=replaced(optimizer._variables), _trainable_variables=known)
     vars(twin)["_trainable_variables_indices"] = {twin._var_key(v): i for i, v in enumerate(known)}
     return twin
+
+
+def _from_end(ids: Tensor, size: int) -> Tensor:
+    """Negative row numbers count from the end; those before the first row become `size`, which is no row either."""
+    asked = ops.where(ids < 0, ids + size, ids)
+    return ops.where(asked < 0, ops.full_like(asked, size), asked)
 
 
 def _whole(ids: Tensor) -> Tensor:
