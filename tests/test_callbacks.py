@@ -118,7 +118,7 @@ def test_the_progress_bar(capsys):
 
 def test_who_needs_the_state():
     def watch(*callbacks):
-        return Watch(model(), list(callbacks), verbose=1, epochs=1, steps=ROWS, history=True)
+        return Watch(model(), list(callbacks), verbose=1, epochs=1, steps=ROWS, history=True, process=0)
 
     assert not watch().needs_state
     assert not watch(keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping()).needs_state

@@ -4,14 +4,21 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import wholestep as ws
 from wholestep import engines
-from wholestep.feed import Loaded, Resident, fill, fill_places, open_feed
+from wholestep.engines.alone import Alone
+from wholestep.feed import Loaded, Resident, arrange, fill, open_feed, share_out
+from wholestep.step import Cut
 
 
 class Host:
     """An engine whose device is the host."""
+
+    num_replicas = 1
+    peers = Alone()
 
     @staticmethod
     def place(data):
@@ -95,7 +102,26 @@ def test_filling_repeats_rows():
     filled = fill(Host, block, 9)
     assert filled.data.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
     assert filled.counts.tolist() == [7]
-    assert fill_places(block, 8).rows.tolist() == [[0, 1, 2, 3, 4, 5, 6, 0]]
+    assert fill(Host, block, 7) is block
+    data, rows = arrange(Host, block, Cut(((2, 4),), 7))
+    assert data.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert rows.tolist() == [[0, 1, 2, 3, 4, 5, 6, 0]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3), st.integers(1, 8))
+def test_every_replica_gets_an_equal_share_of_every_microbatch(sections, num):
+    cut = Cut(tuple(sections), sum(count * size for count, size in sections))
+    shares, rows = share_out(cut, num)
+    start = width = 0
+    for size in (size for count, size in sections for _ in range(count)):
+        each = -(-size // num)
+        for place in range(size):
+            replica = place // each
+            assert shares[replica, rows[start + place]] == start + place
+            assert width <= rows[start + place] < width + each
+        start, width = start + size, width + each
+    assert shares.shape == (num, width)
+    assert shares.max() < cut.places
 
 
 def test_ready_made_batches_are_filled_to_the_most_rows_of_their_own_shape():

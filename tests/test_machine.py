@@ -5,6 +5,7 @@ import pytest
 from small import X, Y, model
 
 import wholestep as ws
+from wholestep.engines.alone import Alone
 from wholestep.machine import Pace
 
 
@@ -31,7 +32,7 @@ def test_many_bad_rows_are_counted():
 
 
 def test_the_pace_grows_with_what_the_device_can_do():
-    pace = Pace()
+    pace = Pace(Alone())
     sizes = []
     for _ in range(4):
         pace.note(pace.size, 100)

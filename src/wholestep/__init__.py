@@ -1,7 +1,7 @@
 """wholestep: one whole step, however you cut the batch."""
 
 from wholestep.batches import Batches
-from wholestep.errors import BatchError, NonFiniteError, SpecificationError, WholestepError
+from wholestep.errors import BatchError, NonFiniteError, PeerError, SpecificationError, WholestepError
 from wholestep.mean import Mean, Sum
 from wholestep.objective import Objective
 from wholestep.trainer import Trainer
@@ -14,6 +14,7 @@ __all__ = [
     "Mean",
     "NonFiniteError",
     "Objective",
+    "PeerError",
     "SpecificationError",
     "Sum",
     "Trainer",

@@ -35,10 +35,9 @@ def check_model(model: Any, objective: Any) -> None:
         )
 
 
-def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any) -> None:
+def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any, replicas: Any) -> None:
     """Refuse settings that cannot mean anything."""
-    is_size = isinstance(microbatch_size, int | np.integer) and not isinstance(microbatch_size, bool)
-    if microbatch_size != "auto" and not (is_size and microbatch_size >= 1):
+    if microbatch_size != "auto" and not _is_count(microbatch_size):
         raise SpecificationError(
             say('microbatch_size must be "auto" or at least 1.', repr(microbatch_size), "leave it out for the fastest.")
         )
@@ -47,6 +46,10 @@ def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any) ->
     if on_nonfinite not in ("raise", "skip"):
         raise SpecificationError(
             say('on_nonfinite must be "raise" or "skip".', repr(on_nonfinite), "choose one of them.")
+        )
+    if replicas not in (None, "all") and not _is_count(replicas):
+        raise SpecificationError(
+            say('replicas must be "all" or at least 1.', repr(replicas), "leave it out for one device.")
         )
 
 
@@ -121,8 +124,7 @@ def is_due(epoch: int, frequency: Any) -> bool:
 def check_counts(**counts: Any) -> None:
     """Refuse numbers of steps that are not whole numbers of at least 1; None leaves them open."""
     for name, value in counts.items():
-        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if value is not None and not (is_whole and value >= 1):
+        if value is not None and not _is_count(value):
             raise SpecificationError(
                 say(f"{name} must be a whole number of at least 1.", repr(value), "leave it out for all batches.")
             )
@@ -172,3 +174,7 @@ def refuse(**arguments: Any) -> None:
         raise SpecificationError(
             say("Batches say all of the data themselves.", f"{', '.join(given)} as well", "put it into the Batches.")
         )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)

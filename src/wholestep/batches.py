@@ -143,9 +143,9 @@ class Batches:
         """Return the row numbers of a batch, int64 of shape (rows,); of a PyDataset, its own number."""
         return self.grouping.rows(epoch, step)
 
-    def load(self, epoch: int, step: int) -> Tree:
-        """Return a batch as numpy arrays, nested as the source nests them."""
-        return self.grouping.load(epoch, step)
+    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+        """Return a batch, or its rows at these places, as numpy arrays, nested as the source nests them."""
+        return self.grouping.load(epoch, step, places)
 
     def __iter__(self) -> Iterator[Tree]:
         """Iterate over the rest of the epoch's batches."""
@@ -168,13 +168,13 @@ class Batches:
             raise
         return batch
 
-    def take(self, place: tuple[int, int]) -> tuple[Tree, tuple[int, int]]:
+    def take(self, place: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
         """Return the batch at a place and the place after it; a stream has only its next one."""
         if isinstance(self.source, Stream):
             return self._pull(), (place[0], place[1] + 1)
         if isinstance(self.source, Ready) and place[1] == 0:
             self.source.begin_epoch()
-        batch, after = self.load(*place), self.after(*place)
+        batch, after = self.load(*place, places), self.after(*place)
         if isinstance(self.source, Ready) and after[0] > place[0]:
             self.source.end_epoch()
         return batch, after

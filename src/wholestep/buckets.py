@@ -69,9 +69,9 @@ class Buckets:
         """Return how many rows the other batches of this one's shape have."""
         return int(self.sizes[self._find(epoch, step)[0]])
 
-    def load(self, epoch: int, step: int) -> Tree:
-        """Return a batch as numpy arrays."""
-        return self.sequences.padded(self.rows(epoch, step), self.shapes[self._find(epoch, step)[0]])
+    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+        """Return a batch, or its rows at these places, as numpy arrays."""
+        return self.sequences.padded(self.rows(epoch, step)[places], self.shapes[self._find(epoch, step)[0]])
 
     def in_order(self) -> "Buckets":
         """Return the same batches one bucket after the other, the rows of each in their own order."""

@@ -10,13 +10,26 @@ _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 class Watch:
     """What watches a run: a list of Keras callbacks, and what they need.
 
+    With several processes, Keras' own callbacks print and write files in the first alone; all others run in each.
+
     Args:
         callbacks: as given to `fit`: one, several, or a ready `keras.callbacks.CallbackList`.
+        process: the number of this process.
     """
 
     def __init__(
-        self, model: keras.Model, callbacks: Any, *, verbose: Any, epochs: int, steps: int | None, history: bool
+        self,
+        model: keras.Model,
+        callbacks: Any,
+        *,
+        verbose: Any,
+        epochs: int,
+        steps: int | None,
+        history: bool,
+        process: int,
     ):
+        if process > 0:
+            verbose, callbacks = 0, _silenced(callbacks)
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
@@ -53,6 +66,22 @@ class Watch:
     def stops(self) -> bool:
         """Whether a callback asked to stop."""
         return bool(self.model.stop_training)
+
+
+def _silenced(callbacks: Any) -> Any:
+    """Return the callbacks without those that only write files; the others of Keras' write none."""
+    ready = isinstance(callbacks, keras.callbacks.CallbackList)
+    known = list(callbacks.callbacks if ready else keras.tree.flatten(callbacks or []))
+    kept = [c for c in known if not isinstance(c, keras.callbacks.CSVLogger | keras.callbacks.TensorBoard)]
+    for callback in kept:
+        if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
+            vars(callback)["_save_model"] = lambda *arguments, **options: None
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            vars(callback)["on_train_end"] = lambda logs=None: None  # the first process deletes the backup
+    if ready:
+        callbacks.callbacks = kept
+        return callbacks
+    return kept
 
 
 def _overrides(callback: Any, hook: str) -> bool:

@@ -1,11 +1,13 @@
-"""The command line: `wholestep demo`."""
+"""The command line: `wholestep demo | launch`."""
 
 import argparse
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from wholestep import __version__
+import keras
+
+from wholestep import __version__, launch
 from wholestep.errors import say
 
 _DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -22,6 +24,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"wholestep {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
+    _add_launch(commands)
     return parser
 
 
@@ -43,6 +46,33 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     demo.run(arguments.epochs, arguments.out)
     return 0
+
+
+def _add_launch(commands: argparse._SubParsersAction) -> None:
+    text = (
+        "Run a training script in several processes that make every update together, on the JAX engine. With -n, start "
+        "them on this machine. Without, join the run that this process was started for by Slurm, Open MPI, Kubernetes "
+        "or a TPU pod, as jax.distributed finds out."
+    )
+    parser = commands.add_parser("launch", help="run a script in several processes", description=text)
+    parser.add_argument("-n", "--num-processes", type=_count, help="how many processes to start on this machine")
+    parser.add_argument("script", help="the Python script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.set_defaults(command=_launch)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    backend, script = keras.backend.backend(), arguments.script
+    if backend != "jax":
+        attempt = "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in one process."
+        print(say("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt), file=sys.stderr)
+        return 2
+    if not Path(script).is_file():
+        print(say("The script must be a file.", script, "the path of a Python file."), file=sys.stderr)
+        return 2
+    if arguments.num_processes is None:
+        return launch.run(script, arguments.arguments)
+    return launch.launch(arguments.num_processes, script, arguments.arguments)
 
 
 def _count(text: str) -> int:

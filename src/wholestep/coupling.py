@@ -17,6 +17,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.compiled import layers
+from wholestep.feed import Block
 from wholestep.forward import Forward, Rows
 from wholestep.state import State
 
@@ -69,13 +70,14 @@ class Coupling:
         return "; ".join(reason for reason, holds in reasons.items() if holds)
 
 
-def probe(engine: Any, forward: Forward, state: State, data: Any, rows: np.ndarray) -> Coupling:
-    """Run the objective on a few of these rows and see what depends on what."""
-    if len(rows) < 2:
+def probe(engine: Any, forward: Forward, state: State, block: Block) -> Coupling:
+    """Run the objective on a few rows of a block's first update and see what depends on what."""
+    num_rows = block.rows.shape[1]
+    if num_rows < 2:
         return Coupling(unknown=True)
-    size = min(_ROWS, len(rows))
-    spread = np.linspace(0, len(rows) - 1, min(2 * size, len(rows))).astype(int)
-    few = engine.fetch(engine.gather(data, engine.place(np.asarray(rows)[spread].astype(np.int32))))
+    size = min(_ROWS, num_rows)
+    spread = np.linspace(0, num_rows - 1, min(2 * size, num_rows)).astype(int)
+    few = engine.fetch(engine.place(block.some(0, spread)))
     run, first = _runner(engine, forward, state), _rows(few, np.arange(size))
     one, moved = run(first), partial(_moved, compute_dtype=_compute_dtype(forward.model))
     other = _rows(few, np.resize(np.append(np.arange(size, len(spread)), 0), size))
@@ -93,9 +95,9 @@ def probe(engine: Any, forward: Forward, state: State, data: Any, rows: np.ndarr
     return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()))
 
 
-def leaves_out(engine: Any, forward: Forward, state: State, data: Any, rows: np.ndarray) -> bool:
+def leaves_out(engine: Any, forward: Forward, state: State, block: Block) -> bool:
     """Whether rows of weight 0 add nothing to the metrics: found out by trying."""
-    few = engine.gather(data, engine.place(np.resize(np.asarray(rows, np.int32), _ROWS)))
+    few = engine.place(block.some(0, np.arange(_ROWS) % block.rows.shape[1]))
 
     def both(state: State, batch: Any) -> tuple[list, list]:
         return forward.padded(engine.params(state), state.buffers, state.metrics, batch, _ROWS // 2)

@@ -26,6 +26,10 @@ class NonFiniteError(WholestepError, ArithmeticError):
         self.rows = rows
 
 
+class PeerError(WholestepError, RuntimeError):
+    """The processes of a run do not fit together, or one of them is lost. Raised in every process that can raise."""
+
+
 def say(must: str, received: object, attempt: str) -> str:
     """Return the message of an error: what must hold, what came, what to try.
 

@@ -7,8 +7,11 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
+from wholestep.compiled import unpack
+from wholestep.feed import Block, arrange
 from wholestep.forward import Forward
 from wholestep.state import State
+from wholestep.step import Cut
 from wholestep.tally import Tally
 
 Tree = Any
@@ -24,16 +27,16 @@ class Evaluation:
         self._sums = engine.traced(forward.sums)
         self._programs: dict = {}
 
-    def begin(self, state: State, data: Any, rows: np.ndarray) -> Tree:
+    def begin(self, state: State, block: Block) -> Tree:
         """Return what an evaluation starts from: the metrics and sums of no batch."""
         if not self.forward.facts:
-            arguments = (state, data, self.engine.place(rows))
+            arguments = (state, *self._arranged(block))
             self.engine.shapes(lambda s, d, r: self._outcome(s, s.metrics, d, r), *arguments)
         return state.metrics, self.engine.place(self.tally.empty())
 
-    def add(self, total: Tree, state: State, data: Any, rows: np.ndarray) -> tuple[Tree, Any]:
+    def add(self, total: Tree, state: State, block: Block) -> tuple[Tree, Any]:
         """Add one batch. Spends `total`; returns the new one and its logs, packed."""
-        arguments = (total, state, data, self.engine.place(rows))
+        arguments = (total, state, *self._arranged(block))
         program = self._program("add", self._add, arguments, spends=True)
         return program(*arguments)
 
@@ -41,10 +44,18 @@ class Evaluation:
         """Return the logs of a report. Waits for the device."""
         return self.tally.layout.unpack(self.engine.fetch(report))
 
-    def predict(self, state: State, data: Any, rows: np.ndarray) -> Tree:
-        """Return the model's outputs for these rows, on the device."""
-        arguments = (state, data, self.engine.place(rows))
+    def predict(self, state: State, block: Block, is_whole: bool) -> Tree:
+        """Return the model's outputs for these rows, on the device; of whole batches, the first part is the input."""
+        if is_whole:
+            parts = [part if part is None else unpack(part)[0] for part in (block.data, block.host)]
+            block = block._replace(data=parts[0], host=parts[1])
+        arguments = (state, *self._arranged(block))
         return self._program("predict", self._predict, arguments, spends=False)(*arguments)
+
+    def _arranged(self, block: Block) -> tuple[Any, Any]:
+        num_rows = block.rows.shape[1]
+        data, rows = arrange(self.engine, block, Cut(((1, num_rows),), num_rows))
+        return data, self.engine.place(rows[0])
 
     def _add(self, total: Tree, state: State, data: Any, rows: Any) -> tuple[Tree, Any]:
         metrics, sums = total
@@ -56,11 +67,11 @@ class Evaluation:
         return (outcome.metrics, sums), self.tally.layout.pack(self.tally.logs(sums, outcome.metrics))
 
     def _outcome(self, state: State, metrics: list, data: Any, rows: Any) -> Any:
-        batch = self.engine.gather(data, rows)
+        batch = self.engine.batch(data, rows)
         return self._sums(self.engine.params(state), state.buffers, metrics, batch, None)
 
     def _predict(self, state: State, data: Any, rows: Any) -> Tree:
-        return self.forward.predict(self.engine.params(state), state.buffers, self.engine.gather(data, rows))
+        return self.forward.predict(self.engine.params(state), state.buffers, self.engine.batch(data, rows))
 
     def _program(self, name: str, function: Any, arguments: tuple, spends: bool) -> Any:
         key = (name, *((tuple(leaf.shape), str(leaf.dtype)) for leaf in tree.leaves(arguments[-2:])))

@@ -12,6 +12,7 @@ from wholestep.batches import Batches
 from wholestep.errors import BatchError, say
 from wholestep.grouping import Even
 from wholestep.source import Stream
+from wholestep.step import Cut
 
 _AHEAD = 2
 
@@ -20,25 +21,35 @@ class Block(NamedTuple):
     """What one dispatch gets: the data, and for each of its updates the rows in it.
 
     Args:
-        data: nested arrays on the device.
-        rows: row numbers in `data`, int32 (updates, places); places beyond a count are padding.
+        data: nested arrays on the device; None for loaded rows that are still to be spread over replicas.
+        host: the same on the host, where they came from.
+        is_resident: whether these are all rows there are, to be used again.
+        rows: row numbers in `host`, int32 (updates, places); places beyond a count are padding.
         counts: the real rows of each update, int32 (updates,).
         full: the rows of an update of this shape that is not short; for ready-made batches the most so far.
         ids: row numbers in the user's source (None for ready-made batches), one array for each update; where rows are
             packed, an array of arrays.
-        host: the batch on the host, if it was loaded; what is checked before it is used.
+        own: which rows of a loaded batch `host` holds, ascending; None if all.
         place: the place in the source of the first of these updates.
         position: the place after the last.
     """
 
     data: Any
+    host: Any
+    is_resident: bool
     rows: np.ndarray
     counts: np.ndarray
     full: int
     ids: list
-    host: Any
+    own: np.ndarray | None
     place: tuple[int, int]
     position: tuple[int, int]
+
+    def some(self, update: int, places: Any) -> Any:
+        """Return the rows at these places of an update, on the host; not of one that was loaded in part."""
+        assert self.own is None
+        rows = self.rows[update][places]
+        return tree.map_leaves(lambda leaf: np.asarray(leaf)[rows], self.host)
 
 
 class Resident:
@@ -48,6 +59,7 @@ class Resident:
         assert isinstance(batches.grouping, Even)
         self.order, self.size = batches.grouping.order, batches.grouping.size
         self.batches = batches
+        self.cuts: dict[tuple[int, int], Cut] = {}
         self.data = engine.place(batches.arrays)
         self.most = len(batches)
 
@@ -75,16 +87,22 @@ class Resident:
         counts = np.full((len(rows),), rows.shape[1], np.int32)
         epoch, step = place[0], place[1] + len(rows)
         after = (epoch + 1, 0) if step == len(self.batches) else (epoch, step)
-        return Block(self.data, rows.astype(np.int32), counts, self.size, list(rows), None, place, after)
+        host = self.batches.arrays
+        return Block(self.data, host, True, rows.astype(np.int32), counts, self.size, list(rows), None, place, after)
 
 
 class Loaded:
-    """Batches that are loaded, one update to a block, by a thread that keeps ahead."""
+    """Batches that are loaded, one update to a block, by a thread that keeps ahead.
+
+    `cuts` says how updates of so many rows (full, real) are cut, as soon as that is known. Then, with several
+    processes, each loads only the rows that its own replicas work on.
+    """
 
     def __init__(self, engine: Any, batches: Batches):
         self.engine = engine
         self.batches = batches
         self.most = 1
+        self.cuts: dict[tuple[int, int], Cut] = {}
         self._largest: dict[tuple, int] = {}
         self._stop = threading.Event()
 
@@ -134,7 +152,8 @@ class Loaded:
             yield block
         while done != num and (num is not None or place[0] == epoch):
             try:
-                host, after = batches.take(place)
+                own = self._own(place)
+                host, after = batches.take(place, slice(None) if own is None else own)
             except StopIteration:
                 assert isinstance(batches.source, Stream)
                 self._end = (place[0] + 1, 0)
@@ -143,17 +162,30 @@ class Loaded:
                 place = self._end
                 continue
             done += 1
-            yield self._block(host, place, after)
+            yield self._block(host, own, place, after)
             place = after
 
-    def _block(self, host: Any, place: tuple[int, int], position: tuple[int, int]) -> Block:
-        count, batches = tree.num_rows(host), self.batches
+    def _own(self, place: tuple[int, int]) -> np.ndarray | None:
+        """Return which rows of a batch this process must load; None for all."""
+        if self.engine.peers.count == 1 or self.batches.is_ready:
+            return None
+        grouping = self.batches.grouping
+        count = len(grouping.ids(*place))
+        cut = self.cuts.get((grouping.full_size(*place), count))
+        if cut is None:
+            return None
+        return np.unique(share_out(cut, self.engine.num_replicas)[0][self.engine.own_replicas] % count)
+
+    def _block(self, host: Any, own: np.ndarray | None, place: tuple[int, int], position: tuple[int, int]) -> Block:
+        batches = self.batches
+        ids = None if batches.is_ready else batches.grouping.ids(*place)
+        count = tree.num_rows(host) if ids is None else len(ids)
         if count == 0:
             raise BatchError(say("A batch must have at least one row.", "0 rows", "leave empty batches out."))
-        ids = None if batches.is_ready else batches.grouping.ids(*place)
         full = self._most_so_far(host, count) if batches.is_ready else batches.grouping.full_size(*place)
         rows, counts = np.arange(count, dtype=np.int32)[None], np.full((1,), count, np.int32)
-        return Block(self.engine.place(host), rows, counts, full, [ids], host, place, position)
+        data = self.engine.place(host) if self.engine.num_replicas == 1 else None
+        return Block(data, host, False, rows, counts, full, [ids], own, place, position)
 
     def _most_so_far(self, host: Any, count: int) -> int:
         """Return the most rows that a ready-made batch of this shape has had."""
@@ -174,16 +206,45 @@ def open_feed(engine: Any, batches: Batches, limit: int) -> Feed:
 
 def fill(engine: Any, block: Block, num_rows: int) -> Block:
     """Fill up the rows of every update, and loaded data with them, by repeating rows; they are to weigh nothing."""
-    block = fill_places(block, num_rows)
-    if block.host is None:
+    if block.rows.shape[1] == num_rows:
         return block
-    data = tree.map_leaves(lambda leaf: np.take(leaf, np.arange(num_rows), axis=0, mode="wrap"), block.host)
-    return block._replace(data=engine.place(data))
+    block = block._replace(rows=np.take(block.rows, np.arange(num_rows), axis=1, mode="wrap"))
+    if block.is_resident or block.data is None:
+        return block
+    host = tree.map_leaves(lambda leaf: np.take(leaf, block.rows[0], axis=0), block.host)
+    return block._replace(data=engine.place(host), host=host, rows=np.arange(num_rows, dtype=np.int32)[None])
 
 
-def fill_places(block: Block, places: int) -> Block:
-    """Fill up the row numbers of every update to as many places as its microbatches hold."""
-    return block._replace(rows=np.take(block.rows, np.arange(places), axis=1, mode="wrap"))
+def arrange(engine: Any, block: Block, cut: Cut) -> tuple[Any, np.ndarray]:
+    """Return the data of a block on the device, and the rows there of every place of its updates, int32."""
+    if block.data is not None:
+        rows = np.take(block.rows, np.arange(cut.places), axis=1, mode="wrap")
+        return block.data, rows
+    shares, rows = share_out(cut, engine.num_replicas)
+    shares = shares % block.counts[0]
+    shares = shares if block.own is None else np.searchsorted(block.own, shares)
+    return engine.spread(tree.map_leaves(np.asarray, block.host), shares), rows[None]
+
+
+def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Share out the places of an update to replicas: of each microbatch, the first part to the first, and so on.
+
+    Returns:
+        The places of each replica, int (replicas, places of a replica), and where every place lies in its replica's
+        share, int32 (places,). Parts are of one size; what a microbatch lacks for that is filled with its last place.
+
+    >>> shares, rows = share_out(Cut(((2, 3),), 6), 2)
+    >>> shares.tolist(), rows.tolist()
+    ([[0, 1, 3, 4], [2, 2, 5, 5]], [0, 1, 0, 2, 3, 2])
+    """
+    shares, rows, start, width = [], [], 0, 0
+    for size in (size for count, size in cut.sections for _ in range(count)):
+        each = -(-size // num)
+        places = np.minimum(np.arange(num * each), size - 1)
+        shares.append(start + places.reshape(num, each))
+        rows.append(width + np.arange(size) % each)
+        start, width = start + size, width + each
+    return np.concatenate(shares, axis=1), np.concatenate(rows).astype(np.int32)
 
 
 def _put(ready: queue.Queue, item: Any, stop: threading.Event) -> bool:

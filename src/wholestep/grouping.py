@@ -61,9 +61,9 @@ class Even:
         """Return what the rows of a batch are called in errors: their numbers."""
         return self.rows(epoch, step)
 
-    def load(self, epoch: int, step: int) -> Tree:
-        """Return a batch as numpy arrays."""
-        return self.source.load(self.rows(epoch, step))
+    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+        """Return a batch, or its rows at these places, as numpy arrays."""
+        return self.source.load(self.rows(epoch, step)[places])
 
     def in_order(self) -> "Even":
         """Return the same batches from the first row to the last."""

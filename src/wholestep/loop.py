@@ -17,7 +17,9 @@ def run_epoch(
         NonFiniteError: an update was not applied, and neither were those after it.
     """
     run = _run_watched if watch.needs_state else _run
-    return run(machine, state, feed, num, first, watch)
+    state, logs = run(machine, state, feed, num, first, watch)
+    machine.meet(feed)
+    return state, logs
 
 
 def _run(machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch) -> tuple[State, dict]:
@@ -30,7 +32,7 @@ def _run(machine: Machine, state: State, feed: Feed, num: int | None, first: int
             state, report = _dispatch(machine, state, feed, block, first + done)
             if late is not None:
                 logs = _tell(machine, state, feed, late, first, watch)
-                pace.note(len(late.block.counts), late.most)
+                pace.note(len(late.block.counts), late.program.length)
             late, done = report, done + len(block.counts)
             if watch.stops:
                 break

@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from wholestep import engines
+from wholestep import engines, tree
+from wholestep.alike import facts_of_code, facts_of_data, facts_of_values
 from wholestep.batches import Batches, check_weights
 from wholestep.compiled import CompiledObjective, check_labels
 from wholestep.errors import NonFiniteError, say
 from wholestep.evaluate import Evaluation
-from wholestep.feed import Block, Feed, fill, fill_places, open_feed
+from wholestep.feed import Block, Feed, arrange, fill, open_feed
 from wholestep.forward import Forward
 from wholestep.mean import Mean
 from wholestep.objective import Objective
-from wholestep.plan import Planner
+from wholestep.plan import Planner, Program
 from wholestep.state import State, Variables
 from wholestep.step import APPLIED, OWN_LOSS, Step
 from wholestep.tables import Lookups
@@ -28,10 +29,10 @@ _SECONDS_PER_DISPATCH = 0.1
 class Report:
     """The numbers of one dispatch. Reading them waits for the device; nothing else does."""
 
-    def __init__(self, engine: Any, layout: Layout, values: Any, block: Block, first: int, most: int):
+    def __init__(self, engine: Any, layout: Layout, values: Any, block: Block, first: int, program: Program):
         self.block = block
         self.first = first
-        self.most = most  # how many updates a dispatch of this program can take
+        self.program = program
         self._engine = engine
         self._layout = layout
         self._on_device = values
@@ -65,10 +66,15 @@ class Report:
 
 
 class Pace:
-    """How many updates to send in one dispatch: about a tenth of a second's worth. Cannot change a bit of them."""
+    """How many updates to send in one dispatch: about a tenth of a second's worth. Cannot change a bit of them.
 
-    def __init__(self) -> None:
+    Several processes send equally many: those that process 0 says, which the others ask for ever more seldom.
+    """
+
+    def __init__(self, peers: Any) -> None:
         self.size = 1
+        self._peers = peers
+        self._notes = 0
         self._since = time.perf_counter()
 
     def start(self) -> None:
@@ -79,7 +85,10 @@ class Pace:
         """Take note that `num` updates have just finished, of a program that takes `most` in a dispatch."""
         now = time.perf_counter()
         seconds, self._since = (now - self._since) / num, now
-        self.size = int(min(max(1, _SECONDS_PER_DISPATCH / seconds), 8 * self.size, most))
+        self._notes += 1
+        if self._peers.count == 1 or self._notes & (self._notes - 1) == 0:
+            size = int(min(max(1, _SECONDS_PER_DISPATCH / seconds), 8 * self.size, most))
+            self.size = self._peers.share(size)
 
 
 class Options(NamedTuple):
@@ -88,6 +97,7 @@ class Options(NamedTuple):
     microbatch_size: int | str
     memory_limit: int | None
     on_nonfinite: str
+    replicas: int | str | None = None
 
 
 class Machine:
@@ -107,7 +117,7 @@ class Machine:
         pads: bool | None,
         options: Options,
     ):
-        self.engine = engines.choose(optimizer)
+        self.engine = engines.choose(optimizer, model, options.replicas)
         self.model = model
         self.objective = objective
         self.optimizer = optimizer
@@ -130,8 +140,9 @@ class Machine:
         watching = Forward(model, objective, metrics, self.variables, training=False)
         self.evaluation = Evaluation(self.engine, watching)
         self.num_skipped = 0
-        self.pace = Pace()
+        self.pace = Pace(self.engine.peers)
         self._checked: Any = None
+        self._is_alike = False
 
     # ---- state ----
 
@@ -161,35 +172,55 @@ class Machine:
     # ---- dispatch ----
 
     def feed(self, batches: Batches) -> Feed:
-        """Return the way of these batches to the device."""
+        """Return the way of these batches to the device.
+
+        Raises:
+            PeerError: the processes of a run do not begin alike.
+        """
+        if self.engine.peers.count > 1:
+            v = self.variables
+            code = facts_of_code(self.model, self.objective, self.optimizer, self.options)
+            values = {} if self._is_alike else facts_of_values([*v.params, *v.slots, *v.buffers])
+            self.engine.peers.agree(code | values | facts_of_data(batches))
+            self._is_alike = True
         return open_feed(self.engine, batches, self.planner.limit // 2)
 
     def dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
         """Send one block of updates, the first of this number, to the device. Spends the state; waits for nothing."""
-        planner, batches = self.planner, feed.batches
+        planner, batches, peers = self.planner, feed.batches, self.engine.peers
+        peers.at(f"preparing update {first}")
         short, is_short = batches.comes_short, block.rows.shape[1] < block.full
         # The short batch of a bucket may be one row, which tells nothing of others: ask before it comes.
         asks = is_short or (short and batches.shapes)
-        if asks and planner.may_pad(state, block.data, block.rows[0]) and is_short:
+        if asks and planner.may_pad(state, block) and is_short:
             block = fill(self.engine, block, block.full)
-        program = planner.program(state, block.data, block.rows[0], short=short, most=feed.most)
+        program = planner.program(state, block, short=short, most=feed.most)
         state = state if state.sums else self.begin_epoch(state)
-        self.check(feed.batches, block)
-        block = fill_places(block, program.cut.places)
-        rows, counts = _stack(block.rows, program.length), _stack(block.counts, program.length)
+        self.check(block)
+        feed.cuts[block.full, int(block.counts[0])] = program.cut
+        data, rows = arrange(self.engine, block, program.cut)
+        rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
         arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))
-        state, reports = program.call(state, block.data, *arguments)
-        return state, Report(self.engine, self.step.tally.layout, reports, block, first, program.length)
+        with peers.waiting(f"computing update {first}"):
+            state, reports = program.call(state, data, *arguments)
+        peers.at(f"at work after update {first} (reading data, or in a callback)")
+        return state, Report(self.engine, self.step.tally.layout, reports, block, first, program)
 
-    def check(self, batches: Batches, block: Block) -> None:
+    def check(self, block: Block) -> None:
         """Look at weights and labels before they are used: arrays once, loaded batches each."""
-        host = batches.arrays if block.host is None else block.host
-        if block.host is None and self._checked is host:
+        if block.is_resident and self._checked is block.host:
             return
-        check_weights(host, all_zero=block.host is None)
+        check_weights(block.host, all_zero=block.is_resident)
         if isinstance(self.objective, CompiledObjective):
-            check_labels(self.objective.label_ranges, host)
-        self._checked = host if block.host is None else None
+            check_labels(self.objective.label_ranges, block.host)
+        self._checked = block.host if block.is_resident else None
+
+    # ---- several processes ----
+
+    def meet(self, feed: Feed) -> None:
+        """Wait until all processes have come to the same place in the data."""
+        epoch, step = feed.batches.position
+        self.engine.peers.meet(f"stands at batch {step} of epoch {epoch}")
 
     # ---- what went wrong ----
 
@@ -203,20 +234,22 @@ class Machine:
     def failure(self, state: State, report: Report, i: int) -> NonFiniteError:
         """Return the error that says why update i of a dispatch was not applied. The state is the one before it."""
         block, number = report.block, report.first + i
-        rows = block.rows[i][: block.counts[i]]
-        names = rows if block.ids[i] is None else block.ids[i]
-
+        count, cut = int(block.counts[i]), report.program.cut
+        names = block.rows[i][:count] if block.ids[i] is None else block.ids[i]
         lookups = Lookups(self.step.tables, self.engine)
 
         def by_row(state: State, data: Any, rows: Any) -> Any:
-            batch, params = self.engine.gather(data, rows), self.engine.params(state)
+            pieces = [self.engine.batch(data, rows[start : start + size]) for start, size in cut.pieces]
+            batch = tree.map_leaves(lambda *leaves: keras.ops.concatenate(leaves)[:count], *pieces)
+            params = self.engine.params(state)
             return self.forward.rows(params, state.buffers, state.metrics, batch, lookups=lookups)
 
-        arguments = (state, block.data, self.engine.place(rows))
+        data, rows = arrange(self.engine, block, cut)
+        arguments = (state, data, self.engine.place(rows[i]))
         found = self.engine.fetch(self.engine.compile(by_row, arguments, spends=False)(*arguments))
         reasons, bad = [], np.zeros((0,), int)
         for label, (values, weights) in found.values.items():
-            rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == len(rows) else np.zeros((0,), int)
+            rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == count else np.zeros((0,), int)
             bad = np.union1d(bad, rows_of_term)
             name = f"term {label!r}" if label else "the loss"
             if rows_of_term.size:

@@ -29,6 +29,12 @@ class Layout(NamedTuple):
     at: np.ndarray
     starts: np.ndarray
 
+    def only(self, places: Any) -> "Layout":
+        """Return the layout of these packed rows alone; `places` are ascending."""
+        kept = np.arange(int(self.at[-1]) + 1)[places]
+        inside = np.isin(self.at, kept)
+        return Layout(self.rows[inside], np.searchsorted(kept, self.at[inside]), self.starts[inside])
+
 
 @dataclass(frozen=True)
 class Patterns:
@@ -111,9 +117,12 @@ class Packs:
         names[:] = parts
         return names
 
-    def load(self, epoch: int, step: int) -> Tree:
-        """Return a batch as numpy arrays, with `segment_ids` (0 in padding) and `positions` beside the leaves."""
-        layout = self._layout(epoch, step)
+    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+        """Return a batch, or its packed rows at these places, as numpy arrays.
+
+        `segment_ids` (0 in padding) and `positions` come beside the leaves.
+        """
+        layout = self._layout(epoch, step).only(places)
         shape = (int(layout.at[-1]) + 1, self.width)
         segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         which, place = _spread(layout.starts, self.sequences.lengths[0, layout.rows])

@@ -4,12 +4,14 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from wholestep import tree
 from wholestep.coupling import Coupling, leaves_out, probe
+from wholestep.feed import Block, arrange
 from wholestep.state import State
 from wholestep.step import Cut, Step
 from wholestep.tables import describe
@@ -47,68 +49,72 @@ class Planner:
     programs: dict = field(default_factory=dict)
     coupling: Coupling | None = None
 
-    def program(self, state: State, data: Any, rows: np.ndarray, *, short: bool, most: int) -> Program:
-        """Return the program for updates of `len(rows)` rows of such data.
+    def program(self, state: State, block: Block, *, short: bool, most: int) -> Program:
+        """Return the program for updates such as those of this block.
 
         Args:
-            rows: row numbers of one such update; the probe looks at them.
             short: whether shorter updates may come, to be filled up with rows of weight 0.
             most: how many updates will be wanted in one dispatch.
         """
-        length = max(1, min(most, _MOST_UPDATES, _MOST_ROW_NUMBERS // len(rows)))
-        key = (_signature(data), len(rows), short, length > 1)
+        num_rows = block.rows.shape[1]
+        length = max(1, min(most, _MOST_UPDATES, _MOST_ROW_NUMBERS // num_rows))
+        key = (_signature(block), num_rows, short, length > 1)
         if key not in self.programs:
-            self.programs[key] = self._plan(state, data, rows, short, length)
+            self.engine.peers.at("compiling")
+            self.programs[key] = self._plan(state, block, short, length)
         return self.programs[key]
 
-    def may_pad(self, state: State, data: Any, rows: np.ndarray) -> bool:
+    def may_pad(self, state: State, block: Block) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
-        if self.pads is False or not self.probe(state, data, rows).may_pad:
+        if self.pads is False or not self.probe(state, block).may_pad:
             return False
         if self.pads is None:
-            self.pads = leaves_out(self.engine, self.step.forward, state, data, rows)
+            self.pads = leaves_out(self.engine, self.step.forward, state, block)
         return self.pads
 
-    def probe(self, state: State, data: Any, rows: np.ndarray) -> Coupling:
+    def probe(self, state: State, block: Block) -> Coupling:
         """Return what couples the rows, found out once."""
         if self.coupling is not None:
             return self.coupling
-        found = probe(self.engine, self.step.forward, state, data, rows)
-        self.coupling = found if len(rows) > 1 else None  # one row tells nothing of others
+        found = probe(self.engine, self.step.forward, state, block)
+        self.coupling = found if block.rows.shape[1] > 1 else None  # one row tells nothing of others
         return found
 
-    @property
+    @cached_property
     def limit(self) -> int:
-        """The memory limit in bytes."""
-        return self.memory_limit or self.engine.device_bytes() or _host_bytes() // 2
+        """The memory limit in bytes, the same in all processes."""
+        return self.engine.peers.share(self.memory_limit or self.engine.device_bytes() or _host_bytes() // 2)
 
-    def _plan(self, state: State, data: Any, rows: np.ndarray, short: bool, length: int) -> Program:
-        whole = Cut(((1, len(rows)),), len(rows), padded=short and self.pads is not False)
+    def _plan(self, state: State, block: Block, short: bool, length: int) -> Program:
+        num_rows = block.rows.shape[1]
+        whole = Cut(((1, num_rows),), num_rows, padded=short and self.pads is not False)
+        if num_rows % self.engine.num_replicas and self.may_pad(state, block):
+            whole = replace(whole, sections=((1, self._even(num_rows)),), padded=True)
         if self.microbatch_size != "auto":
-            cut = self._cut(whole, int(self.microbatch_size), state, data, rows)
-            return self._compile(cut, length, state, data)
-        program = self._compile(whole, length, state, data)
+            cut = self._cut(whole, int(self.microbatch_size), state, block)
+            return self._compile(cut, length, state, block)
+        program = self._compile(whole, length, state, block)
         if program.memory is None and self.memory_limit is not None:
             self._say(f"memory_limit has no effect: {self.engine.name} does not tell what a program needs.")
-        size = len(rows)
+        size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
-            if not self.probe(state, data, rows).may_cut:
-                self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(state, data, rows).why}.")
+            if not self.probe(state, block).may_cut:
+                self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(state, block).why}.")
                 return program
             size = -(-size // 2)
-            program = self._compile(self._cut(whole, size, state, data, rows), length, state, data)
+            program = self._compile(self._cut(whole, size, state, block), length, state, block)
         return program
 
-    def _cut(self, whole: Cut, size: int, state: State, data: Any, rows: np.ndarray) -> Cut:
+    def _cut(self, whole: Cut, size: int, state: State, block: Block) -> Cut:
         if size >= whole.rows:
             return whole
-        coupling = self.probe(state, data, rows)
+        coupling = self.probe(state, block)
         if not coupling.can_cut:
             self._say(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
             return whole
         num = -(-whole.rows // size)
-        if self.may_pad(state, data, rows):
-            size = -(-whole.rows // num)
+        if self.may_pad(state, block):
+            size = self._even(-(-whole.rows // num))
             return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows)
         if not coupling.may_cut:
             self._say(
@@ -120,9 +126,15 @@ class Planner:
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
         return Cut(sections, whole.rows, extra="mean" if coupling.extra == "mean" else "sum")
 
-    def _compile(self, cut: Cut, length: int, state: State, data: Any) -> Program:
+    def _even(self, size: int) -> int:
+        """Return the next size that the replicas can share equally."""
+        num = self.engine.num_replicas
+        return -(-size // num) * num
+
+    def _compile(self, cut: Cut, length: int, state: State, block: Block) -> Program:
         engine, step = self.engine, self.step
-        places, count = engine.place((np.zeros((cut.places,), np.int32), np.int32(cut.rows)))
+        data, rows = arrange(engine, block, cut)
+        places, count = engine.place((rows[0], np.int32(cut.rows)))
         step.learn(cut, state, data, places, count)
         if cut.padded and step.forward.cannot_pad:
             cut = replace(cut, padded=False)
@@ -141,8 +153,9 @@ class Planner:
         warnings.warn(message, UserWarning, stacklevel=2)
 
 
-def _signature(data: Any) -> tuple:
-    return tuple((label, tuple(leaf.shape), str(leaf.dtype)) for label, leaf in tree.named_leaves(data))
+def _signature(block: Block) -> tuple:
+    shapes = [(label, tuple(leaf.shape), str(leaf.dtype)) for label, leaf in tree.named_leaves(block.host)]
+    return tuple((label, shape if block.is_resident else shape[1:], dtype) for label, shape, dtype in shapes)
 
 
 def _host_bytes() -> int:

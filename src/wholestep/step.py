@@ -45,6 +45,12 @@ class Cut:
         return sum(count for count, _ in self.sections)
 
     @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """The first place and the number of places of each microbatch."""
+        sizes = [size for count, size in self.sections for _ in range(count)]
+        return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+    @property
     def places(self) -> int:
         """The number of rows that the sections hold, padding included."""
         return sum(count * size for count, size in self.sections)
@@ -130,7 +136,7 @@ class Step:
         lookups = Lookups(tables, self.engine)
 
         def look_up(params: list, buffers: list, metrics: list, data: Any, rows: Tensor) -> list[Tensor]:
-            return self.forward.ids(params, buffers, metrics, self.engine.gather(data, rows), lookups=lookups)
+            return self.forward.ids(params, buffers, metrics, self.engine.batch(data, rows), lookups=lookups)
 
         self.engine.shapes(look_up, self.engine.params(state), state.buffers, state.metrics, data, rows)
         return lookups
@@ -139,7 +145,7 @@ class Step:
         """Trace the objective on a microbatch, so that the facts of its terms are known before the first program."""
 
         def microbatch(params: list, buffers: list, metrics: list, data: Any, rows: Tensor, count: Tensor) -> Outcome:
-            batch = self.engine.gather(data, rows)
+            batch = self.engine.batch(data, rows)
             return self._sums(params, buffers, metrics, batch, _row_weights(cut, rows.shape[0], count, count))
 
         rows = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
@@ -176,7 +182,7 @@ class Step:
             sums = self.engine.traced(partial(self.forward.sums, lookups=touching.lookups))
 
         def part(params, buffers, metrics, places, weights, scale, data, rows, first, count) -> tuple[list, Outcome]:
-            batch = self.engine.gather(data, rows)
+            batch = self.engine.batch(data, rows)
             row_weights = _row_weights(cut, rows.shape[0], first, count)
 
             def share(params: list) -> tuple[Tensor, Outcome]:
@@ -200,7 +206,7 @@ class Step:
         def weigh(total: dict, piece: tuple) -> dict:
             rows, first, _ = piece
             row_weights = _row_weights(cut, rows.shape[0], first, count)
-            batch = self.engine.gather(data, rows)
+            batch = self.engine.batch(data, rows)
             sums = self._sums(params, state.buffers, state.metrics, batch, row_weights).sums
             return {k: total[k] + sums[k][1] for k in total}
 
@@ -219,11 +225,11 @@ class Step:
             if not touching.tables:
                 return []
             if cut.num_microbatches == 1:
-                return ids_of(params, state.buffers, state.metrics, self.engine.gather(data, rows))
+                return ids_of(params, state.buffers, state.metrics, self.engine.batch(data, rows))
 
             def note(noted: list, piece: tuple) -> list:
                 rows, first, number = piece
-                buffers, batch = self._buffers_of(state, first), self.engine.gather(data, rows)
+                buffers, batch = self._buffers_of(state, first), self.engine.batch(data, rows)
                 ids = ids_of(params, buffers, state.metrics, batch)
                 starts = [number * count for count in touching.counts]
                 return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]

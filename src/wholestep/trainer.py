@@ -59,6 +59,9 @@ class Trainer:
         microbatch_size: rows that are computed at once. Less memory, same update. "auto" takes the largest that fits.
         memory_limit: bytes that "auto" may use; None for half of the device's memory.
         on_nonfinite: "raise" stops before an update whose loss or gradient is not finite; "skip" leaves it out.
+        replicas: how many devices share the rows of a batch, or "all"; None for what `keras.distribution` says, else
+            one, or with several processes all of theirs. Same update. For TensorFlow, build the model in the scope of
+            a `tf.distribute` strategy instead.
 
     Raises:
         SpecificationError: arguments that cannot mean anything.
@@ -83,14 +86,15 @@ class Trainer:
         microbatch_size: int | str = "auto",
         memory_limit: int | None = None,
         on_nonfinite: str = "raise",
+        replicas: int | str | None = None,
     ):
         arguments.check_model(model, objective)
-        arguments.check_choices(microbatch_size, memory_limit, on_nonfinite)
+        arguments.check_choices(microbatch_size, memory_limit, on_nonfinite, replicas)
         self.model = model
         self.seed = seed
         self._given = objective
         self._metrics = [keras.metrics.get(m) for m in metrics]
-        self._options = Options(microbatch_size, memory_limit, on_nonfinite)
+        self._options = Options(microbatch_size, memory_limit, on_nonfinite, replicas)
         self._machine: Machine | None = None
         self._made_for: list = []
         self._epochs = 0
@@ -137,7 +141,7 @@ class Trainer:
         batches = self._batches(x, y, sample_weight, batch_size, shuffle, class_weight)
         machine = self._build(batches)
         steps = steps_per_epoch or batches.num_batches
-        watch = Watch(self.model, callbacks, verbose=verbose, epochs=epochs, steps=steps, history=True)
+        watch = self._watch(machine, callbacks, verbose, epochs, steps, history=True)
         self.model.stop_training = False
         logs: dict = {}
         watch.callbacks.on_train_begin()
@@ -194,6 +198,7 @@ class Trainer:
                 late, batches.position = report, block.position
                 yield Step(number, *block.place, report)
             self._check_applied(machine, state, late)
+            machine.meet(feed)
 
     def update(self, batch: Any) -> dict[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
@@ -221,9 +226,7 @@ class Trainer:
         arguments.check_counts(steps=steps)
         batches = self._batches(x, y, sample_weight, batch_size, False, None)
         machine = self._build(batches)
-        watch = Watch(
-            self.model, callbacks, verbose=verbose, epochs=1, steps=steps or batches.num_batches, history=False
-        )
+        watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
         logs = self._evaluate(machine, batches, steps, watch)
         return logs if return_dict else self._in_order(logs)
 
@@ -252,16 +255,13 @@ class Trainer:
             inputs = batches.example()
             self.model(compiled.unpack(inputs)[0] if whole or batches.is_ready else inputs)
         machine = self._build(batches, for_prediction=True)
-        watch = Watch(
-            self.model, callbacks, verbose=verbose, epochs=1, steps=steps or batches.num_batches, history=False
-        )
+        watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
         told, outputs = watch.callbacks, []
         told.on_predict_begin()
         state = machine.take()
         for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
             told.on_predict_batch_begin(i)
-            data = compiled.unpack(block.data)[0] if whole or batches.is_ready else block.data
-            outputs.append(machine.evaluation.predict(state, data, block.rows[0]))
+            outputs.append(machine.evaluation.predict(state, block, whole or batches.is_ready))
             told.on_predict_batch_end(i, {"outputs": outputs[-1]})
         told.on_predict_end()
         return join(machine.engine.fetch(outputs))
@@ -336,6 +336,12 @@ class Trainer:
         pads = leave_rows_out(compiled.known_metrics(model, self._metrics))
         return Machine(model, objective, optimizer, metrics, pads, self._options)
 
+    def _watch(
+        self, machine: Machine, callbacks: Any, verbose: Any, epochs: int, steps: int | None, *, history: bool = False
+    ) -> Watch:
+        process, model = machine.engine.peers.index, self.model
+        return Watch(model, callbacks, verbose=verbose, epochs=epochs, steps=steps, history=history, process=process)
+
     def _number(self) -> int:
         if getattr(self.model, "optimizer", None) is None:
             raise SpecificationError(
@@ -374,9 +380,9 @@ class Trainer:
         for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
             told.on_test_batch_begin(i)
             if total is None:
-                machine.check(batches, block)
-                total = machine.evaluation.begin(state, block.data, block.rows[0])
-            total, report = machine.evaluation.add(total, still, block.data, block.rows[0])
+                machine.check(block)
+                total = machine.evaluation.begin(state, block)
+            total, report = machine.evaluation.add(total, still, block)
             told.on_test_batch_end(i, machine.evaluation.logs(report) if watch.has_test_hooks else None)
         if report is None:
             raise BatchError(say("There must be at least one batch.", "none", "pass data that are not spent."))

@@ -4,9 +4,10 @@
 |---|---|
 | take, give | Keras variables to the values of a State, and back |
 | place, fetch | host to device, at once; device to numpy, the only place that waits |
+| spread, batch | loaded rows to the replicas that work on them; the rows of a (micro)batch, each on its replica |
 | traced, shapes | a function that is traced once for each input shape; what it would return |
 | frame | what stands for the function that is being traced, or the body of a loop in it |
-| gather, lookup | the rows of device-resident data that a batch names; rows of a table, NaN where it has none |
+| gather, lookup | rows of device-resident arrays; rows of a table, NaN where it has none |
 | differentiate | gradients of a scalar function, with its auxiliary result |
 | fold | a function over microbatches, carrying its result |
 | repeat | several updates in one dispatch, a number known only at run time |
@@ -24,11 +25,11 @@ import keras
 from wholestep.errors import SpecificationError, say
 
 
-def choose(optimizer: Any = None) -> Any:
-    """Return the engine of the running Keras backend.
+def choose(optimizer: Any = None, model: Any = None, replicas: int | str | None = None) -> Any:
+    """Return the engine of the running Keras backend, for the replicas that were asked for.
 
     Raises:
-        SpecificationError: the backend is neither jax nor tensorflow.
+        SpecificationError: the backend is neither jax nor tensorflow, or there are not so many devices.
     """
     backend = keras.backend.backend()
     if backend not in ("jax", "tensorflow"):
@@ -39,4 +40,4 @@ def choose(optimizer: Any = None) -> Any:
                 "set the environment variable KERAS_BACKEND before importing keras.",
             )
         )
-    return importlib.import_module(f"wholestep.engines.{backend}").Engine(optimizer)
+    return importlib.import_module(f"wholestep.engines.{backend}").Engine(optimizer, model, replicas)

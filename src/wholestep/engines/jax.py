@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
+from wholestep.engines import peers
+from wholestep.engines.mesh import Shares, find_layout
 from wholestep.errors import BatchError, say
 from wholestep.state import State, Variables
 from wholestep.tables import Touched
@@ -22,10 +24,23 @@ class Engine:
 
     name = "jax"
 
-    def __init__(self, optimizer: Any = None):
+    def __init__(self, optimizer: Any = None, model: Any = None, replicas: int | str | None = None):
         self.optimizer = optimizer
+        self.layout = find_layout(replicas)
+        self.peers = peers.connect()
         self.waits = 0
         self.compilations = 0
+        self._given: dict[int, tuple] = {}
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas share the rows of a batch."""
+        return 1 if self.layout is None else self.layout.num_replicas
+
+    @property
+    def own_replicas(self) -> list[int]:
+        """The replicas whose rows this process must load."""
+        return [0] if self.layout is None else self.layout.own_replicas
 
     # ---- Keras variables and values ----
 
@@ -33,27 +48,62 @@ class Engine:
         """Return the values of (params, slots, buffers). The variables' own arrays: the next program spends them."""
         seen: set[int] = set()
         params, slots, buffers = variables.params, variables.slots, variables.buffers
-        return _own(params, seen), _own(slots, seen), _own(buffers, seen)
+        return self._own(params, seen), self._own(slots, seen), self._own(buffers, seen)
 
     def give(self, variables: Variables, state: State) -> None:
         """Let the Keras variables hold the values of the state. Waits for nothing."""
         groups = [(variables.params, state.params), (variables.slots, state.slots), (variables.buffers, state.buffers)]
         for known, values in [*groups, (variables.metrics, state.metrics)]:
             for variable, value in zip(known, values, strict=True):
-                variable._value = value
+                variable._value = self._alone(variable, value)
+
+    def _own(self, variables: list, seen: set[int]) -> list:
+        """Return the variables' arrays; one that two variables share is copied, as no array can be spent twice."""
+        values = []
+        for variable in variables:
+            value = variable.value
+            values.append(self._at_home(variable, jnp.copy(value) if id(value) in seen else value))
+            seen.add(id(value))
+        return values
+
+    def _alone(self, variable: Any, value: jax.Array) -> jax.Array:
+        """Return what a variable holds: where every device has all of it, the first device's, for Keras' own functions.
+
+        The whole array is kept, to be taken again if the variable still holds what it was given.
+        """
+        if self.layout is None or self.layout.distribution is not None:
+            return value
+        alone = value.addressable_data(0)
+        self._given[id(variable)] = (alone, value)
+        return alone
+
+    def _at_home(self, variable: Any, value: jax.Array) -> jax.Array:
+        if self.layout is None:
+            return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
+        alone, whole = self._given.pop(id(variable), (None, None))
+        return whole if alone is value else self.layout.put(value, self.layout.of(variable))
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters of the state."""
         return state.params
 
     def place(self, data: Tree) -> Tree:
-        """Put host arrays on the device, at once."""
-        return jax.device_put(jax.tree.map(_narrow, data))
+        """Put host arrays on the device, at once; on each of several."""
+        data = jax.tree.map(_narrow, data)
+        if self.layout is None:
+            return jax.device_put(data)
+        return jax.tree.map(lambda leaf: self.layout.put(leaf, self.layout.everywhere), data)
+
+    def spread(self, data: Tree, shares: np.ndarray) -> Shares:
+        """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
+        assert self.layout is not None
+        return Shares(jax.tree.map(lambda leaf: self.layout.spread(_narrow(leaf), shares), data))
 
     def fetch(self, values: Tree) -> Tree:
         """Return device values as numpy. The only place that waits."""
         self.waits += 1
-        return jax.device_get(values)
+        with self.peers.waiting("computing"):
+            return jax.device_get(values)
 
     # ---- inside a program ----
 
@@ -76,6 +126,19 @@ class Engine:
     def gather(self, data: Tree, rows: Any) -> Tree:
         """Return these rows of every leaf; row numbers are in range."""
         return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+
+    def batch(self, data: Tree, rows: Any) -> Tree:
+        """Return the rows of a (micro)batch, spread over the replicas in equal parts; of shares, by places in them."""
+        if self.layout is None:
+            return self.gather(data, rows)
+        if isinstance(data, Shares):
+            each = -(-rows.shape[0] // self.num_replicas)
+            places = jnp.resize(rows, (self.num_replicas, each))
+            found = jax.vmap(self.gather)(data.leaves, places)
+            batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: rows.shape[0]], found)
+        else:
+            batch = self.gather(data, rows)
+        return jax.lax.with_sharding_constraint(batch, self.layout.rows)
 
     def lookup(self, table: Any, places: Any) -> Any:
         """Return these rows of a table; NaN for places beyond the last."""
@@ -150,7 +213,13 @@ class Engine:
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
         """Compile the function for arguments such as `examples`."""
         self.compilations += 1
-        return jax.jit(function, donate_argnums=(0,) if spends else ()).lower(*examples).compile()
+        options: dict[str, Any] = {"donate_argnums": (0,) if spends else ()}
+        if self.layout is not None:
+            # What is spent keeps its place, so that the next call finds it there; the rest can be read by every host.
+            results = jax.tree.map(lambda _: self.layout.everywhere, jax.eval_shape(function, *examples))
+            kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
+            options["out_shardings"] = (kept, results[1]) if spends else results
+        return jax.jit(function, **options).lower(*examples).compile()
 
     def memory(self, program: Any) -> int | None:
         """Return the bytes that the program needs beside its arguments and results."""
@@ -169,16 +238,6 @@ class Engine:
         """
         on_cpu = jax.local_devices()[0].platform == "cpu"
         return on_cpu and "conv_general_dilated" in _primitives(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def _own(variables: list, seen: set[int]) -> list:
-    """Return the variables' arrays; one that two variables share is copied, as no array can be spent twice."""
-    values = []
-    for variable in variables:
-        value = variable.value
-        values.append(jnp.copy(value) if id(value) in seen else value)
-        seen.add(id(value))
-    return values
 
 
 def _narrow(leaf: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from wholestep.engines.alone import Alone
 from wholestep.state import State, Variables
 from wholestep.tables import Touched
 
@@ -20,8 +21,11 @@ class Engine:
 
     name = "tensorflow"
 
-    def __init__(self, optimizer: Any = None):
+    num_replicas = 1
+
+    def __init__(self, optimizer: Any = None, model: Any = None, replicas: int | str | None = None):
         self.optimizer = optimizer
+        self.peers = Alone()
         self.waits = 0
         self.compilations = 0
         self._variables: list = []
@@ -70,6 +74,10 @@ class Engine:
     def gather(self, data: Tree, rows: Any) -> Tree:
         """Return these rows of every leaf; row numbers are in range."""
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), data)
+
+    def batch(self, data: Tree, rows: Any) -> Tree:
+        """Return the rows of a (micro)batch."""
+        return self.gather(data, rows)
 
     def lookup(self, table: Any, places: Any) -> Any:
         """Return these rows of a table; NaN for places beyond the last."""

@@ -1,0 +1,75 @@
+"""What must be alike in all processes of a run, in short words that can be compared."""
+
+import inspect
+import platform
+import sys
+import zlib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.batches import Batches
+
+_PACKAGES = ("wholestep", "keras", "jax", "numpy")
+
+
+def facts_of_code(model: keras.Model, objective: Any, optimizer: Any, options: Any) -> dict[str, str]:
+    """Return what describes the program: versions, script, model, objective, optimizer, options."""
+    script = Path(sys.argv[0])
+    return {
+        "the version of python": platform.python_version(),
+        **{f"the version of {package}": _version(package) for package in _PACKAGES},
+        "the script": _digest(script.read_bytes()) if script.is_file() else script.name,
+        "the model": _digest(_config(model)),
+        "the objective": f"{type(objective).__qualname__} {_digest(_source(type(objective)))}",
+        "the optimizer": _digest(_config(optimizer)),
+        "the options": str(options),
+    }
+
+
+def facts_of_values(variables: list) -> dict[str, str]:
+    """Return what describes the values of variables, by their paths."""
+    return {
+        f"{v.path} ({'x'.join(map(str, v.shape))} {v.dtype})": _digest(np.ascontiguousarray(v.value).tobytes())
+        for v in variables
+        if getattr(v.value, "is_fully_replicated", True)
+    }
+
+
+def facts_of_data(batches: Batches) -> dict[str, str]:
+    """Return what describes the data: how many batches, where they stand, which rows come first, what they hold."""
+    facts = {"the number of batches": str(batches.num_batches), "the place in the data": str(batches.position)}
+    if not batches.is_ready:
+        facts["the order of the rows"] = _digest(batches.rows(*batches.position).tobytes())
+    leaves = tree.named_leaves(batches.example())
+    return facts | {f"the first {label}": _digest(np.ascontiguousarray(leaf).tobytes()) for label, leaf in leaves}
+
+
+def _digest(content: bytes | str) -> str:
+    return f"{zlib.crc32(content.encode() if isinstance(content, str) else content):08x}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _config(thing: Any) -> str:
+    """Return the configuration of a model or optimizer as text; of one that does not tell, its class."""
+    try:
+        return str(thing.get_config())
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        return type(thing).__qualname__
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""

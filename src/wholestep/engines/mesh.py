@@ -1,0 +1,104 @@
+"""Where arrays lie on several JAX devices: batches over the replicas, variables as they are laid out."""
+
+from typing import Any, NamedTuple
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from wholestep.errors import SpecificationError, say
+
+Tree = Any
+
+
+class Shares(NamedTuple):
+    """Rows that were loaded, each on the replica that works on it: leaves (replicas, rows of a replica, ...)."""
+
+    leaves: Tree
+
+
+class Layout:
+    """A mesh of devices, of which one axis counts the replicas.
+
+    Args:
+        mesh: the devices.
+        axis: the axis over which the rows of a batch are spread.
+        distribution: the `keras.distribution` that says where variables lie; None if every device holds them all.
+    """
+
+    def __init__(self, mesh: Mesh, axis: str, distribution: Any = None):
+        self.mesh = mesh
+        self.axis = axis
+        self.distribution = distribution
+        self.everywhere = NamedSharding(mesh, PartitionSpec())
+        self.rows = NamedSharding(mesh, PartitionSpec(axis))
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas share the rows of a batch."""
+        return self.mesh.shape[self.axis]
+
+    def of(self, variable: keras.Variable) -> NamedSharding:
+        """Return where a variable's value lies."""
+        if self.distribution is None:
+            return self.everywhere
+        layout = self.distribution.get_variable_layout(variable)
+        return getattr(layout, "backend_layout", layout)
+
+    def put(self, value: Any, sharding: NamedSharding) -> jax.Array:
+        """Return a value in its place; the value itself if it lies there already."""
+        if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
+            return value
+        if self.is_local:
+            return jax.device_put(value, sharding)
+        value = np.asarray(value)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    def spread(self, leaf: np.ndarray, shares: np.ndarray) -> jax.Array:
+        """Give each replica its share of the rows; `shares` are their places, int (replicas, rows of a replica)."""
+        shape = (*shares.shape, *leaf.shape[1:])
+        return jax.make_array_from_callback(shape, self.rows, lambda index: leaf[shares[index[0]]])
+
+    @property
+    def own_replicas(self) -> list[int]:
+        """The replicas of which this process has a device."""
+        devices = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(self.axis), 0)
+        return [
+            i
+            for i, several in enumerate(devices)
+            if any(d.process_index == jax.process_index() for d in np.ravel(several))
+        ]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all devices belong to this process."""
+        return jax.process_count() == 1
+
+
+def find_layout(replicas: int | str | None) -> Layout | None:
+    """Return the layout that `keras.distribution` or `replicas` asks for; None for one device.
+
+    Raises:
+        SpecificationError: they contradict each other, or there are not so many devices.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        layout = Layout(distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution)
+        if replicas not in (None, "all", layout.num_replicas):
+            must = "replicas must be left out under keras.distribution, which says it already."
+            raise SpecificationError(say(must, f"replicas={replicas} and {distribution}", "leave one of them out."))
+        return layout
+    devices = jax.devices()
+    if replicas is None and jax.process_count() == 1:
+        return None
+    num = len(devices) if replicas in (None, "all") else int(replicas)
+    if num > len(devices):
+        attempt = f'replicas="all", or XLA_FLAGS=--xla_force_host_platform_device_count={num} to try it on a CPU.'
+        raise SpecificationError(
+            say("Every replica needs a device.", f"{num} replicas, {len(devices)} devices", attempt)
+        )
+    if jax.process_count() > 1 and num != len(devices):
+        must = "Several processes train with all of their devices."
+        raise SpecificationError(say(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
+    return Layout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")

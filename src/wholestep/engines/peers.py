@@ -1,0 +1,298 @@
+"""The other processes of a run on JAX: what must be alike is compared, and one that dies or hangs ends them all.
+
+A collective waits for ever if one process does not take part. So every process has a thread that gives a sign of life,
+says what it is doing, and ends its process when the verdict falls. Process 0 watches all and passes the verdict; all
+watch process 0. They talk through the key-value store of `jax.distributed`, outside of every collective: two small
+messages a second for each process, however many there are.
+
+Reads `jax._src.distributed.global_state`, the only way to that store.
+"""
+
+import atexit
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import keras
+from jax._src import distributed
+
+from wholestep.engines.alone import Alone
+from wholestep.errors import PeerError, say
+
+SILENCE = 10.0  # seconds without a sign of life after which a process counts as dead
+PATIENCE = 30.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
+START = 600.0  # the same before its first update: imports and data may take long
+_INTERVAL = 1.0
+_DAY = 24 * 3600 * 1000  # ms
+_KEY = "wholestep/"
+
+# Set when this process is over. Registered here, before JAX's own farewell, so that it runs after that.
+_is_over = threading.Event()
+atexit.register(_is_over.set)
+
+
+class Beat(NamedTuple):
+    """A sign of life.
+
+    Args:
+        number: how many there have been.
+        doing: what the process is doing, in words.
+        waits: what it waits in, if for the others: "a collective" or "the store".
+        seconds: for how long it has been doing that.
+        step: the median seconds from one dispatch to the next; 0 before the first.
+    """
+
+    number: int
+    doing: str
+    waits: str
+    seconds: float
+    step: float
+
+
+@cache
+def connect() -> Any:
+    """Return this process's peers."""
+    return Alone() if jax.process_count() == 1 else Peers(jax.process_index(), jax.process_count())
+
+
+def join() -> None:
+    """Join the run that `wholestep launch -n` or a cluster's own launcher started this process for.
+
+    All processes draw from one seed afterwards, so that their models begin alike.
+
+    Raises:
+        PeerError: it is not known what run this is.
+    """
+    known = {
+        name: os.environ.get(f"WHOLESTEP_{name.upper()}")
+        for name in ("coordinator_address", "num_processes", "process_id")
+    }
+    given = {k: v if k == "coordinator_address" else int(v) for k, v in known.items() if v is not None}
+    try:
+        jax.distributed.initialize(**given)
+    except (ValueError, RuntimeError) as error:
+        attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
+        raise PeerError(say("A process must know the run that it belongs to.", error, attempt)) from error
+    keras.utils.set_random_seed(connect().share(int.from_bytes(os.urandom(4), "little")))
+
+
+class Peers:
+    """The other processes, by way of the key-value store.
+
+    Args:
+        index: the number of this process.
+        count: how many there are.
+    """
+
+    def __init__(self, index: int, count: int):
+        self.index = index
+        self.count = count
+        self._store = distributed.global_state.client
+        self._doing, self._waits, self._since = "starting", "", time.monotonic()
+        self._dispatched: deque[float] = deque(maxlen=20)
+        self._number = 0
+        self._heard = time.monotonic()
+        for work in (self._beat, self._guard):
+            threading.Thread(target=work, name="wholestep-peers", daemon=True).start()
+        atexit.register(self.at, "ending")
+        sys.excepthook = self._uncaught
+
+    # ---- what a run asks for ----
+
+    def agree(self, facts: dict[str, str]) -> None:
+        """Make sure that all processes say the same.
+
+        Raises:
+            PeerError: in every process, naming what differs and where.
+        """
+        number = self._next()
+        with self.waiting("comparing what must be alike", "the store"):
+            if self.index == 0:
+                self._set(f"facts/{number}", facts)
+            self._set(f"differs/{number}/{self.index}", _difference(self._get(f"facts/{number}"), facts))
+            if self.index == 0:
+                answers = [self._get(f"differs/{number}/{i}") for i in range(self.count)]
+                found = [f"process {i}: {text}" for i, text in enumerate(answers) if text]
+                self._set(f"summary/{number}", "; ".join(found[:8]))
+            summary = self._get(f"summary/{number}")
+        if summary:
+            must = "All processes must begin alike. Nothing was updated."
+            raise PeerError(say(must, summary, "start every process with the same code, data and seed."))
+
+    def share(self, value: Any) -> Any:
+        """Return process 0's value."""
+        key = f"shared/{self._next()}"
+        if self.index == 0:
+            self._set(key, value)
+        with self.waiting("sharing a number", "the store"):
+            return self._get(key)
+
+    def gather(self, value: Any) -> list:
+        """Return every process's value."""
+        number = self._next()
+        self._set(f"gathered/{number}/{self.index}", value)
+        with self.waiting(f"comparing places ({value})", "the store"):
+            return [self._get(f"gathered/{number}/{i}") for i in range(self.count)]
+
+    def meet(self, where: str) -> None:
+        """Wait until all processes have come to the same place.
+
+        Raises:
+            PeerError: in every process, if they have not.
+        """
+        places = self.gather(where)
+        if len(set(places)) > 1:
+            found = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))
+            must = "All processes must have the same batches."
+            raise PeerError(say(must, found, "give every process the same data; each uses its own share of them."))
+
+    def at(self, doing: str) -> None:
+        """Take note of what this process is doing, to be told if it hangs."""
+        self._doing, self._waits, self._since = doing, "", time.monotonic()
+
+    @contextmanager
+    def waiting(self, doing: str, where: str = "a collective") -> Iterator[None]:
+        """Take note that this process waits for the others' part.
+
+        Raises:
+            PeerError: the connection broke; if it is known by then which process ended, this one ends instead.
+        """
+        before, now = self._doing, time.monotonic()
+        self._doing, self._waits, self._since = doing, where, now
+        self._dispatched.append(now)
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            time.sleep(SILENCE + 3 * _INTERVAL)  # the verdict names the process that is lost, and ends this one
+            must = "All processes must take part in every update."
+            raise PeerError(say(must, error, "look at the output of the other processes.")) from error
+        self.at(before)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this process has failed, so that they end."""
+        _is_over.set()
+        if not isinstance(error, PeerError):  # which all have
+            self._say(f"Process {self.index} failed while {self._doing}: {type(error).__name__}: {error}.")
+        if self.index == 0:
+            time.sleep(3 * _INTERVAL)  # the store lives here: let the others read it
+
+    def _uncaught(self, kind: type, error: BaseException, trace: Any) -> None:
+        """Leave at once after an error: an orderly exit would wait for the others, and they for this one."""
+        sys.__excepthook__(kind, error, trace)
+        self.fail(error)
+        sys.stdout.flush()
+        os._exit(1)
+
+    # ---- the thread that gives signs of life ----
+
+    def _beat(self) -> None:
+        number = 0
+        seen: dict[int, tuple[Beat, float]] = {}
+        while not _is_over.wait(_INTERVAL):
+            number += 1
+            try:
+                self._set(f"beat/{self.index}", self._sign(number), again=True)
+                verdict = self._verdict(seen) if self.index == 0 else self._read("verdict")
+                self._heard = time.monotonic()
+            except jax.errors.JaxRuntimeError:
+                continue  # the guard counts the seconds
+            if verdict:
+                self._end(verdict)
+
+    def _sign(self, number: int) -> Beat:
+        gaps = [b - a for a, b in zip(self._dispatched, list(self._dispatched)[1:], strict=False)]
+        step = statistics.median(gaps) if gaps else 0.0
+        return Beat(number, self._doing, self._waits, time.monotonic() - self._since, step)
+
+    def _verdict(self, seen: dict) -> str | None:
+        now = time.monotonic()
+        for key, value in self._store.key_value_dir_get(_KEY + "beat/"):
+            beat, process = Beat(*json.loads(value)), int(key.rsplit("/", 1)[1])
+            if process not in seen or seen[process][0].number != beat.number:
+                seen[process] = (beat, now)
+        verdict = self._read("verdict") or judge({p: (beat, now - when) for p, (beat, when) in seen.items()})
+        if verdict:
+            self._say(verdict)
+            time.sleep(3 * _INTERVAL)
+        return verdict
+
+    def _guard(self) -> None:
+        while not _is_over.wait(_INTERVAL):
+            if time.monotonic() - self._heard > SILENCE + _INTERVAL:
+                self._end(f"Process 0 has given no sign of life for {SILENCE:.0f} s: killed, or stopped?")
+
+    def _end(self, verdict: str) -> None:
+        """End this process. Its main thread may be inside a collective, from where nothing else brings it back."""
+        if _is_over.is_set():
+            return
+        _is_over.set()
+        end(f"{verdict} Process {self.index} ends too; it was {self._doing}.")
+
+    # ---- the store ----
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _say(self, verdict: str) -> None:
+        self._set("verdict", verdict, again=True)
+
+    def _set(self, key: str, value: Any, again: bool = False) -> None:
+        self._store.key_value_set(_KEY + key, json.dumps(value), allow_overwrite=again)
+
+    def _get(self, key: str) -> Any:
+        return json.loads(self._store.blocking_key_value_get(_KEY + key, _DAY))
+
+    def _read(self, key: str) -> Any:
+        """Return what is there, or None."""
+        try:
+            return json.loads(self._store.key_value_try_get(_KEY + key))
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+
+def judge(beats: dict[int, tuple[Beat, float]]) -> str | None:
+    """Return why a run must end, if it must.
+
+    Args:
+        beats: by process, its last sign of life and the seconds since then.
+    """
+    for process, (beat, silence) in beats.items():
+        if silence > SILENCE:
+            what = f"no sign of life for {silence:.0f} s: killed, or stopped?"
+            return f"Process {process} has given {what} It was {beat.doing}."
+    limit = max([PATIENCE, *(10 * beat.step for beat, _ in beats.values())])
+    apart = {beat.waits: f"process {process} is {beat.doing}" for process, (beat, _) in reversed(beats.items())}
+    if "" not in apart and len(apart) > 1 and min(beat.seconds for beat, _ in beats.values()) > limit:
+        what = ", ".join(sorted(apart.values()))
+        return f"The processes wait for each other: {what}. Do they have the same batches, and leave loops together?"
+    waiting = [beat.seconds for beat, _ in beats.values() if beat.waits]
+    for process, (beat, _) in beats.items():
+        patience = START if beat.doing.startswith(("starting", "compiling")) else limit
+        if not beat.waits and waiting and min(beat.seconds, max(waiting)) > patience:
+            return f"Process {process} has been {beat.doing} for {beat.seconds:.0f} s, while others wait for it."
+    return None
+
+
+def end(message: str) -> None:
+    """End this process at once, with exit code 1 and a message."""
+    print(f"wholestep: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def _difference(expected: dict, facts: dict) -> str:
+    names = [name for name in {**expected, **facts} if expected.get(name) != facts.get(name)]
+    found = [f"{name} is {facts.get(name, 'missing')}, not {expected.get(name, 'missing')}" for name in names]
+    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")

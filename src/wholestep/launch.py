@@ -1,0 +1,115 @@
+"""Several processes on one machine: each runs the same script, and they end together."""
+
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+_GRACE = 6.0  # seconds that processes have to say why they end, once one of them has
+
+
+def launch(num: int, script: str, arguments: list[str]) -> int:
+    """Run a script in `num` processes of one run; return the exit code, that of the first process that failed.
+
+    Their output comes line by line, with the process's number before it. When one ends with an error, the others are
+    ended. An interrupt (Ctrl-C) ends all.
+    """
+    environment = os.environ | {
+        "WHOLESTEP_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
+        "WHOLESTEP_NUM_PROCESSES": str(num),
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "wholestep.cli", "launch", script, *arguments]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=environment | {"WHOLESTEP_PROCESS_ID": str(i), "JAX_LOCAL_DEVICE_IDS": str(i)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        for i in range(num)
+    ]
+    lock = threading.Lock()
+    streams = [(i, s, t) for i, p in enumerate(processes) for s, t in ((p.stdout, sys.stdout), (p.stderr, sys.stderr))]
+    copiers = [threading.Thread(target=_copy, args=(*stream, lock), daemon=True) for stream in streams]
+    for copier in copiers:
+        copier.start()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _watch(processes)
+    except KeyboardInterrupt:
+        print("wholestep launch: interrupted; all processes end.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    finally:
+        _end(processes)
+        for copier in copiers:
+            copier.join(timeout=2)
+
+
+def run(script: str, arguments: list[str]) -> int:
+    """Run a script in this process of a run, after joining the others; tell them if it fails."""
+    from wholestep.engines import peers
+
+    peers.join()
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise RuntimeError(f"the script left with exit code {stop.code}") from stop
+    return 0
+
+
+def _watch(processes: list[subprocess.Popen]) -> int:
+    """Wait until all have ended well, or one has not; return the exit code."""
+    while True:
+        codes = [process.poll() for process in processes]
+        for index, code in enumerate(codes):
+            if code:
+                _say(index, code)
+                _wait(processes, _GRACE if code > 0 else 0)
+                return code if code > 0 else 128 - code
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(0.05)
+
+
+def _say(index: int, code: int) -> None:
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    print(f"wholestep launch: process {index} {how}; the others end too.", file=sys.stderr, flush=True)
+
+
+def _wait(processes: list[subprocess.Popen], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(process.poll() is None for process in processes):
+        time.sleep(0.05)
+
+
+def _end(processes: list[subprocess.Popen]) -> None:
+    for stop in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        for process in processes:
+            if process.poll() is None:
+                stop(process)
+        _wait(processes, 2.0)
+
+
+def _copy(index: int, lines: TextIO, to: TextIO, lock: threading.Lock) -> None:
+    for line in lines:
+        with lock:
+            to.write(f"[{index}] {line}" if line.endswith("\n") else f"[{index}] {line}\n")
+            to.flush()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
