@@ -6,7 +6,8 @@ If the forward pass moves floating state (moving statistics), padding would ente
 regularisers add up to is found by cutting four rows into two and two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -104,6 +105,40 @@ def leaves_out(engine: Any, forward: Forward, state: State, block: Block) -> boo
 
     alone, among = engine.fetch(engine.compile(both, (state, few), spends=False)(state, few))
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(alone, among, strict=True))
+
+
+def adds_up(engine: Any, forward: Forward, state: State, block: Block) -> bool:
+    """Whether the metrics' states are sums over rows: found out by trying."""
+    size = _ROWS // 2
+    parts = [engine.place(block.some(0, (np.arange(size) + i) % block.rows.shape[1])) for i in (0, size)]
+
+    def after(state: State, parts: list) -> tuple[list, list]:
+        def update(metrics: list, batch: Any) -> list:
+            return forward.sums(engine.params(state), state.buffers, metrics, batch, None).metrics
+
+        one, two = (update(state.metrics, part) for part in parts)
+        both = update(one, parts[1])
+        return [b - a for a, b in zip(one, both, strict=True)], [b - a for a, b in zip(state.metrics, two, strict=True)]
+
+    moves = engine.fetch(engine.compile(after, (state, parts), spends=False)(state, parts))
+    return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(*moves, strict=True))
+
+
+@contextmanager
+def inference(layers: Iterable) -> Iterator[None]:
+    """Let these layers of BatchNormalization run in inference mode, where they couple nothing."""
+    layers = list(layers)
+    for layer in layers:
+        vars(layer)["call"] = partial(_without_training, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["call"]
+
+
+def _without_training(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    return type(layer).call(layer, inputs, training=False, mask=mask)
 
 
 def _but(batch: Any, kept: Any, row: int) -> Any:

@@ -60,7 +60,7 @@ class Resident:
         self.order, self.size = batches.grouping.order, batches.grouping.size
         self.batches = batches
         self.cuts: dict[tuple[int, int], Cut] = {}
-        self.data = engine.place(batches.arrays)
+        self.data = engine.resident(batches.arrays)
         self.most = len(batches)
 
     def blocks(self, num: int | None, size: Callable[[], int]) -> Iterator[Block]:

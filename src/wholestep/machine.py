@@ -138,7 +138,7 @@ class Machine:
         )
         self.planner = Planner(self.engine, self.step, options.microbatch_size, options.memory_limit, pads)
         watching = Forward(model, objective, metrics, self.variables, training=False)
-        self.evaluation = Evaluation(self.engine, watching)
+        self.evaluation = Evaluation(self.engine.alone(), watching)
         self.num_skipped = 0
         self.pace = Pace(self.engine.peers)
         self._checked: Any = None
@@ -171,7 +171,7 @@ class Machine:
 
     # ---- dispatch ----
 
-    def feed(self, batches: Batches) -> Feed:
+    def feed(self, batches: Batches, *, evaluates: bool = False) -> Feed:
         """Return the way of these batches to the device.
 
         Raises:
@@ -183,7 +183,7 @@ class Machine:
             values = {} if self._is_alike else facts_of_values([*v.params, *v.slots, *v.buffers])
             self.engine.peers.agree(code | values | facts_of_data(batches))
             self._is_alike = True
-        return open_feed(self.engine, batches, self.planner.limit // 2)
+        return open_feed(self.evaluation.engine if evaluates else self.engine, batches, self.planner.limit // 2)
 
     def dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
         """Send one block of updates, the first of this number, to the device. Spends the state; waits for nothing."""

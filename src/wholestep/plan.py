@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
-from wholestep.coupling import Coupling, leaves_out, probe
+from wholestep.coupling import Coupling, adds_up, inference, leaves_out, probe
+from wholestep.errors import SpecificationError, say
 from wholestep.feed import Block, arrange
 from wholestep.state import State
 from wholestep.step import Cut, Step
@@ -88,6 +89,8 @@ class Planner:
     def _plan(self, state: State, block: Block, short: bool, length: int) -> Program:
         num_rows = block.rows.shape[1]
         whole = Cut(((1, num_rows),), num_rows, padded=short and self.pads is not False)
+        if self.engine.is_split:
+            whole = replace(whole, extra=self._shared_extra(state, block))
         if num_rows % self.engine.num_replicas and self.may_pad(state, block):
             whole = replace(whole, sections=((1, self._even(num_rows)),), padded=True)
         if self.microbatch_size != "auto":
@@ -124,7 +127,26 @@ class Planner:
             )
         small, larger = divmod(whole.rows, num)
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
-        return Cut(sections, whole.rows, extra="mean" if coupling.extra == "mean" else "sum")
+        extra = whole.extra if self.engine.is_split else "mean" if coupling.extra == "mean" else "sum"
+        return Cut(sections, whole.rows, extra=extra)
+
+    def _shared_extra(self, state: State, block: Block) -> str:
+        """Return how other losses add up over replicas that see their own rows alone.
+
+        Raises:
+            SpecificationError: something depends on the rows of all replicas together.
+        """
+        engine, forward, coupling = self.engine, self.step.forward, self.probe(state, block)
+        if coupling.can_cut and not coupling.may_cut:
+            with inference(engine.coupling_layers):
+                coupling = probe(engine, forward, state, block)
+        why = "" if coupling.may_cut else coupling.why
+        if not why and not adds_up(engine, forward, state, block):
+            why = "a metric's state is not a sum over rows"
+        if why:
+            must = "Under tf.distribute every replica sees its own rows alone, and what it finds must add up."
+            raise SpecificationError(say(must, why, "the JAX engine, where replicas share one array of all rows."))
+        return "mean" if coupling.extra == "mean" else "sum"
 
     def _even(self, size: int) -> int:
         """Return the next size that the replicas can share equally."""

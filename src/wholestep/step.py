@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from wholestep import tree
 from wholestep.forward import Forward, Outcome
 from wholestep.mean import Mean
 from wholestep.state import State
@@ -82,7 +83,7 @@ class Step:
         self.stops = stops
         self.tally = Tally(forward)
         self._sums = engine.traced(forward.sums)
-        self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables)
+        self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables, engine.is_split)
 
     @property
     def num_marks(self) -> int:
@@ -101,7 +102,14 @@ class Step:
             weights = self._weigh(cut, params, state, data, rows, count)
             marks, touched, places = touching.touch(state.marks, look_up(params, state, data, rows))
             params, state = self._in_hand(params, touched), state._replace(marks=marks)
-            total = self._fold(cut, part, params, state, places, weights, scale, data, rows, count)
+
+            def fold(data: Any, metrics: list) -> tuple[tuple, list, list]:
+                own = engine.own(params), state._replace(metrics=metrics)
+                total = self._fold(cut, part, *own, places, weights, scale, data, rows, count)
+                return (total.grads, total.sums, total.extra), total.metrics, total.buffers
+
+            (grads, sums, extra), metrics, buffers = engine.total(fold, data, state.metrics, syncs=True)
+            total = Sums(grads, sums, extra, buffers, metrics)
             grads, penalty = self._regularise(params, total.grads, scale)
             loss = self.tally.loss(total.sums, total.extra + penalty)
             ok = self._is_good(state, loss, grads)
@@ -146,7 +154,7 @@ class Step:
 
         def microbatch(params: list, buffers: list, metrics: list, data: Any, rows: Tensor, count: Tensor) -> Outcome:
             batch = self.engine.batch(data, rows)
-            return self._sums(params, buffers, metrics, batch, _row_weights(cut, rows.shape[0], count, count))
+            return self._sums(params, buffers, metrics, batch, self._row_weights(cut, rows.shape[0], count, count))
 
         rows = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
         self.engine.shapes(microbatch, self.engine.params(state), state.buffers, state.metrics, data, rows, count)
@@ -183,11 +191,11 @@ class Step:
 
         def part(params, buffers, metrics, places, weights, scale, data, rows, first, count) -> tuple[list, Outcome]:
             batch = self.engine.batch(data, rows)
-            row_weights = _row_weights(cut, rows.shape[0], first, count)
+            row_weights = self._row_weights(cut, rows.shape[0], first, count)
 
             def share(params: list) -> tuple[Tensor, Outcome]:
                 outcome = sums(params, buffers, metrics, batch, row_weights, places)
-                extra = outcome.extra * _extra_share(cut, rows.shape[0])
+                extra = outcome.extra * self._extra_share(cut, tree.num_rows(batch))
                 outcome = outcome._replace(extra=extra)
                 return self.tally.loss(outcome.sums, extra, weights) * ops.cast(scale, extra.dtype), outcome
 
@@ -200,19 +208,23 @@ class Step:
 
         The weights depend on the batch alone, so the compiler drops the forward pass. One microbatch weighs itself.
         """
-        if cut.num_microbatches == 1:
+        if cut.num_microbatches == 1 and not self.engine.is_split:
             return None
 
-        def weigh(total: dict, piece: tuple) -> dict:
+        def weigh(data: Any, total: dict, piece: tuple) -> dict:
             rows, first, _ = piece
-            row_weights = _row_weights(cut, rows.shape[0], first, count)
+            row_weights = self._row_weights(cut, rows.shape[0], first, count)
             batch = self.engine.batch(data, rows)
             sums = self._sums(params, state.buffers, state.metrics, batch, row_weights).sums
             return {k: total[k] + sums[k][1] for k in total}
 
         means = [k for k, fact in self.forward.facts.items() if fact.kind is Mean]
         total = {k: ops.zeros((), keras.config.floatx()) for k in means}
-        return self._over(cut, weigh, total, rows)
+
+        def over(data: Any, total: dict) -> tuple[tuple, dict, tuple]:
+            return (), self._over(cut, partial(weigh, data), total, rows), ()
+
+        return self.engine.total(over, data, total, syncs=False)[1]
 
     def _look_up(self, cut: Cut, touching: Touching) -> Callable:
         """The row numbers that the whole batch looks up in the tables, by group, before the first gradient.
@@ -248,15 +260,15 @@ class Step:
         self, cut: Cut, part: Callable, params, state: State, places: list, weights, scale, data, rows, count
     ) -> Sums:
         if cut.num_microbatches == 1:
-            first = ops.zeros((), "int32")
-            grads, outcome = part(
-                params, state.buffers, state.metrics, places, weights, scale, data, rows, first, count
-            )
+            start, first = self.engine.first(rows.shape[0]), ops.zeros((), "int32")
+            buffers = self._buffers_of(state, ops.full((), start, "int32")) if start else state.buffers
+            grads, outcome = part(params, buffers, state.metrics, places, weights, scale, data, rows, first, count)
             return Sums(grads, *outcome)
 
         def add(total: Sums, piece: tuple) -> Sums:
             rows, first, number = piece
-            buffers, own = self._buffers_of(state, first), [_section(p, number, cut) for p in places]
+            buffers = self._buffers_of(state, first + self.engine.first(rows.shape[0]))
+            own = [_section(p, number, cut) for p in places]
             grads, outcome = part(params, buffers, total.metrics, own, weights, scale, data, rows, first, count)
             share = _row_share(cut, rows.shape[0], first, count)
             return self._add(total, grads, outcome, buffers, share)
@@ -290,6 +302,18 @@ class Step:
             self._buffer_moves(total.buffers, outcome.buffers, buffers, share),
             outcome.metrics,
         )
+
+    def _row_weights(self, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
+        """The weights of the rows that `engine.batch` returns; None if all weigh 1."""
+        if not cut.padded:
+            return None
+        is_real = first + ops.arange(size, dtype="int32") < count
+        return self.engine.share(ops.cast(is_real, keras.config.floatx()))
+
+    def _extra_share(self, cut: Cut, size: int) -> float:
+        """What the other losses on so many rows count for."""
+        is_part = cut.num_microbatches > 1 or self.engine.is_split
+        return size / cut.rows if cut.extra == "mean" and is_part else 1.0
 
     def _buffers_of(self, state: State, first: Tensor) -> list:
         """Every microbatch starts from the same buffers, but draws from seeds of its own."""
@@ -344,12 +368,6 @@ def _accumulator(dtype: Any) -> str:
     return "float64" if "float64" in str(dtype) else "float32"
 
 
-def _row_weights(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
-    if not cut.padded:
-        return None
-    return ops.cast(first + ops.arange(size, dtype="int32") < count, keras.config.floatx())
-
-
 def _row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
     """The part of the update's rows that lies in this microbatch."""
     if not cut.padded:
@@ -362,7 +380,3 @@ def _section(values: Tensor, number: Tensor, cut: Cut) -> Tensor:
     """Return what belongs to one microbatch of values that were noted for all of them."""
     size = values.shape[0] // cut.num_microbatches
     return ops.slice(values, [number * size], [size])
-
-
-def _extra_share(cut: Cut, size: int) -> float:
-    return size / cut.rows if cut.extra == "mean" and cut.num_microbatches > 1 else 1.0

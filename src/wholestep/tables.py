@@ -64,8 +64,14 @@ class Touched(NamedTuple):
     homes: Tensor
 
 
-def find(model: keras.Model, optimizer: Any, variables: Variables) -> tuple[list[Table], dict[str, str]]:
-    """Return the tables whose rows may be updated alone, and for every other one why not, by its path."""
+def find(
+    model: keras.Model, optimizer: Any, variables: Variables, is_split: bool = False
+) -> tuple[list[Table], dict[str, str]]:
+    """Return the tables whose rows may be updated alone, and for every other one why not, by its path.
+
+    Args:
+        is_split: whether replicas see their own rows alone.
+    """
     tables: list[Table] = []
     reasons: dict[str, str] = {}
     if optimizer is None:
@@ -75,7 +81,7 @@ def find(model: keras.Model, optimizer: Any, variables: Variables) -> tuple[list
         if not isinstance(layer, keras.layers.Embedding) or id(getattr(layer, "_embeddings", None)) not in params:
             continue
         param = params[id(layer._embeddings)]
-        if why := _why_whole(layer, optimizer):
+        if why := "each replica knows its own lookups alone" if is_split else _why_whole(layer, optimizer):
             reasons[layer._embeddings.path] = why
         else:
             kept = [getattr(optimizer, name)[param] for name in _ROW_BY_ROW[type(optimizer)]]

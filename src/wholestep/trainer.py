@@ -11,6 +11,7 @@ import numpy as np
 from wholestep import arguments, compiled
 from wholestep.batches import Batches, in_sequence
 from wholestep.callbacks import Watch
+from wholestep.engines import scope
 from wholestep.errors import BatchError, SpecificationError, say
 from wholestep.evaluate import join
 from wholestep.loop import run_epoch
@@ -259,7 +260,7 @@ class Trainer:
         told, outputs = watch.callbacks, []
         told.on_predict_begin()
         state = machine.take()
-        for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
+        for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1)):
             told.on_predict_batch_begin(i)
             outputs.append(machine.evaluation.predict(state, block, whole or batches.is_ready))
             told.on_predict_batch_end(i, {"outputs": outputs[-1]})
@@ -300,7 +301,8 @@ class Trainer:
         self._adopt_optimizer()
         objective = self._given
         if objective is None and not for_prediction:
-            compiled.build(self.model, batches.example())
+            with scope(self.model):
+                compiled.build(self.model, batches.example())
         elif not all(layer.built for layer in compiled.layers(self.model)):
             raise SpecificationError(
                 say(
@@ -311,7 +313,8 @@ class Trainer:
             )
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
+            with scope(self.model):
+                optimizer.build(self.model.trainable_variables)
         made_for = compiled.made_of(self.model, self._metrics)
         if self._machine is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
@@ -377,7 +380,7 @@ class Trainer:
         told.on_test_begin()
         state = machine.begin_epoch(machine.take())
         still = state._replace(metrics=[], sums=[], stopped=[], marks=[])
-        for i, block in enumerate(machine.feed(batches).blocks(steps, lambda: 1)):
+        for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1)):
             told.on_test_batch_begin(i)
             if total is None:
                 machine.check(block)

@@ -7,10 +7,14 @@
 | spread, batch | loaded rows to the replicas that work on them; the rows of a (micro)batch, each on its replica |
 | traced, shapes | a function that is traced once for each input shape; what it would return |
 | frame | what stands for the function that is being traced, or the body of a loop in it |
+| resident | the same as place, for rows that are used again and again |
+| share, first, own | in a replica: its part of a vector over rows, the place where that begins, its parameters |
+| total | a function over the rows of all replicas, and what it found summed over them |
 | gather, lookup | rows of device-resident arrays; rows of a table, NaN where it has none |
 | differentiate | gradients of a scalar function, with its auxiliary result |
 | fold | a function over microbatches, carrying its result |
 | repeat | several updates in one dispatch, a number known only at run time |
+| alone | the engine for evaluation |
 | loss_scale, apply | the optimizer's loss scale; the new state after one optimizer update, if it is to be |
 | apply_to_rows | the same, for the rows of tables that were looked up |
 | compile | the program that the loop calls; its first argument is spent |
@@ -18,6 +22,7 @@
 """
 
 import importlib
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -41,3 +46,9 @@ def choose(optimizer: Any = None, model: Any = None, replicas: int | str | None 
             )
         )
     return importlib.import_module(f"wholestep.engines.{backend}").Engine(optimizer, model, replicas)
+
+
+def scope(model: keras.Model) -> AbstractContextManager:
+    """Return the context in which the variables of a model are made, as `keras.Model.fit` makes them."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return nullcontext() if strategy is None else strategy.scope()

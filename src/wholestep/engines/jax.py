@@ -37,6 +37,13 @@ class Engine:
         """How many replicas share the rows of a batch."""
         return 1 if self.layout is None else self.layout.num_replicas
 
+    is_split = False
+    coupling_layers: tuple = ()
+
+    def alone(self) -> "Engine":
+        """Return the engine for evaluation: this one."""
+        return self
+
     @property
     def own_replicas(self) -> list[int]:
         """The replicas whose rows this process must load."""
@@ -94,6 +101,8 @@ class Engine:
             return jax.device_put(data)
         return jax.tree.map(lambda leaf: self.layout.put(leaf, self.layout.everywhere), data)
 
+    resident = place
+
     def spread(self, data: Tree, shares: np.ndarray) -> Shares:
         """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
         assert self.layout is not None
@@ -139,6 +148,22 @@ class Engine:
         else:
             batch = self.gather(data, rows)
         return jax.lax.with_sharding_constraint(batch, self.layout.rows)
+
+    def share(self, rows: Any) -> Any:
+        """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns: all."""
+        return rows
+
+    def first(self, size: int) -> int:
+        """Return the place of the first row of so many that `batch` returns."""
+        return 0
+
+    def own(self, params: list) -> list:
+        """Return the parameters as they are on every device."""
+        return params
+
+    def total(self, function: Callable, data: Tree, carried: Tree, *, syncs: bool) -> tuple[Tree, Tree, Tree]:
+        """Run (data, carried) -> (sums, carried, alike). Arrays are global: what is summed over rows is a total."""
+        return function(data, carried)
 
     def lookup(self, table: Any, places: Any) -> Any:
         """Return these rows of a table; NaN for places beyond the last."""

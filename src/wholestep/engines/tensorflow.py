@@ -1,5 +1,6 @@
 """The engine on TensorFlow: parameters and slots are updated in place, everything else is a value."""
 
+import copy
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from wholestep.engines.alone import Alone
+from wholestep.engines.strategy import Shares, find_replicas
 from wholestep.state import State, Variables
 from wholestep.tables import Touched
 
@@ -21,20 +23,40 @@ class Engine:
 
     name = "tensorflow"
 
-    num_replicas = 1
-
     def __init__(self, optimizer: Any = None, model: Any = None, replicas: int | str | None = None):
         self.optimizer = optimizer
+        self.replicas = find_replicas(model, replicas)
         self.peers = Alone()
         self.waits = 0
         self.compilations = 0
         self._variables: list = []
 
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas share the rows of a batch."""
+        return 1 if self.replicas is None else self.replicas.count
+
+    @property
+    def is_split(self) -> bool:
+        """Whether every replica sees its own rows alone, rather than its part of an array of all."""
+        return self.num_replicas > 1
+
+    @property
+    def coupling_layers(self) -> list:
+        """The layers that couple rows, but over the rows of all replicas."""
+        return [] if self.replicas is None else self.replicas.syncing
+
+    def alone(self) -> "Engine":
+        """Return an engine of the same variables for one device: evaluation runs there."""
+        engine = copy.copy(self)
+        engine.replicas = None
+        return engine
+
     # ---- Keras variables and values ----
 
     def take(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers); the first two stay in their variables."""
-        self._variables = variables.params
+        self._variables[:] = variables.params
         return [], [], [tf.identity(v.value) for v in variables.buffers]
 
     def give(self, variables: Variables, state: State) -> None:
@@ -51,6 +73,19 @@ class Engine:
         """Put host arrays on the device, at once."""
         return tf.nest.map_structure(tf.convert_to_tensor, data)
 
+    def resident(self, data: Tree) -> Tree:
+        """Put host arrays on the device, on each of several."""
+        if self.replicas is None:
+            return self.place(data)
+        put = self.replicas.put
+        return tf.nest.map_structure(lambda leaf: put(lambda _: leaf), data)
+
+    def spread(self, data: Tree, shares: np.ndarray) -> Shares:
+        """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
+        assert self.replicas is not None
+        put = self.replicas.put
+        return Shares(tf.nest.map_structure(lambda leaf: put(lambda i: leaf[shares[i]]), data))
+
     def fetch(self, values: Tree) -> Tree:
         """Return device values as numpy. The only place that waits."""
         self.waits += 1
@@ -60,6 +95,8 @@ class Engine:
 
     def traced(self, function: Callable) -> Callable:
         """Return the function, traced once for each shape of its arguments, wherever it is called."""
+        if self.replicas is not None:  # a replica cannot talk to the others from inside of another function
+            return function
         return tf.function(function, autograph=False)
 
     def frame(self) -> Any:
@@ -68,7 +105,7 @@ class Engine:
 
     def shapes(self, function: Callable, *arguments: Any) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""
-        traced: Any = function if hasattr(function, "get_concrete_function") else self.traced(function)
+        traced: Any = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
         return traced.get_concrete_function(*_specs(arguments)).structured_outputs
 
     def gather(self, data: Tree, rows: Any) -> Tree:
@@ -76,8 +113,38 @@ class Engine:
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), data)
 
     def batch(self, data: Tree, rows: Any) -> Tree:
-        """Return the rows of a (micro)batch."""
-        return self.gather(data, rows)
+        """Return the rows of a (micro)batch, of a replica its part; of shares, by their places in them."""
+        if self.replicas is None:
+            return self.gather(data, rows)
+        if self.replicas.index is None:
+            return self.replicas.gather(data, rows)
+        return self.gather(data.leaves if isinstance(data, Shares) else data, self.share(rows))
+
+    def share(self, rows: Any) -> Any:
+        """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns."""
+        return rows if self.replicas is None else rows[self.replicas.part(rows.shape[0])]
+
+    def first(self, size: int) -> int:
+        """Return the place of the first row of so many that `batch` returns."""
+        return 0 if self.replicas is None else self.replicas.part(size).start
+
+    def own(self, params: list) -> list:
+        """Return the parameters as the replica that is being traced has them."""
+        return (
+            params
+            if self.replicas is None or self.replicas.index is None
+            else [tf.convert_to_tensor(v.value) for v in self._variables]
+        )
+
+    def total(self, function: Callable, data: Tree, carried: Tree, *, syncs: bool) -> tuple[Tree, Tree, Tree]:
+        """Run (data, carried) -> (sums, carried, alike) on every replica, and return the totals.
+
+        Args:
+            syncs: whether BatchNormalization takes its statistics over all replicas; not where they do not matter.
+        """
+        if self.replicas is None:
+            return function(data, carried)
+        return self.replicas.total(function, data, carried, syncs)
 
     def lookup(self, table: Any, places: Any) -> Any:
         """Return these rows of a table; NaN for places beyond the last."""
@@ -99,8 +166,10 @@ class Engine:
         def body(i: Any, carry: Tree) -> tuple:
             return i + 1, function(carry, tf.nest.map_structure(lambda leaf: leaf[i], pieces))
 
-        if num == 1:
-            return body(0, carry)[1]
+        if num == 1 or self.coupling_layers:  # replicas cannot talk to each other from inside of a loop
+            for i in range(num):
+                _, carry = body(i, carry)
+            return carry
         return tf.while_loop(lambda i, _: i < num, body, (tf.constant(0), carry), parallel_iterations=1)[1]
 
     def repeat(self, function: Callable, num: Any, state: State, reports: Any) -> tuple[State, Any]:
@@ -123,7 +192,10 @@ class Engine:
         """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
 
         def update() -> State:
-            self.optimizer.apply(grads, self._variables)
+            if self.replicas is None:
+                self.optimizer.apply(grads, self._variables)
+            else:
+                self.replicas.apply(self.optimizer, grads, self._variables)
             return new
 
         return tf.cond(ok, update, lambda: state)
@@ -161,7 +233,7 @@ class Engine:
         self.compilations += 1
         specs = _specs(examples)
         graph = tf.function(function, autograph=False).get_concrete_function(*specs)
-        if not repeats or any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
+        if not repeats or self.replicas is not None or any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
             return graph
         return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*specs)
 
@@ -204,7 +276,9 @@ def _dense(grad: Any, param: tf.Tensor) -> tf.Tensor:
 
 
 def _specs(arguments: Any) -> Any:
-    def spec(value: Any) -> tf.TensorSpec:
+    def spec(value: Any) -> Any:
+        if isinstance(value, tf.distribute.DistributedValues):
+            return value._type_spec
         return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
 
     return tf.nest.map_structure(spec, arguments)

@@ -1,0 +1,122 @@
+"""Several replicas on TensorFlow: what `tf.distribute.MirroredStrategy` does for a step."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from wholestep.errors import SpecificationError, say
+
+Tree = Any
+
+
+class Shares(NamedTuple):
+    """Rows that were loaded, each on the replica that works on it: leaves of one value for each replica."""
+
+    leaves: Tree
+
+
+class Replicas:
+    """The replicas of a strategy. Each sees its own rows alone; what they found is summed."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model):
+        self.strategy = strategy
+        self.count = strategy.num_replicas_in_sync
+        self.syncing = [la for la in model._flatten_layers() if isinstance(la, keras.layers.BatchNormalization)]
+
+    @property
+    def index(self) -> int | None:
+        """The replica that is being traced; None outside of them."""
+        context = tf.distribute.get_replica_context()
+        if context is None or context.strategy is not self.strategy:
+            return None
+        return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+    def part(self, size: int) -> slice:
+        """Return which of so many rows are this replica's; all, outside of the replicas."""
+        if self.index is None:
+            return slice(0, size)
+        each = -(-size // self.count)
+        return slice(min(self.index * each, size), min((self.index + 1) * each, size))
+
+    def put(self, function: Callable[[int], Any]) -> Any:
+        """Return one value for each replica, on its device."""
+        return self.strategy.experimental_distribute_values_from_function(
+            lambda context: tf.convert_to_tensor(function(context.replica_id_in_sync_group))
+        )
+
+    def gather(self, data: Tree, rows: Any) -> Tree:
+        """Return the rows of a batch outside of the replicas, from all of them."""
+        if not isinstance(data, Shares):
+            return tf.nest.map_structure(
+                lambda leaf: tf.gather(self.strategy.experimental_local_results(leaf)[0], rows), data
+            )
+        each = -(-rows.shape[0] // self.count)
+        replica = np.arange(rows.shape[0]) // each
+
+        def of(leaf: Any) -> tf.Tensor:
+            stacked = tf.stack(self.strategy.experimental_local_results(leaf))
+            return tf.gather_nd(stacked, tf.stack([tf.constant(replica, rows.dtype), rows], axis=1))
+
+        return tf.nest.map_structure(of, data.leaves)
+
+    def total(self, function: Callable, data: Tree, carried: Tree, syncs: bool) -> tuple[Tree, Tree, Tree]:
+        """Run (data, carried) -> (sums, carried, alike) on every replica. Sums add up, and changes of what is carried."""
+
+        def work(data: Tree) -> tuple[Tree, Tree, Tree]:
+            sums, after, alike = function(data, carried)
+            return sums, tf.nest.map_structure(tf.subtract, after, carried), alike
+
+        with self._synchronized() if syncs else nullcontext():
+            sums, moves, alike = self.strategy.run(work, args=(data,))
+        sums, moves = tf.nest.map_structure(self._sum, (sums, moves))
+        first = tf.nest.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], alike)
+        return sums, tf.nest.map_structure(tf.add, carried, moves), first
+
+    def apply(self, optimizer: Any, grads: list, variables: list) -> None:
+        """Carry out an optimizer update with the gradients of the whole batch, the same on every replica."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        # They are summed already, before the clip. Keras would do it after, and count them once for each replica.
+        vars(inner)["_all_reduce_sum_gradients"] = list
+        try:
+            self.strategy.run(lambda *own: optimizer.apply(list(own), variables), args=tuple(grads))
+        finally:
+            del vars(inner)["_all_reduce_sum_gradients"]
+
+    def _sum(self, value: Any) -> tf.Tensor:
+        return self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
+
+    @contextmanager
+    def _synchronized(self) -> Iterator[None]:
+        """Let BatchNormalization take its statistics over all replicas."""
+        before = [layer.synchronized for layer in self.syncing]
+        for layer in self.syncing:
+            layer.synchronized = True
+        try:
+            yield
+        finally:
+            for layer, was in zip(self.syncing, before, strict=True):
+                layer.synchronized = was
+
+
+def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Replicas | None:
+    """Return the replicas of the strategy that a model was built under; None if it was under none.
+
+    Raises:
+        SpecificationError: a strategy of another kind, or another number of replicas than asked for.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    count = 1 if strategy is None else strategy.num_replicas_in_sync
+    mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
+    name = type(strategy).__name__
+    if strategy is not None and not mirrored and (count > 1 or "MultiWorker" in name):
+        attempt = "tf.distribute.MirroredStrategy; or, for several hosts, the JAX engine and `wholestep launch`."
+        raise SpecificationError(say("The strategy must mirror variables in one process.", name, attempt))
+    if replicas not in (None, count) and not (replicas == "all" and mirrored):
+        must = "On TensorFlow, replicas are those of the strategy that the model was built under."
+        found = f"replicas={replicas} and a model of {count}"
+        raise SpecificationError(say(must, found, "with tf.distribute.MirroredStrategy().scope(): build the model."))
+    return Replicas(strategy, model) if mirrored else None
