@@ -1,5 +1,7 @@
 """Every row once an epoch, from any kind of source; a place is two integers."""
 
+from itertools import islice
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 
 import wholestep as ws
 from wholestep.batches import check_weights, in_sequence
+
+BY_LENGTH = {"tokens": 16, "length": [4] * 9}
 
 
 def ids(batch):
@@ -148,3 +152,118 @@ def test_bad_sources(source, batch_size, error, message):
 def test_bad_weights(weight, message):
     with pytest.raises(ws.BatchError, match=message):
         check_weights((np.zeros(2), np.zeros(2), np.array(weight)), all_zero=True)
+
+
+@pytest.mark.parametrize("place", [(0, 4), (0, 1000), (0, -1), (-1, 0), (0, 1.5)])
+@pytest.mark.parametrize("arguments", [{"batch_size": 4}, BY_LENGTH, BY_LENGTH | {"pack": True}])
+def test_a_place_that_is_not_there(arguments, place):
+    data = ws.Batches([{"x": np.arange(4)} for _ in range(9)], **arguments)
+    assert len(data) == 3
+    data.seek(1, 2)
+    with pytest.raises(ws.BatchError, match=rf"epoch {place[0]}, step {place[1]} where an epoch has 3 batches"):
+        data.seek(*place)
+    assert data.position == (1, 2)
+
+
+@pytest.mark.parametrize("step", [3, 1000, -1])
+@pytest.mark.parametrize("arguments", [{"batch_size": 4}, BY_LENGTH, BY_LENGTH | {"pack": True}])
+def test_rows_of_a_place_that_is_not_there(arguments, step):
+    data = ws.Batches([{"x": np.arange(4)} for _ in range(9)], **arguments)
+    for ask in (data.rows, data.load):
+        with pytest.raises(ws.BatchError, match=f"step {step} where an epoch has 3"):
+            ask(0, step)
+
+
+@pytest.mark.parametrize("arguments", [{"batch_size": 4}, BY_LENGTH, BY_LENGTH | {"pack": True}])
+def test_the_place_after_the_last_batch_is_the_next_epoch(arguments):
+    data = ws.Batches([{"x": np.arange(4)} for _ in range(9)], **arguments)
+    data.seek(0, 3)
+    assert data.position == (1, 0)
+    assert [len(list(data)) for _ in range(2)] == [3, 3]
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "7", True])
+def test_a_seed_that_is_no_whole_number(seed):
+    with pytest.raises(ws.SpecificationError, match="seed must be a whole number"):
+        ws.Batches(np.arange(9), 4, seed=seed)
+
+
+def test_a_seed_of_numpy_is_that_number():
+    one, other = (ws.Batches(np.arange(9), 4, seed=seed) for seed in (np.int64(3), 3))
+    assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
+
+
+class Pairs:
+    """A stream of ten batches, (2i, 2i + 1); `is_counted` says whether it tells how many."""
+
+    def __init__(self, num=10):
+        self.num = num
+
+    def __iter__(self):
+        return iter([{"x": np.array([[2.0 * i], [2.0 * i + 1]])} for i in range(self.num)])
+
+
+class Counted(Pairs):
+    def __len__(self):
+        return self.num
+
+
+class Content(ws.Objective):
+    """A loss that tells which rows there were: their mean."""
+
+    def __call__(self, model, batch, training):
+        return ws.Mean(batch["x"][:, 0] + 0 * model(batch["x"], training=training)[:, 0])
+
+
+def trained(data, stop=None):
+    """Train to the end of the epoch, or so many updates; return the first row of every batch."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    loop = ws.Trainer(model, Content(), optimizer=keras.optimizers.SGD(0.0)).steps(data)
+    seen = [step.loss - 0.5 for step in islice(loop, stop)]
+    loop.close()
+    return seen
+
+
+def first_rows(data):
+    return [float(batch["x"][0, 0]) for batch in data]
+
+
+@pytest.mark.parametrize("goes_on", [first_rows, trained])
+@pytest.mark.parametrize("source", [Pairs, Counted])
+@pytest.mark.parametrize("stop", [3, 7, 8, 9, 10])
+def test_a_loop_that_is_left_goes_on_where_it_stopped(source, stop, goes_on):
+    data = ws.Batches(source())
+    assert trained(data, stop) == list(range(0, 2 * stop, 2))
+    assert data.position == (0, stop)
+    assert data.example()["x"][0, 0] in (2 * stop, 0)
+    assert goes_on(data) == list(range(2 * stop, 20, 2))
+    assert data.position == (1, 0)
+    assert goes_on(data) == list(range(0, 20, 2))
+
+
+@pytest.mark.parametrize("goes_on", [first_rows, trained])
+@pytest.mark.parametrize("place", [(0, 0), (0, 4), (3, 2), (0, 10)])
+def test_a_stream_that_was_left_can_be_sought_in(place, goes_on):
+    data = ws.Batches(Pairs())
+    trained(data, 3)
+    data.seek(*place)
+    assert goes_on(data) == list(range(2 * place[1], 20, 2))
+    assert data.position == (place[0] + 1, 0)
+
+
+def test_an_iterator_keeps_what_was_loaded_ahead():
+    data = ws.Batches(iter(Pairs()))
+    trained(data, 3)
+    data.seek(0)
+    assert first_rows(data) == list(range(6, 20, 2))
+
+
+def test_a_stream_has_no_place_beyond_its_end():
+    counted, uncounted = ws.Batches(Counted()), ws.Batches(Pairs())
+    counted.seek(0, 10)
+    assert counted.position == (1, 0)
+    for data in (counted, uncounted):
+        with pytest.raises(ws.BatchError, match="epoch 0, step 99 where an epoch has 10 batches"):
+            data.seek(0, 99)
+        data.seek(0, 9)
+        assert first_rows(data) == [18]

@@ -1,5 +1,6 @@
 """Blocks name every row once, in order; a thread that loads ahead ends with its loop."""
 
+import queue
 import threading
 
 import numpy as np
@@ -137,3 +138,14 @@ def test_a_block_knows_the_rows_of_a_full_one():
 
 def test_small_arrays_become_resident():
     assert isinstance(open_feed(engines.choose(), ws.Batches(np.zeros(4)), limit=10**6), Resident)
+
+
+def test_a_block_that_waited_goes_back_before_those_that_still_wait():
+    """The loop ends while the thread has one of three blocks in its hands."""
+    data = ws.Batches(np.full((2,), i) for i in range(5))
+    waiting = [Loaded(Host, data)._block(next(data), None, (0, i), (0, i + 1)) for i in range(3)]
+    data.unused = waiting.copy()
+    feed = Loaded(Host, data)
+    feed._stop.set()
+    feed._work(queue.Queue(1), None)
+    assert [block.place for block in data.unused] == [(0, 0), (0, 1), (0, 2)]

@@ -63,3 +63,8 @@ def test_each_row_is_equally_likely_anywhere():
 
 def test_without_shuffling_rows_stay():
     np.testing.assert_array_equal(Order(9, shuffle=False).rows(4, 2, 6), [2, 3, 4, 5])
+
+
+def test_a_place_beyond_the_last_does_not_walk_for_ever():
+    with pytest.raises(AssertionError, match="beyond the last"):
+        permute(np.array([3, 10], np.uint64), 10, 3, 0)

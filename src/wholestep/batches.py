@@ -9,6 +9,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.errors import BatchError, say
 from wholestep.grouping import ByLength, Grouping, group_by_length, group_evenly, refuse_sizes
+from wholestep.order import whole_seed
 from wholestep.source import Arrays, Ready, Stream, open_source
 
 Tree = Any
@@ -30,7 +31,7 @@ class Batches:
             `keras.utils.PyDataset`, or an iterable of batches.
         batch_size: rows in an update, 32 if not given; not for ready-made batches. The last batch of an epoch may be
             shorter; no row is dropped and none is used twice.
-        seed: the seed of the order.
+        seed: the seed of the order, a whole number.
         shuffle: whether rows are permuted at all.
         tokens: instead of `batch_size`, the places in a batch, padding included, of all its sequences together: rows
             times the sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
@@ -46,8 +47,8 @@ class Batches:
         transform: a function of every batch that is loaded; of all arrays at once.
 
     Raises:
-        SpecificationError: a batch size below 1, or one for batches that are ready-made; a length, boundary or padding
-            that does not belong to these rows.
+        SpecificationError: a batch size below 1, or one for batches that are ready-made; a seed that is no whole
+            number; a length, boundary or padding that does not belong to these rows.
         BatchError: the source holds no rows, or leaves of different length; a row that no shape holds, or that takes
             more places than the budget.
 
@@ -81,6 +82,7 @@ class Batches:
         pack: bool = False,
         transform: Callable[[Tree], Tree] | None = None,
     ):
+        seed = whole_seed(seed)
         self.source = open_source(source, transform)
         self.is_ready = isinstance(self.source, Ready | Stream)
         wish = ByLength(length, boundaries, pad, truncate, pack)
@@ -92,6 +94,7 @@ class Batches:
             self.grouping = group_evenly(self.source, batch_size, seed, shuffle)
         self.position = (0, 0)
         self._stream: Iterator[Tree] | None = None
+        self._has_ended = False
         self._peeked: Tree | None = None
         self.unused: list = []  # what a feed loaded from a stream, but its loop did not use
 
@@ -124,12 +127,32 @@ class Batches:
         return self.num_batches
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Go to a place; the next batch is the one of this epoch and step. A stream runs forward to it."""
-        if isinstance(self.source, Stream) and self.source.begins_again and (self.position[1] or step):
-            self._stream = self._peeked = None
-            for _ in range(step):
-                next(self)
-        self.position = (epoch, step)
+        """Go to a place; the next batch is the one of this epoch and step. A stream runs forward to it.
+
+        The place after the last batch is the beginning of the next epoch. An iterator has only its next batch, and
+        keeps it.
+
+        Raises:
+            BatchError: there is no such place; a stream is then at the beginning of its epoch.
+        """
+        num = self.num_batches
+        if not _is_whole(epoch) or not _is_whole(step) or (num is not None and step > num):
+            raise _no_such_place(epoch, step, num)
+        place = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
+        if isinstance(self.source, Stream) and self.source.begins_again:
+            self._run_to(*place)
+        self.position = place
+
+    def _run_to(self, epoch: int, step: int) -> None:
+        """Let a stream begin again, unless it is at its beginning, and run forward to a step."""
+        if self.position[1] or self.unused:
+            self._stream, self._peeked, self.unused = None, None, []
+        self.position = (epoch, 0)
+        for done in range(step):
+            try:
+                self._pull(done)
+            except StopIteration:
+                raise _no_such_place(epoch, step, done) from None
 
     def in_order(self) -> "Batches":
         """Return the same batches in one order for all epochs, with a place of their own; a stream is itself."""
@@ -141,10 +164,12 @@ class Batches:
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 of shape (rows,); of a PyDataset, its own number."""
+        self._check(epoch, step)
         return self.grouping.rows(epoch, step)
 
     def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays, nested as the source nests them."""
+        self._check(epoch, step)
         return self.grouping.load(epoch, step, places)
 
     def __iter__(self) -> Iterator[Tree]:
@@ -170,8 +195,11 @@ class Batches:
 
     def take(self, place: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
         """Return the batch at a place and the place after it; a stream has only its next one."""
+        if self.unused:
+            block = self.unused.pop(0)
+            return block.host, block.position
         if isinstance(self.source, Stream):
-            return self._pull(), (place[0], place[1] + 1)
+            return self._pull(place[1]), (place[0], place[1] + 1)
         if isinstance(self.source, Ready) and place[1] == 0:
             self.source.begin_epoch()
         batch, after = self.load(*place, places), self.after(*place)
@@ -181,34 +209,57 @@ class Batches:
 
     def after(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the place after this one; after the last batch of an epoch stands the next epoch."""
-        return (epoch + 1, 0) if step + 1 == self.num_batches else (epoch, step + 1)
+        num = self.num_batches
+        return (epoch, step + 1) if num is None or step + 1 < num else (epoch + 1, 0)
 
-    def _pull(self) -> Tree:
-        assert isinstance(self.source, Stream)
+    def _check(self, epoch: int, step: int) -> None:
+        num = self.num_batches
+        if step < 0 or (num is not None and step >= num):
+            raise _no_such_place(epoch, step, num)
+
+    def _pull(self, step: int) -> Tree:
+        """Return the next batch of a stream, after `step` others of its epoch."""
         if self._peeked is not None:
             batch, self._peeked = self._peeked, None
             return batch
-        if self._stream is None:
-            self._stream = iter(self.source)
         try:
-            return next(self._stream)
+            return next(self._running(step))
         except StopIteration:
-            self._stream = None if self.source.begins_again else self._stream
+            self._has_ended = True
             raise
+
+    def _running(self, step: int) -> Iterator[Tree]:
+        """Return the stream; one that has ended begins again with an epoch, and not before."""
+        assert isinstance(self.source, Stream)
+        if self._stream is None or (self._has_ended and step == 0 and self.source.begins_again):
+            self._stream, self._has_ended = iter(self.source), False
+        return self._stream
 
     def example(self) -> Tree:
         """Return a first batch, for its shapes. Uses nothing up."""
         if not isinstance(self.source, Stream):
             return self.load(0, 0)
+        if self.unused:
+            return self.unused[0].host
+        if self._has_ended and self.position[1]:
+            return next(iter(self.source))
         if self._peeked is None:
-            if self._stream is None:
-                self._stream = iter(self.source)
-            self._peeked = next(self._stream, None)
+            self._peeked = next(self._running(self.position[1]), None)
             if self._peeked is None:
                 raise BatchError(
                     say("The data must have at least one batch.", "none", "pass a stream that is not spent.")
                 )
         return self._peeked
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and bool(number >= 0)
+
+
+def _no_such_place(epoch: Any, step: Any, num: int | None) -> BatchError:
+    received = f"epoch {epoch}, step {step}" + ("" if num is None else f" where an epoch has {num} batches")
+    must = "A place is an epoch and the number of one of its batches, both counted from 0."
+    return BatchError(say(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))
 
 
 def in_sequence(source: Any, batch_size: int | None) -> Batches:

@@ -130,7 +130,7 @@ class Loaded:
         try:
             for block in self._load(num):
                 if not _put(ready, block, self._stop):
-                    self.batches.unused.append(block)
+                    self.batches.unused.insert(0, block)  # before those that also wait
                     return
             _put(ready, None, self._stop)
         except BaseException as error:  # handed to the loop, which raises it

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from wholestep.errors import SpecificationError, say
+
 _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -38,12 +40,24 @@ class Order:
         return places.astype(np.int64)
 
 
+def whole_seed(seed: Any) -> int:
+    """Return the seed as a Python number.
+
+    Raises:
+        SpecificationError: it is no whole number.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise SpecificationError(say("seed must be a whole number.", seed, "seed=0."))
+    return int(seed)
+
+
 def permute(places: np.ndarray, num: Any, seed: int, epoch: int, stream: Any = 0) -> np.ndarray:
     """Return what stands at these places, uint64 (places,), when 0..num-1 are permuted.
 
     `num` and `stream` are one number, or one for each place: then the places belong to several permutations.
     """
     num = np.atleast_1d(np.asarray(num, np.uint64))
+    assert np.all(places < num), "a place beyond the last: its cycle would never come back"
     keys, half = _keys(seed, epoch, stream), _half_bits(num)
     values = _feistel(places, keys, half)
     outside = np.flatnonzero(values >= num)
