@@ -156,6 +156,74 @@ def test_arrays_are_sliced():
     assert sum(len(rows) for rows in epoch(function)) == len(text)
 
 
+@pytest.mark.parametrize(("width", "pad"), [(5, 0), (5, PAD), (0, 0)])
+def test_arrays_that_are_narrower_than_a_shape_are_padded(width, pad):
+    lengths = np.minimum([3, 4, 5], width)
+    text = np.ones((3, width, 2), np.int32)
+    boundaries = [4, 16] if width else None
+    data = ws.Batches({"text": text}, tokens=64, length=lengths, boundaries=boundaries, pad=pad, shuffle=False)
+    assert data.shapes == ([(2, 4), (1, 16)] if width else [(3, 1)])
+    for (size, length), batch in zip(data.shapes, data, strict=True):
+        assert batch["text"].shape == (size, length, 2)
+        assert (batch["text"][:, width:] == pad).all()
+        assert (batch["text"][:, :width] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"),
+    [
+        (([1, 2, 3], [0.5, 0.25]), np.float32),
+        (([0.5, 0.25], [1, 2, 3]), np.float32),
+        ((np.array([1, 2], np.uint8), np.array([300, 1000])), np.int64),
+        ((np.array([True, False]), np.array([7], np.int32)), np.int32),
+    ],
+)
+@pytest.mark.parametrize("pack", [False, True])
+def test_numbers_of_several_dtypes_are_all_kept(parts, dtype, pack):
+    rows = [{"text": part} for part in parts]
+    length = [len(part) for part in parts]
+    (batch,) = ws.Batches(rows, tokens=6, length=length, boundaries=[3], pack=pack, shuffle=False)
+    assert batch["text"].dtype == dtype
+    assert sorted(batch["text"][batch["text"] != 0]) == sorted(value for part in parts for value in part if value)
+
+
+def test_a_batch_of_empty_lists_has_the_dtype_of_the_others():
+    rows = [{"text": part} for part in ([], [], [4, 5])]
+    data = ws.Batches(rows, tokens=2, length=[0, 0, 2], boundaries=[2])
+    assert [batch["text"].dtype for batch in data] == [np.int64] * 3
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_places_of_another_shape_are_not_repeated(pack):
+    rows = [{"text": np.ones((2, 2))}, {"text": np.full((2, 1), 7.0)}]
+    data = ws.Batches(rows, tokens=8, length=[2, 2], pack=pack, shuffle=False)
+    with pytest.raises(ws.BatchError, match=r"\['text'\] must have one shape at every place.* \(1,\) in row 1, \(2,\)"):
+        list(data)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("as_arrays", [False, True])
+def test_a_transform_gets_batches_as_they_are_trained_on(as_arrays, pack):
+    lengths = np.array([2, 3, 1])
+    text = np.where(np.arange(3) < lengths[:, None], 1 + np.arange(3)[:, None], 0)
+    rows = {"text": text} if as_arrays else [{"text": row[:n]} for row, n in zip(text, lengths, strict=True)]
+    seen = []
+
+    def transform(batch):
+        seen.append(set(batch))
+        return {key: value + 100 for key, value in batch.items()}
+
+    data = ws.Batches(rows, tokens=3, length=lengths, boundaries=[3], pack=pack, transform=transform)
+    assert seen == []
+    batches = list(data)
+    keys = {"text", "segment_ids", "positions"} if pack else {"text"}
+    assert seen == [keys] * len(batches)
+    assert {value for batch in batches for value in batch["text"].ravel().tolist()} <= {100, 101, 102, 103}
+    assert sorted(np.concatenate([batch["text"].max(axis=1) for batch in batches])) == (
+        [102, 103] if pack else [101, 102, 103]
+    )
+
+
 class Columns:
     """As a tokenised Hugging Face data set: columns of lists."""
 

@@ -105,6 +105,14 @@ def test_other_rows_meet_each_epoch_and_every_row_meets_many():
     assert still.rows(0, 1).tolist() == still.rows(1, 1).tolist()
 
 
+def test_rows_of_one_length_meet_any_of_another():
+    """Each packed row holds one of 40 rows of length 5 and one of 40 of length 6."""
+    data = packed([5, 6] * 40, 40 * 11, boundaries=[11])
+    packs = [frozenset(ids.tolist()) for epoch in range(8) for ids in data.grouping.ids(epoch, 0)]
+    assert {len(pack) for pack in packs} == {2}
+    assert len(set(packs)) > 0.8 * len(packs)
+
+
 def test_arrays_are_packed_too_and_sequences_cut_off():
     lengths = np.array([2, 5, 3])
     text = 1000 * np.arange(3)[:, None] + np.arange(6)

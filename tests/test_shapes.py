@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,3 +45,8 @@ def test_a_row_goes_where_it_takes_the_fewest_places():
     assert shapes.tolist() == [[5, 5], [2, 9], [8, 8]]
     lengths = np.array([[5, 2, 2, 6, 2, 0], [5, 6, 9, 1, 10, 0]], np.int32)
     assert assign(lengths, shapes).tolist() == [0, 1, 1, 2, NONE, 0]
+
+
+@pytest.mark.parametrize("boundaries", [range(8, 32, 8), (8, 16, 24), np.array([8, 16, 24]), {24, 8, 16}])
+def test_any_sequence_of_boundaries(boundaries):
+    assert given_shapes(boundaries, ((),)).ravel().tolist() == [8, 16, 24]

@@ -66,3 +66,39 @@ def test_class_weights_of_numbers_and_one_hot_labels():
 def test_class_weights_that_have_no_meaning(batch):
     with pytest.raises(ws.BatchError, match="class_weight needs"):
         class_weighted({0: 1.0})(batch)
+
+
+class Rows:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, number):
+        return self.rows[number]
+
+
+def test_a_list_of_numbers_is_an_array_in_every_row():
+    batch = open_source(Rows([{"x": [1, 2, 3], "y": 4}, {"x": [5, 6, 7], "y": 8}])).load(np.arange(2))
+    assert batch["x"].tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert batch["y"].tolist() == [4, 8]
+
+
+def test_a_transform_may_make_numbers_of_strings():
+    rows = [{"text": "ab"}, {"text": "abc"}]
+    with pytest.raises(ws.BatchError, match=r"batch\['text'\] must hold numbers"):
+        open_source(rows).load(np.arange(2))
+    counted = open_source(rows, lambda batch: {"num": np.array([len(t) for t in batch["text"]])})
+    assert counted.load(np.arange(2))["num"].tolist() == [2, 3]
+
+
+def test_columns_of_uneven_lists_name_the_row():
+    class Columns(Rows):
+        def __getitems__(self, numbers):
+            return {"x": [self.rows[number] for number in numbers]}
+
+    columns = open_source(Columns([[1], [2], [3, 4]]))
+    assert columns.load(np.array([1, 0]))["x"].tolist() == [[2], [1]]
+    with pytest.raises(ws.BatchError, match=r"row\['x'\] must have one shape .* \(2,\) in row 2, \(1,\) in row 1"):
+        columns.load(np.array([1, 2]))

@@ -24,11 +24,14 @@ class Batches:
 
     With `tokens`, rows of like length make a batch, in one of a few fixed shapes, each a program of its own: as many
     rows as the budget allows, padded to that shape. The rows of a shape and the batches of all shapes are permuted each
-    epoch. Every row is used once: one that is too long is an error, and a shape's last batch may be shorter.
+    epoch. Every row is used once: one that is too long is an error, and a shape's last batch may be shorter. Numbers
+    keep their values: what holds several dtypes comes in one that holds them all.
 
     Args:
         source: nested arrays with a leading row axis, a sequence of rows (`__len__` and `__getitem__`), a
-            `keras.utils.PyDataset`, or an iterable of batches.
+            `keras.utils.PyDataset`, or an iterable of batches. A row is an array, a number, or a dict, tuple or list of
+            them; a list of numbers is an array. A list of arrays is one array for each leaf of the rows; under `tokens`
+            a list of vectors is a list of rows.
         batch_size: rows in an update, 32 if not given; not for ready-made batches. The last batch of an epoch may be
             shorter; no row is dropped and none is used twice.
         seed: the seed of the order, a whole number.
@@ -37,20 +40,22 @@ class Batches:
             times the sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
         length: how long every row is: int (rows,), which holds for every leaf of a row that has an axis; or a nest of
             such arrays that names parts of a row, `{"source": ..., "target": ...}`, each of a length of its own; or a
-            function of a row that returns either.
+            function of a row that returns either: `lambda row: len(row["text"])`.
         boundaries: the shapes: whole numbers, or nests of them where parts are named. None for the fewest, at most a
             dozen, whose places are within 5 % of the dozen that pads least.
-        pad: what stands in the padding of ragged rows: a number, or a nest that names leaves, `{"labels": -100}`.
+        pad: what stands in the padding of ragged rows, or of arrays that are narrower than their shape: a number, or a
+            nest that names leaves, `{"labels": -100}`.
         truncate: whether sequences are cut off at the largest of the boundaries rather than refused.
         pack: whether several rows (dicts of sequences of one length) share a row as long as the longest, or as the one
             boundary. `segment_ids` (from 1; 0 in the padding) and `positions` (from 0) come beside their leaves, int32.
-        transform: a function of every batch that is loaded; of all arrays at once.
+        transform: a function of every batch that is loaded, under `tokens` as it was padded or packed, `segment_ids`
+            and `positions` included; without `tokens`, of all arrays at once.
 
     Raises:
         SpecificationError: a batch size below 1, or one for batches that are ready-made; a seed that is no whole
             number; a length, boundary or padding that does not belong to these rows.
-        BatchError: the source holds no rows, or leaves of different length; a row that no shape holds, or that takes
-            more places than the budget.
+        BatchError: the source holds no rows, or leaves of different length; a row that no shape holds, that takes more
+            places than the budget, or whose length the function does not tell.
 
     >>> import numpy as np
     >>> data = Batches({"x": np.arange(10)}, batch_size=4, seed=7)
@@ -83,7 +88,7 @@ class Batches:
         transform: Callable[[Tree], Tree] | None = None,
     ):
         seed = whole_seed(seed)
-        self.source = open_source(source, transform)
+        self.source = open_source(source, transform, by_length=tokens is not None)
         self.is_ready = isinstance(self.source, Ready | Stream)
         wish = ByLength(length, boundaries, pad, truncate, pack)
         refuse_sizes(self.is_ready, batch_size, tokens, wish)

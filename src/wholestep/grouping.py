@@ -97,16 +97,18 @@ def group_by_length(source: Source, tokens: int, wish: ByLength, seed: int, shuf
     tokens = _whole("tokens", tokens, "the places of a batch, such as 4096.")
     if wish.length is None:
         must = "tokens needs the length of every row."
-        raise SpecificationError(say(must, "no length", "length=np.array([len(row) for row in rows]), or length=len."))
+        raise SpecificationError(say(must, "no length", "length=lambda row: len(row['tokens'])."))
     if wish.truncate and wish.boundaries is None:
         must = "truncate=True needs boundaries, to say where rows are cut off."
         raise SpecificationError(say(must, "no boundaries", "boundaries=[..., the longest that is kept]."))
     assert isinstance(source, Arrays | Items)
-    if isinstance(source, Arrays) and not wish.pack and wish.pad != 0:
-        warnings.warn("pad has no effect: arrays hold their padding already.", UserWarning, stacklevel=4)
     sequences = measure(source, wish.length, wish.pad)
-    make = make_packs if wish.pack else make_buckets
-    return make(sequences, tokens, wish.boundaries, truncate=wish.truncate, seed=seed, shuffle=shuffle)
+    if wish.pack:
+        return make_packs(sequences, tokens, wish.boundaries, truncate=wish.truncate, seed=seed, shuffle=shuffle)
+    buckets = make_buckets(sequences, tokens, wish.boundaries, truncate=wish.truncate, seed=seed, shuffle=shuffle)
+    if isinstance(source, Arrays) and wish.pad != 0 and np.all(buckets.shapes <= sequences.widths):
+        warnings.warn("pad has no effect: arrays hold their padding already.", UserWarning, stacklevel=4)
+    return buckets
 
 
 def refuse_sizes(is_ready: bool, batch_size: Any, tokens: Any, wish: ByLength) -> None:
@@ -117,9 +119,11 @@ def refuse_sizes(is_ready: bool, batch_size: Any, tokens: Any, wish: ByLength) -
     """
     sizes = [f"{name}={size}" for name, size in (("batch_size", batch_size), ("tokens", tokens)) if size is not None]
     if is_ready and sizes:
-        raise SpecificationError(
-            say("Ready-made batches have their own size.", " and ".join(sizes), f"leave {sizes[0].split('=')[0]} out.")
-        )
+        must, attempt = "Ready-made batches have their own size.", f"leave {sizes[0].split('=')[0]} out."
+        if tokens is not None:
+            must = "Ready-made batches have their own size; rows under a token budget need __len__ and __getitem__."
+            attempt = "list(rows) if these are single rows, or leave tokens out."
+        raise SpecificationError(say(must, " and ".join(sizes), attempt))
     if len(sizes) > 1:
         must = "A batch is measured in rows or in tokens."
         raise SpecificationError(say(must, " and ".join(sizes), "leave one of them out."))

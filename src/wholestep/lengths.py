@@ -1,6 +1,7 @@
 """How long the sequences of every row are: from arrays, from a nest of arrays, or from a function of a row."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -8,13 +9,13 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, say
-from wholestep.sequences import Sequences, with_arrays
-from wholestep.source import Arrays, Items, to_numpy
+from wholestep.sequences import Sequences
+from wholestep.shapes import LONGEST
+from wholestep.source import Arrays, Items, to_numpy, with_arrays
 
 Tree = Any
 
 _AT_ONCE = 1024
-_MOST = 2**27  # so that the lengths of a row add up in 32 bits
 
 
 def measure(source: Arrays | Items, length: Any, pad: Any) -> Sequences:
@@ -26,12 +27,13 @@ def measure(source: Arrays | Items, length: Any, pad: Any) -> Sequences:
 
     Raises:
         SpecificationError: lengths or paddings that do not belong to these rows.
-        BatchError: arrays that are narrower than their lengths say, or not equally wide.
+        BatchError: arrays that are narrower than their lengths say, or not equally wide; a row whose length the
+            function does not tell.
     """
-    row = _row(source)
     named = _evaluated(source, length) if callable(length) else _flat(length)
     paths = tuple(path for path, _ in named)
     lengths = np.stack([_checked(tree.name(path, "length"), values, source.num_rows) for path, values in named])
+    row = _row(source, int(np.argmax((lengths > 0).all(axis=0))))
     leaves = keras.tree.flatten_with_path(row)
     owner = tuple(_owner(path, paths) if np.ndim(leaf) else None for path, leaf in leaves)
     for i, path in enumerate(paths):
@@ -44,10 +46,10 @@ def measure(source: Arrays | Items, length: Any, pad: Any) -> Sequences:
     return sequences
 
 
-def _row(source: Arrays | Items) -> Tree:
+def _row(source: Arrays | Items, number: int) -> Tree:
     if isinstance(source, Arrays):
-        return tree.map_leaves(lambda leaf: leaf[0], source.arrays)
-    return tree.map_leaves(to_numpy, with_arrays(source.each(np.arange(1))[0]))
+        return tree.map_leaves(lambda leaf: leaf[number], source.arrays)
+    return tree.map_leaves(to_numpy, with_arrays(source.each(np.array([number]))[0]))
 
 
 def _flat(nest: Any) -> list[tuple[tuple, Any]]:
@@ -55,16 +57,59 @@ def _flat(nest: Any) -> list[tuple[tuple, Any]]:
     return [(path, values) for path, values in keras.tree.flatten_with_path(with_arrays(nest)) if values is not None]
 
 
-def _evaluated(source: Arrays | Items, length: Callable) -> list[tuple[tuple, np.ndarray]]:
-    found: list = []
+def _evaluated(source: Arrays | Items, length: Callable) -> list[tuple[tuple, list[int]]]:
+    """Return (path, lengths) for every part of a row that the function names."""
+    if length is len:
+        _refuse_parts(keras.tree.flatten_with_path(_row(source, 0)))
+    found: dict[tuple, list[int]] = {}
+    for number, row in _rows(source):
+        lengths = dict(keras.tree.flatten_with_path(_asked(length, row, number)))
+        if number == 0:
+            found = {path: [] for path in lengths}
+        if lengths.keys() != found.keys():
+            parts = [", ".join(tree.name(path, "length") for path in each) for each in (lengths, found)]
+            received = f"{parts[0]} for row {number}, {parts[1]} for row 0"
+            raise BatchError(say("length must name the same parts of every row.", received, "name them all."))
+        for path, value in lengths.items():
+            found[path].append(_number(tree.name(path, "length"), value, number))
+    return list(found.items())
+
+
+def _rows(source: Arrays | Items) -> Iterator[tuple[int, Tree]]:
     for start in range(0, source.num_rows, _AT_ONCE):
         numbers = np.arange(start, min(start + _AT_ONCE, source.num_rows))
         if isinstance(source, Items):
-            found += [length(row) for row in source.each(numbers)]
+            yield from zip(numbers.tolist(), source.each(numbers), strict=True)
         else:
-            found += [length(tree.map_leaves(lambda leaf, n=n: leaf[n], source.arrays)) for n in numbers]
-    paths = [path for path, _ in keras.tree.flatten_with_path(found[0])]
-    return list(zip(paths, np.array([tree.leaves(one) for one in found]).T, strict=True))
+            yield from ((n, tree.map_leaves(lambda leaf, n=n: leaf[n], source.arrays)) for n in numbers.tolist())
+
+
+def _asked(length: Callable, row: Tree, number: int) -> Any:
+    try:
+        return length(row)
+    except Exception as error:  # whatever a user's function may raise
+        received = f"{type(error).__name__}: {error}, for row {number}"
+        raise BatchError(say("length must tell how long every row is.", received, "look at this row.")) from error
+
+
+def _number(label: str, value: Any, row: int) -> int:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= LONGEST:
+        received = f"shape {np.shape(value)}" if np.ndim(value) else repr(value)
+        must = f"{label} must be a whole number from 0 to {LONGEST}."
+        raise BatchError(say(must, f"{received} for row {row}", "length=lambda row: len(row['tokens'])."))
+    return number
+
+
+def _refuse_parts(leaves: list) -> None:
+    """Refuse length=len for rows that are nested, as it would count their parts."""
+    if leaves[0][0] != ():
+        path = next((path for path, leaf in leaves if np.ndim(leaf)), leaves[0][0])
+        attempt = f"length=lambda row: len({tree.name(path, 'row')})."
+        raise SpecificationError(say("length=len would count the parts of a row.", f"{len(leaves)} parts", attempt))
 
 
 def _checked(label: str, values: Any, num_rows: int) -> np.ndarray:
@@ -73,10 +118,10 @@ def _checked(label: str, values: Any, num_rows: int) -> np.ndarray:
     if values.shape != (num_rows,) or values.dtype.kind not in "iu":
         must = f"{label} must be whole numbers, one for each of {num_rows} rows."
         received = f"shape {values.shape} of {values.dtype}"
-        raise SpecificationError(say(must, received, "pass np.array([len(row) for row in rows]), or length=len."))
-    if values.min() < 0 or values.max() > _MOST:
-        received = f"lengths from {values.min()} to {values.max()}"
-        raise SpecificationError(say(f"{label} must lie between 0 and {_MOST}.", received, "look at the lengths."))
+        raise SpecificationError(say(must, received, "length=lambda row: len(row['tokens'])."))
+    for row in np.flatnonzero((values < 0) | (values > LONGEST))[:1]:
+        must = f"{label} must lie between 0 and {LONGEST}."
+        raise SpecificationError(say(must, f"{values[row]} for row {row}", "look at the lengths."))
     return values.astype(np.int32, copy=False)
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.errors import BatchError, say
-from wholestep.source import Arrays, Items, to_numpy
+from wholestep.source import Arrays, Items, by_leaf, check_dtypes, stack, to_numpy
 
 Tree = Any
+_NAME_ALL = "name the sequences that have lengths of their own: length={'source': ..., 'target': ...}."
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Sequences:
         source: ragged rows, or arrays that are padded along axis 1.
         lengths: int32 (sequences, rows); none is above `limits`.
         paths: where in a row the length of each sequence was given, () for one length that holds for the whole row.
-        row: a first row, for its structure.
+        row: a row, for its structure and dtypes; none of its sequences is empty, if there is such a row.
         owner: for each leaf of a row the number of its sequence, None if it belongs to none.
         pads: for each leaf what stands in its padding.
         limits: how many places of each sequence are kept, int64 (sequences,).
@@ -49,69 +50,84 @@ class Sequences:
         parts = [f"{tree.name(path, 'length')} {n[row]}" for path, n in zip(self.paths, self.lengths, strict=True)]
         return ", ".join([f"row {row}", *parts])
 
+    @property
+    def widths(self) -> np.ndarray:
+        """How wide the arrays of each sequence are, int64 (sequences,)."""
+        assert isinstance(self.source, Arrays)
+        leaves = tree.leaves(self.source.arrays)
+        return np.array([leaves[self.owner.index(s)].shape[1] for s in range(len(self.paths))])
+
     def padded(self, rows: np.ndarray, shape: np.ndarray) -> Tree:
         """Return these rows with every sequence padded to its part of the shape (sequences,)."""
         if isinstance(self.source, Arrays):
-            pairs = zip(tree.leaves(self.source.arrays), self.owner, strict=True)
-            return self._nested([leaf[rows] if s is None else leaf[rows, : shape[s]] for leaf, s in pairs])
+            parts = zip(tree.leaves(self.source.arrays), self.owner, self.pads, strict=True)
+            return self._loaded(self._nested([_sliced(leaf, rows, s, shape, pad) for leaf, s, pad in parts]))
         at, starts = np.arange(len(rows)), np.zeros(len(rows), np.int64)
         leaves = [
-            to_numpy(np.stack(column)) if s is None else self._lay(i, rows, column, at, starts, (len(rows), shape[s]))
-            for i, (column, s) in enumerate(zip(self._columns(rows), self.owner, strict=True))
+            stack(path, rows, column, _NAME_ALL)
+            if s is None
+            else self._lay(i, rows, column, at, starts, (len(rows), shape[s]))
+            for i, ((path, column), s) in enumerate(zip(self._columns(rows), self.owner, strict=True))
         ]
-        return self.source.transform(self._nested(leaves))
+        return self._loaded(self._nested(leaves))
 
     def packed(self, rows: np.ndarray, at: np.ndarray, starts: np.ndarray, shape: tuple, beside: dict) -> Tree:
         """Return the rows' only sequence laid at[i], starts[i] in arrays of this (rows, length), with more beside."""
         columns = enumerate(self._columns(rows))
-        batch = self._nested([self._lay(i, rows, column, at, starts, shape) for i, column in columns]) | beside
-        return self.source.transform(batch) if isinstance(self.source, Items) else batch
+        return self._loaded(
+            self._nested([self._lay(i, rows, column, at, starts, shape) for i, (_, column) in columns]) | beside
+        )
+
+    def _loaded(self, batch: Tree) -> Tree:
+        batch = self.source.transform(batch)
+        check_dtypes(batch)
+        return batch
 
     def _nested(self, leaves: list) -> Tree:
         return keras.tree.pack_sequence_as(self.row, leaves)
 
-    def _columns(self, rows: np.ndarray) -> list:
-        """Return the rows by leaf, each a list of arrays."""
+    def _columns(self, rows: np.ndarray) -> list[tuple[tuple, list]]:
+        """Return (path, its part of each row) for every leaf, as arrays."""
         if isinstance(self.source, Arrays):
-            return [list(leaf[rows]) for leaf in tree.leaves(self.source.arrays)]
-        flat = [[to_numpy(leaf) for leaf in tree.leaves(with_arrays(row))] for row in self.source.each(rows)]
-        for row, leaves in zip(rows, flat, strict=True):
-            if len(leaves) != len(self.owner):
-                received = f"{len(leaves)} leaves in row {row}, {len(self.owner)} in the first"
-                raise BatchError(say("All rows must be nested alike.", received, "give every row the same leaves."))
-        return list(zip(*flat, strict=True))
+            return [(path, list(leaf[rows])) for path, leaf in keras.tree.flatten_with_path(self.source.arrays)]
+        columns = by_leaf(self.source.each(rows), rows, self.row)
+        return [(path, [to_numpy(leaf) for leaf in column]) for path, column in columns]
 
-    def _lay(self, i: int, rows: np.ndarray, column: Any, at: Any, starts: Any, shape: tuple) -> np.ndarray:
+    def _lay(self, i: int, rows: np.ndarray, column: list, at: Any, starts: Any, shape: tuple) -> np.ndarray:
         """Return leaf i of these rows, padded; row r begins at [at[r], starts[r]]."""
         owner = self.owner[i]
         assert owner is not None
         lengths = self.lengths[owner, rows]
         if isinstance(self.source, Items):
             self._check_lengths(i, rows, column, lengths)
-        like = next((leaf for leaf in column if len(leaf)), column[0])
-        laid = np.full((*shape, *like.shape[1:]), self.pads[i], like.dtype)
+        filled = [leaf for leaf in (tree.leaves(self.row)[i], *column) if len(leaf)] or [column[0]]
+        self._check_places(i, rows, column, filled[0].shape[1:])
+        laid = np.full((*shape, *filled[0].shape[1:]), self.pads[i], np.result_type(*{leaf.dtype for leaf in filled}))
         for leaf, length, row, start in zip(column, lengths.tolist(), at.tolist(), starts.tolist(), strict=True):
             laid[row, start : start + length] = leaf[:length]
-        return laid
+        return to_numpy(laid)
+
+    def _check_places(self, i: int, rows: np.ndarray, column: list, shape: tuple) -> None:
+        for row, leaf in zip(rows, column, strict=True):
+            if len(leaf) and leaf.shape[1:] != shape:
+                must = f"{self._label(i)} must have one shape at every place of every row."
+                received = f"{leaf.shape[1:]} in row {row}, {shape} in others"
+                raise BatchError(say(must, received, "give all rows the same axes after the first."))
 
     def _check_lengths(self, i: int, rows: np.ndarray, column: Any, lengths: np.ndarray) -> None:
         found = np.array([leaf.shape[0] if leaf.ndim else -1 for leaf in column])
         for bad in np.flatnonzero(np.minimum(found, self.limits[self.owner[i]]) != lengths)[:1]:
-            label, row = tree.named_leaves(self.row, "row")[i][0].removeprefix("row"), rows[bad]
-            raise BatchError(
-                say(
-                    f"{label or 'A row'} must be as long as its length says.",
-                    f"shape {column[bad].shape} where the length is {lengths[bad]}, in row {row}",
-                    "name the sequences that have lengths of their own: length={'source': ..., 'target': ...}.",
-                )
-            )
+            received = f"shape {column[bad].shape} where the length is {lengths[bad]}, in row {rows[bad]}"
+            raise BatchError(say(f"{self._label(i)} must be as long as its length says.", received, _NAME_ALL))
+
+    def _label(self, i: int) -> str:
+        return tree.named_leaves(self.row, "row")[i][0].removeprefix("row") or "A row"
 
 
-def with_arrays(row: Tree) -> Tree:
-    """Return a row in which a list of numbers is an array, a leaf."""
-
-    def as_array(part: Any) -> Any:
-        is_list = isinstance(part, list) and all(isinstance(n, int | float | np.number) for n in part)
-        return np.asarray(part) if is_list else None
-
-    return keras.tree.traverse(as_array, row)
+def _sliced(leaf: np.ndarray, rows: np.ndarray, s: int | None, shape: np.ndarray, pad: Any) -> np.ndarray:
+    """Return these rows of an array, as wide as its sequence is padded; what the array lacks is filled up."""
+    if s is None:
+        return leaf[rows]
+    kept = leaf[rows, : shape[s]]
+    lacks = [(0, 0), (0, int(shape[s]) - kept.shape[1]), *[(0, 0)] * (kept.ndim - 2)]
+    return np.pad(kept, lacks, constant_values=pad) if lacks[1][1] else kept

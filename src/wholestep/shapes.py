@@ -3,6 +3,7 @@
 A shape is the padded length of each sequence of a row. Rows of one shape are computed by one program.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from wholestep import tree
 from wholestep.errors import SpecificationError, say
 
 NONE = 255  # the number of no shape
+LONGEST = 2**27  # so that the lengths of a row add up in 32 bits
 _MOST = 12
 _ENOUGH = 1.05
 _GROWTH = 1.03
@@ -47,13 +49,13 @@ def given(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
     """Return the shapes that the user gave: int64 (shapes, sequences).
 
     Args:
-        boundaries: whole numbers, the same for every sequence, or nests that name each of them.
+        boundaries: a sequence of whole numbers, the same for every sequence, or of nests that name each of them.
         paths: where in a row the lengths were named.
 
     Raises:
         SpecificationError: no shape, too many, or one that does not name every sequence.
     """
-    several = isinstance(boundaries, list | tuple | np.ndarray)
+    several = isinstance(boundaries, Iterable) and not isinstance(boundaries, dict | str)
     shapes = [_shape(boundary, paths) for boundary in (boundaries if several else [boundaries])]
     if not 0 < len(shapes) < NONE:
         raise SpecificationError(
@@ -123,9 +125,9 @@ def _groups(totals: list[np.ndarray], cuts: list[np.ndarray], longest: np.ndarra
 def _shape(boundary: Any, paths: tuple[tuple, ...]) -> list[int]:
     named = dict(keras.tree.flatten_with_path(boundary))
     sizes: list[Any] = [named.get(path, named.get(())) for path in paths]
-    is_whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in sizes)
+    is_whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= LONGEST for n in sizes)
     if not is_whole or (() not in named and set(named) != set(paths)):
         names = " and ".join(tree.name(path, "boundary") for path in paths)
-        must = f"Each of boundaries must be a whole number of at least 1, or name {names}."
+        must = f"Each of boundaries must be a whole number of at least 1 and at most {LONGEST}, or name {names}."
         raise SpecificationError(say(must, boundary, "boundaries=[16, 32, 64]."))
     return [int(n) for n in sizes]

@@ -11,14 +11,20 @@ from wholestep import tree
 from wholestep.errors import BatchError, say
 
 Tree = Any
+_UNEVEN = "tokens=... and length=..., if rows are of uneven length."
+
+
+def _same(batch: Tree) -> Tree:
+    return batch
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Nested arrays with one leading row axis."""
+    """Nested arrays with one leading row axis; `transform` is for batches that are padded or packed from them."""
 
     arrays: Tree
     num_rows: int
+    transform: Callable[[Tree], Tree] = _same
 
     def load(self, rows: np.ndarray) -> Tree:
         """Return these rows of every leaf."""
@@ -37,8 +43,14 @@ class Items:
         """Return these items, stacked."""
         loaded = self._get(rows)
         if isinstance(loaded, dict):  # a Hugging Face dataset gives columns
-            return self.transform(tree.map_leaves(to_numpy, {k: np.asarray(v) for k, v in loaded.items()}))
-        return self.transform(tree.map_leaves(lambda *leaves: to_numpy(np.stack(leaves)), *loaded))
+            batch = {k: stack((k,), rows, v, _UNEVEN) for k, v in loaded.items()}
+        else:
+            columns = by_leaf(loaded, rows, loaded[0])
+            leaves = [stack(path, rows, column, _UNEVEN) for path, column in columns]
+            batch = keras.tree.pack_sequence_as(with_arrays(loaded[0]), leaves)
+        batch = self.transform(batch)
+        check_dtypes(batch)
+        return batch
 
     def each(self, rows: np.ndarray) -> list:
         """Return these items one by one, as they are."""
@@ -109,8 +121,11 @@ class Stream:
 Source = Arrays | Items | Ready | Stream
 
 
-def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None) -> Source:
+def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None, *, by_length: bool = False) -> Source:
     """Return the source behind whatever a user may pass; `transform` is applied to every loaded batch.
+
+    Args:
+        by_length: whether rows are of uneven length: then a list of vectors is a list of rows.
 
     Raises:
         BatchError: nothing of the kind, no rows, or leaves of different length.
@@ -118,13 +133,13 @@ def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None) ->
     transform = transform or _same
     if isinstance(source, keras.utils.PyDataset):
         return Ready(source, transform)
-    if is_nest_of_arrays(source) and not _is_list_of_rows(source):
+    if is_nest_of_arrays(source) and not _is_list_of_rows(source, by_length):
         arrays = tree.map_leaves(to_numpy, without_none(source))
         check_dtypes(arrays)
         num_rows = tree.num_rows(arrays, "data")
         if num_rows == 0:
             raise BatchError(say("The data must have at least one row.", "0 rows", "pass arrays that are not empty."))
-        return Arrays(transform(arrays), num_rows)
+        return Arrays(arrays, num_rows, transform) if by_length else Arrays(transform(arrays), num_rows)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not _is_stream(source):
         if len(source) == 0:
             raise BatchError(
@@ -165,6 +180,48 @@ def without_none(batch: Any) -> Any:
     return parts
 
 
+def with_arrays(row: Any) -> Tree:
+    """Return a row in which a list of numbers is an array, a leaf."""
+
+    def as_array(part: Any) -> Any:
+        is_list = isinstance(part, list) and all(isinstance(n, int | float | np.number) for n in part)
+        return np.asarray(part) if is_list else None
+
+    return keras.tree.traverse(as_array, row)
+
+
+def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, list]]:
+    """Return (path, its part of each row) for every leaf of these rows.
+
+    Raises:
+        BatchError: a row that is not nested like `like`.
+    """
+    paths = [path for path, _ in keras.tree.flatten_with_path(with_arrays(like))]
+    flat = [keras.tree.flatten_with_path(with_arrays(row)) for row in loaded]
+    for row, leaves in zip(rows, flat, strict=True):
+        own = [path for path, _ in leaves]
+        if own != paths:
+            parts = [", ".join(tree.name(path, "row") for path in each) for each in (own, paths)]
+            received = f"{parts[0]} in row {row}, {parts[1]} in others"
+            raise BatchError(say("All rows must be nested alike.", received, "give every row the same leaves."))
+    return [(path, [leaves[i][1] for leaves in flat]) for i, path in enumerate(paths)]
+
+
+def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarray:
+    """Return one leaf of these rows as one array.
+
+    Raises:
+        BatchError: the rows' parts differ in shape.
+    """
+    shapes = [np.shape(leaf) if hasattr(leaf, "shape") else np.asarray(leaf).shape for leaf in column]
+    for row, shape in zip(rows, shapes, strict=True):
+        if tuple(shape) != tuple(shapes[0]):
+            must = f"{tree.name(path, 'row')} must have one shape in all rows of a batch."
+            received = f"{tuple(shape)} in row {row}, {tuple(shapes[0])} in row {rows[0]}"
+            raise BatchError(say(must, received, attempt))
+    return to_numpy(np.stack(column))
+
+
 def to_numpy(leaf: Any) -> np.ndarray:
     """Return a leaf as numpy; floats in Keras' floatx."""
     if hasattr(leaf, "detach"):
@@ -178,13 +235,10 @@ def check_dtypes(batch: Tree) -> None:
     """Refuse leaves that are not numbers."""
     for label, leaf in tree.named_leaves(batch):
         if leaf.dtype.kind not in "biuf":
-            raise BatchError(
-                say(
-                    f"{label} must hold numbers.",
-                    f"dtype {leaf.dtype}",
-                    "encode strings as integers first, and give rows of unequal length one length.",
-                )
-            )
+            attempt = "encode strings as integers first."
+            if leaf.dtype.kind == "O":
+                attempt = "leave out what is None; pass rows of uneven length as a list, with tokens=... and length=..."
+            raise BatchError(say(f"{label} must hold numbers.", f"dtype {leaf.dtype}", attempt))
 
 
 def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
@@ -225,10 +279,6 @@ def _classes(y: Any) -> np.ndarray:
     return np.round(np.reshape(y, (-1,))).astype(np.int64)
 
 
-def _same(batch: Tree) -> Tree:
-    return batch
-
-
 def _is_stream(source: Any) -> bool:
     return hasattr(source, "element_spec") or type(source).__module__.startswith("torch.utils.data.dataloader")
 
@@ -241,9 +291,16 @@ def is_nest_of_arrays(source: Any) -> bool:
     return bool(leaves) and all(_is_array(leaf) for leaf in leaves)
 
 
-def _is_list_of_rows(source: Any) -> bool:
-    """A list of nested items is a sequence of rows; a list of arrays is one row of several leaves."""
-    return isinstance(source, list) and any(isinstance(item, dict | list | tuple) for item in source)
+def _is_list_of_rows(source: Any, by_length: bool) -> bool:
+    """A list of nested items is a sequence of rows; a list of arrays is one row of several leaves.
+
+    A leaf that is a vector holds a number for each row; as these have no length, vectors are rows where one is needed.
+    """
+    if not isinstance(source, list):
+        return False
+    if by_length and all(_is_array(item) and len(item.shape) == 1 for item in source):
+        return True
+    return any(isinstance(item, dict | list | tuple) for item in source)
 
 
 def _is_array(leaf: Any) -> bool:
