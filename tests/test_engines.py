@@ -105,6 +105,8 @@ def test_repeat_stops_where_it_is_told(engine):
 def test_finite(engine):
     tensors = [keras.ops.ones((3,)), keras.ops.ones((2,))]
     assert bool(engine.is_finite(tensors))
+    assert bool(engine.is_finite([*tensors, tensors[0][:0]]))
+    assert bool(engine.is_finite([]))
     assert not bool(engine.is_finite([*tensors, keras.ops.convert_to_tensor([1.0, np.inf])]))
 
 

@@ -126,10 +126,10 @@ class Step:
         while tables:
             lookups = self._lookups(tables, state, data, rows)
             counts, kept = [cut.num_microbatches * lookups.counts[g] for g in lookups.groups], []
-            for table, count, elsewhere in zip(tables, counts, lookups.elsewhere, strict=True):
+            for table, count, why in zip(tables, counts, lookups.reasons, strict=True):
                 path = variables.params[table.param].path
-                if elsewhere:
-                    reasons[path] = "it is used other than by looking up, or looked up inside a loop"
+                if why:
+                    reasons[path] = why
                 elif not pays(count, table):
                     reasons[path] = f"an update looks up {count} of its {table.num_rows} rows"
                 else:

@@ -77,11 +77,13 @@ def find(
     if optimizer is None:
         return tables, reasons
     params = {id(v): i for i, v in enumerate(variables.params)}
-    for layer in model._flatten_layers():
-        if not isinstance(layer, keras.layers.Embedding) or id(getattr(layer, "_embeddings", None)) not in params:
+    layers = [layer for layer in model._flatten_layers() if id(getattr(layer, "_embeddings", None)) in params]
+    of = [params[id(layer._embeddings)] for layer in layers]
+    for layer, param in zip(layers, of, strict=True):
+        if not isinstance(layer, keras.layers.Embedding):
             continue
-        param = params[id(layer._embeddings)]
-        if why := "each replica knows its own lookups alone" if is_split else _why_whole(layer, optimizer):
+        why = "each replica knows its own lookups alone" if is_split else _why_whole(layer, optimizer)
+        if why := why or ("two layers share it" if of.count(param) > 1 else ""):
             reasons[layer._embeddings.path] = why
         else:
             kept = [getattr(optimizer, name)[param] for name in _ROW_BY_ROW[type(optimizer)]]
@@ -94,7 +96,8 @@ def _why_whole(layer: keras.layers.Embedding, optimizer: Any) -> str:
     """Return why the table must be updated as a whole; nothing if it need not."""
     name = type(optimizer).__name__
     reasons = {
-        f"{name} changes rows that were not looked up": type(optimizer) not in _ROW_BY_ROW,
+        f"only plain SGD and Adagrad are known to leave other rows alone, not {name}": type(optimizer)
+        not in _ROW_BY_ROW,
         "momentum moves rows that were not looked up": bool(getattr(optimizer, "momentum", 0)),
         "weight decay moves rows that were not looked up": optimizer.weight_decay is not None,
         "the moving average of the weights moves rows that were not looked up": optimizer.use_ema,
@@ -112,15 +115,15 @@ class Lookups:
     """What an objective looks up in tables, in the order of its calls.
 
     `groups` (the place in `counts` of each table; tables that are asked for the same rows share one), `counts` (how
-    many rows a microbatch asks for) and `elsewhere` (the tables that were also read otherwise, looked up inside a loop,
-    or not at all) are valid once `ids` has been called.
+    many rows a microbatch asks for) and `reasons` (why a table must be had as a whole all the same; nothing if it need
+    not) are valid once `ids` has been called.
     """
 
     tables: list[Table]
     engine: Any = None
     groups: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    elsewhere: list[bool] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     _inside: set[int] = field(default_factory=set)
 
     @property
@@ -135,7 +138,7 @@ class Lookups:
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
-            if self.engine.frame() is not frame:  # what a loop asks for cannot be told from outside of it
+            if not self.engine.is_in(frame, ids):  # what a loop asks for cannot be told from outside of it
                 self._inside.add(number)
             else:
                 noted[number].append(ids)
@@ -149,16 +152,21 @@ class Lookups:
         asked = [(t.num_rows, *map(id, calls)) for t, calls in zip(self.tables, noted, strict=True)]
         distinct = list(dict.fromkeys(asked))
         self.groups = [distinct.index(key) for key in asked]
-        self.elsewhere = [
-            not calls or number in self._inside or id(variables.params[table.param]) in read
-            for number, (table, calls) in enumerate(zip(self.tables, noted, strict=True))
-        ]
+        self.reasons = [self._why_whole(number, noted[number], read, variables) for number in range(len(noted))]
         flat = []
         for key in distinct:
             calls = noted[asked.index(key)]
             flat.append(ops.concatenate([_narrow(ids) for ids in calls]) if calls else ops.zeros((0,), "int32"))
         self.counts = [ids.shape[0] for ids in flat]
         return flat
+
+    def _why_whole(self, number: int, calls: list[Tensor], read: set[int], variables: Variables) -> str:
+        reasons = {
+            "it is looked up inside a loop": number in self._inside,
+            "it is used other than by looking up": id(variables.params[self.tables[number].param]) in read,
+            "nothing is looked up in it": not any(math.prod(ids.shape) for ids in calls),
+        }
+        return next((why for why, holds in reasons.items() if holds), "")
 
     @contextmanager
     def answering(self, params: list, places: list[Tensor]) -> Iterator[None]:

@@ -124,6 +124,10 @@ class Engine:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
         return jnp.zeros(())._trace
 
+    def is_in(self, frame: Any, value: Any) -> bool:
+        """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
+        return self.frame() is frame and getattr(value, "_trace", frame) is frame
+
     def shapes(self, function: Callable, *arguments: Any) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""
         return jax.eval_shape(function, *arguments)
@@ -231,7 +235,8 @@ class Engine:
     def is_finite(self, values: list) -> Any:
         """Return whether all values are finite."""
         # One reduction for all: one for each is a kernel to compile for each, half the extra time to the first update.
-        return jnp.isfinite(jnp.max(jnp.stack([jnp.max(jnp.abs(v)) for v in values])))
+        largest = [jnp.max(jnp.abs(v)) for v in values if v.size]
+        return jnp.isfinite(jnp.max(jnp.stack(largest))) if largest else jnp.array(True)
 
     # ---- programs ----
 

@@ -15,6 +15,7 @@ from wholestep.tables import Touched
 Tree = Any
 
 # XLA's convolutions on CPU are many times slower than TensorFlow's own (measured: 20x), and it has no strings.
+_ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
 _NOT_FOR_XLA = ("Conv", "Depthwise", "String", "PyFunc", "EagerPyFunc", "Unique", "Where")
 
 
@@ -102,6 +103,11 @@ class Engine:
     def frame(self) -> Any:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
         return tf.compat.v1.get_default_graph()
+
+    def is_in(self, frame: Any, value: Any) -> bool:
+        """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
+        scopes = tf.get_current_name_scope().split("/")
+        return self.frame() is frame and not any(scope.startswith(_ONE_OF_SEVERAL) for scope in scopes)
 
     def shapes(self, function: Callable, *arguments: Any) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""
@@ -220,6 +226,8 @@ class Engine:
 
     def is_finite(self, values: list) -> Any:
         """Return whether all values are finite."""
+        if not values:
+            return tf.constant(True)
         return tf.reduce_all(tf.stack([_largest_bits(v) < _bits(tf.constant(np.inf, v.dtype)) for v in values]))
 
     # ---- programs ----
