@@ -50,3 +50,18 @@ def test_prediction_builds_a_model_that_has_not_seen_data():
     made = keras.Sequential([keras.layers.Dense(2)])
     made.compile("sgd", "mse")
     assert ws.Trainer(made).predict(X, batch_size=8, verbose=0).shape == (ROWS, 2)
+
+
+def test_a_row_that_a_table_does_not_have():
+    """Said of evaluation and of tables that are updated as a whole; of rows, see test_tables."""
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(9, 2), keras.layers.Flatten()])
+    model.compile("adam", "mse")
+    trainer, data = ws.Trainer(model), (np.array([[1, 2], [3, 9]], "int32"), np.zeros((2, 4), "float32"))
+    if keras.backend.backend() == "jax":
+        assert np.isnan(trainer.evaluate(*data, verbose=0))
+        with pytest.raises(ws.NonFiniteError, match="rows 1"):
+            trainer.update(data)
+        return
+    for compute in (lambda: trainer.evaluate(*data, verbose=0), lambda: trainer.update(data)):
+        with pytest.raises(Exception, match=r"\[1,1\] = 9 is not in \[0, 9\)|indices.* = 9 is not in \[0, 9\)"):
+            compute()

@@ -12,7 +12,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_programs_run(capsys):
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     out = capsys.readouterr().out

@@ -81,3 +81,22 @@ def test_a_batch_that_weighs_nothing_can_be_left_out(size):
     assert trainer.num_skipped == 1
     assert all(np.all(np.isfinite(v)) for k, v in skipped.items() if k not in ("loss", "hits"))
     assert skipped["0 sgd/iteration"] == 0
+
+
+def test_masked_padding_weighs_nothing_in_a_compiled_loss():
+    rows = [(np.arange(1, 1 + n) % WORDS, np.arange(n) % 2) for n in (3, 9, 5, 2)]
+    losses = {}
+    for masks in (True, False):
+        model = keras.Sequential([keras.layers.Embedding(WORDS + 1, 2, mask_zero=masks), keras.layers.Dense(2)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.build((None, None))
+        for width in (9, 20):
+            data = ws.Batches(
+                [(1 + words, labels) for words, labels in rows],
+                tokens=80,
+                length=lambda row: len(row[0]),
+                boundaries=[width],
+            )
+            losses[masks, width] = ws.Trainer(model).evaluate(data, verbose=0)
+    assert losses[True, 9] == pytest.approx(losses[True, 20], rel=1e-6)
+    assert losses[False, 9] != pytest.approx(losses[False, 20], rel=1e-3)
