@@ -6,7 +6,7 @@
 | place, fetch | host to device, at once; device to numpy, the only place that waits |
 | spread, batch | loaded rows to the replicas that work on them; the rows of a (micro)batch, each on its replica |
 | traced, shapes | a function that is traced once for each input shape; what it would return |
-| frame, is_in | what stands for the function that is being traced, or the body of a loop in it; whether a value is its own |
+| frame, is_in | what stands for the function being traced, or the body of a loop in it; whether a value is its |
 | resident | the same as place, for rows that are used again and again |
 | share, first, own | in a replica: its part of a vector over rows, the place where that begins, its parameters |
 | total | a function over the rows of all replicas, and what it found summed over them |
