@@ -10,6 +10,12 @@ import hypothesis
 import keras
 import pytest
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
+
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=60, derandomize=True)
 hypothesis.settings.load_profile("suite")
 

@@ -3,6 +3,8 @@
 The weights of a batch sum to a power of two, so that dividing first is exact as well.
 """
 
+import contextlib
+
 import keras
 import numpy as np
 
@@ -35,7 +37,6 @@ def integers(*shape, seed=0, low=-2, high=3):
 
 def build(weighting, regulariser, optimizer):
     """Return a compiled model of integer weights."""
-    keras.utils.clear_session()
     model = _two_outputs(regulariser) if weighting == "two outputs" else _one_output(weighting, regulariser)
     for i, variable in enumerate(model.weights):
         variable.assign(integers(*variable.shape, seed=100 + i))
@@ -114,20 +115,33 @@ def _two_outputs(regulariser):
     return keras.Model(inputs, outputs)
 
 
-def one_update(case, microbatch_size, *, num_rows=None, short=False):
+def one_update(case, microbatch_size, *, num_rows=None, short=False, replicas=None):
     """Carry out one update and return everything it changed and said. `short`: the epoch's last batch, half as long."""
     weighting = case[0]
     num_rows = num_rows or num_rows_of(case)
-    model = build(*case)
+    keras.utils.clear_session()
+    with spread_over(replicas):
+        model = build(*case)
     batch, class_weight = data(weighting, num_rows)
     transform = class_weighted(class_weight) if class_weight else None
     if short:
         batch = keras.tree.map_structure(lambda *parts: np.concatenate(parts), batch, data(weighting, num_rows // 2)[0])
     batches = ws.Batches(batch, num_rows, shuffle=False, transform=transform)
     batches.seek(0, 1 if short else 0)
-    trainer = ws.Trainer(model, microbatch_size=microbatch_size)
+    trainer = ws.Trainer(model, microbatch_size=microbatch_size, replicas=replicas)
     (step,) = trainer.steps(batches)
     return snapshot(model) | step.logs | {"own loss": step.loss}, trainer
+
+
+def spread_over(replicas):
+    """Return the scope under which a model for so many replicas is built."""
+    if replicas is None or keras.backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    import tensorflow as tf
+
+    # TensorFlow's collectives cannot change their number within a process, as the tests do.
+    devices, ops = [f"CPU:{i}" for i in range(replicas)], tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=ops).scope()
 
 
 def snapshot(model):

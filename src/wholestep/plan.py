@@ -88,8 +88,9 @@ class Planner:
 
     def _plan(self, state: State, block: Block, short: bool, length: int) -> Program:
         num_rows = block.rows.shape[1]
-        whole = Cut(((1, num_rows),), num_rows, padded=short and self.pads is not False)
-        if self.engine.is_split:
+        split = self.engine.is_split
+        whole = Cut(((1, num_rows),), num_rows, padded=short and self.pads is not False, split=split)
+        if split:
             whole = replace(whole, extra=self._shared_extra(state, block))
         if num_rows % self.engine.num_replicas and self.may_pad(state, block):
             whole = replace(whole, sections=((1, self._even(num_rows)),), padded=True)
@@ -118,7 +119,8 @@ class Planner:
         num = -(-whole.rows // size)
         if self.may_pad(state, block):
             size = self._even(-(-whole.rows // num))
-            return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows)
+            split = self._may_split(whole, [size], state, block)
+            return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows, split=split)
         if not coupling.may_cut:
             self._say(
                 f"microbatch_size={size} is part of what this update means: {coupling.why}. Statistics are those of "
@@ -127,8 +129,16 @@ class Planner:
             )
         small, larger = divmod(whole.rows, num)
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
-        extra = whole.extra if self.engine.is_split else "mean" if coupling.extra == "mean" else "sum"
-        return Cut(sections, whole.rows, extra=extra)
+        extra = whole.extra if whole.split else "mean" if coupling.extra == "mean" else "sum"
+        split = coupling.may_cut and self._may_split(whole, [size for _, size in sections], state, block)
+        return Cut(sections, whole.rows, extra=extra, split=whole.split or split)
+
+    def _may_split(self, whole: Cut, sizes: list[int], state: State, block: Block) -> bool:
+        """Whether each replica may fold its own rows of microbatches of such sizes, which may be cut anyhow."""
+        num = self.engine.num_replicas
+        if whole.split or num == 1 or any(size % num for size in sizes):
+            return whole.split
+        return adds_up(self.engine, self.step.forward, state, block)
 
     def _shared_extra(self, state: State, block: Block) -> str:
         """Return how other losses add up over replicas that see their own rows alone.
@@ -163,6 +173,7 @@ class Planner:
             step.learn(cut, state, data, places, count)
         state = state._replace(sums=engine.place(step.tally.empty()))
         touching, wholes = step.touching(cut, state, data, places)
+        cut = replace(cut, split=False) if touching.tables else cut  # which need the lookups of all replicas
         update = step.update(cut, touching)
         one = (state, data, places, count)
         length = 1 if engine.loops_slowly(update, *one) else length

@@ -33,12 +33,14 @@ class Cut:
         rows: what the user's batch holds; the sections may hold more, the last ones then being padding.
         padded: whether places beyond the number of real rows must weigh nothing.
         extra: how the losses that `add_loss` and activity regularisers made on a microbatch add up: "sum" or "mean".
+        split: whether each replica folds its own rows of every microbatch, to be summed once; else arrays are global.
     """
 
     sections: tuple[tuple[int, int], ...]
     rows: int
     padded: bool = False
     extra: str = "sum"
+    split: bool = False
 
     @property
     def num_microbatches(self) -> int:
@@ -108,7 +110,9 @@ class Step:
                 total = self._fold(cut, part, *own, places, weights, scale, data, rows, count)
                 return (total.grads, total.sums, total.extra), total.metrics, total.buffers
 
-            (grads, sums, extra), metrics, buffers = engine.total(fold, data, state.metrics, syncs=True)
+            (grads, sums, extra), metrics, buffers = engine.total(
+                fold, data, state.metrics, split=cut.split, syncs=True
+            )
             total = Sums(grads, sums, extra, buffers, metrics)
             grads, penalty = self._regularise(params, total.grads, scale)
             loss = self.tally.loss(total.sums, total.extra + penalty)
@@ -208,7 +212,7 @@ class Step:
 
         The weights depend on the batch alone, so the compiler drops the forward pass. One microbatch weighs itself.
         """
-        if cut.num_microbatches == 1 and not self.engine.is_split:
+        if cut.num_microbatches == 1 and not cut.split:
             return None
 
         def weigh(data: Any, total: dict, piece: tuple) -> dict:
@@ -224,7 +228,7 @@ class Step:
         def over(data: Any, total: dict) -> tuple[tuple, dict, tuple]:
             return (), self._over(cut, partial(weigh, data), total, rows), ()
 
-        return self.engine.total(over, data, total, syncs=False)[1]
+        return self.engine.total(over, data, total, split=cut.split, syncs=False)[1]
 
     def _look_up(self, cut: Cut, touching: Touching) -> Callable:
         """The row numbers that the whole batch looks up in the tables, by group, before the first gradient.
@@ -312,7 +316,7 @@ class Step:
 
     def _extra_share(self, cut: Cut, size: int) -> float:
         """What the other losses on so many rows count for."""
-        is_part = cut.num_microbatches > 1 or self.engine.is_split
+        is_part = cut.num_microbatches > 1 or cut.split
         return size / cut.rows if cut.extra == "mean" and is_part else 1.0
 
     def _buffers_of(self, state: State, first: Tensor) -> list:

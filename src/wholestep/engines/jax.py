@@ -144,6 +144,8 @@ class Engine:
         """Return the rows of a (micro)batch, spread over the replicas in equal parts; of shares, by places in them."""
         if self.layout is None:
             return self.gather(data, rows)
+        if self.layout.is_inside:
+            return self.gather(data.leaves if isinstance(data, Shares) else data, self.share(rows))
         if isinstance(data, Shares):
             each = -(-rows.shape[0] // self.num_replicas)
             places = jnp.resize(rows, (self.num_replicas, each))
@@ -154,20 +156,33 @@ class Engine:
         return jax.lax.with_sharding_constraint(batch, self.layout.rows)
 
     def share(self, rows: Any) -> Any:
-        """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns: all."""
-        return rows
+        """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns."""
+        if self.layout is None or not self.layout.is_inside:
+            return rows
+        each = rows.shape[0] // self.num_replicas
+        return jax.lax.dynamic_slice_in_dim(rows, self.first(rows.shape[0]), each)
 
-    def first(self, size: int) -> int:
+    def first(self, size: int) -> Any:
         """Return the place of the first row of so many that `batch` returns."""
-        return 0
+        if self.layout is None or not self.layout.is_inside:
+            return 0
+        return jax.lax.axis_index(self.layout.axis) * (size // self.num_replicas)
 
     def own(self, params: list) -> list:
         """Return the parameters as they are on every device."""
         return params
 
-    def total(self, function: Callable, data: Tree, carried: Tree, *, syncs: bool) -> tuple[Tree, Tree, Tree]:
-        """Run (data, carried) -> (sums, carried, alike). Arrays are global: what is summed over rows is a total."""
-        return function(data, carried)
+    def total(self, function: Callable, data: Tree, carried: Tree, *, split: bool, syncs: bool) -> tuple:
+        """Run (data, carried) -> (sums, carried, alike), and return the totals over all replicas.
+
+        Args:
+            split: whether each replica works on its own rows alone. Else arrays are global, and every sum is a total;
+                but then XLA reduces the gradient of each microbatch.
+            syncs: whether statistics are those of all rows: they always are.
+        """
+        if not split or self.layout is None:
+            return function(data, carried)
+        return self.layout.total(function, data, carried)
 
     def lookup(self, table: Any, places: Any) -> Any:
         """Return these rows of a table; NaN for places beyond the last."""

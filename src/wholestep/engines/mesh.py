@@ -1,8 +1,10 @@
 """Where arrays lie on several JAX devices: batches over the replicas, variables as they are laid out."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -33,6 +35,7 @@ class Layout:
         self.distribution = distribution
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         self.rows = NamedSharding(mesh, PartitionSpec(axis))
+        self.is_inside = False  # whether what is traced is one replica's own part
 
     @property
     def num_replicas(self) -> int:
@@ -59,6 +62,27 @@ class Layout:
         """Give each replica its share of the rows; `shares` are their places, int (replicas, rows of a replica)."""
         shape = (*shares.shape, *leaf.shape[1:])
         return jax.make_array_from_callback(shape, self.rows, lambda index: leaf[shares[index[0]]])
+
+    def total(self, function: Callable, data: Tree, carried: Tree) -> tuple[Tree, Tree, Tree]:
+        """Run (data, carried) -> (sums, carried, alike) on every replica; add up sums and carried changes."""
+
+        def work(data: Tree, carried: Tree) -> tuple[Tree, Tree, Tree]:
+            if isinstance(data, Shares):
+                data = Shares(jax.tree.map(lambda leaf: leaf[0], data.leaves))
+            self.is_inside = True
+            try:
+                sums, after, alike = function(data, carried)
+            finally:
+                self.is_inside = False
+            moves = jax.tree.map(jnp.subtract, after, carried)
+            sums, moves = jax.lax.psum((sums, moves), self.axis)
+            return sums, jax.tree.map(jnp.add, carried, moves), alike
+
+        everywhere = PartitionSpec()
+        of_data = PartitionSpec(self.axis) if isinstance(data, Shares) else everywhere
+        options: dict[str, Any] = {"axis_names": {self.axis}, "check_vma": False}
+        specs = {"in_specs": (of_data, everywhere), "out_specs": everywhere}
+        return jax.shard_map(work, mesh=self.mesh, **specs, **options)(data, carried)
 
     @property
     def own_replicas(self) -> list[int]:

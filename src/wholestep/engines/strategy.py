@@ -64,7 +64,7 @@ class Replicas:
         return tf.nest.map_structure(of, data.leaves)
 
     def total(self, function: Callable, data: Tree, carried: Tree, syncs: bool) -> tuple[Tree, Tree, Tree]:
-        """Run (data, carried) -> (sums, carried, alike) on every replica. Sums add up, and changes of what is carried."""
+        """Run (data, carried) -> (sums, carried, alike) on every replica; add up sums and carried changes."""
 
         def work(data: Tree) -> tuple[Tree, Tree, Tree]:
             sums, after, alike = function(data, carried)

@@ -142,13 +142,16 @@ class Engine:
             else [tf.convert_to_tensor(v.value) for v in self._variables]
         )
 
-    def total(self, function: Callable, data: Tree, carried: Tree, *, syncs: bool) -> tuple[Tree, Tree, Tree]:
+    def total(
+        self, function: Callable, data: Tree, carried: Tree, *, split: bool, syncs: bool
+    ) -> tuple[Tree, Tree, Tree]:
         """Run (data, carried) -> (sums, carried, alike) on every replica, and return the totals.
 
         Args:
+            split: whether there are replicas, each with its own rows.
             syncs: whether BatchNormalization takes its statistics over all replicas; not where they do not matter.
         """
-        if self.replicas is None:
+        if not split or self.replicas is None:
             return function(data, carried)
         return self.replicas.total(function, data, carried, syncs)
 

@@ -1,0 +1,384 @@
+"""However many replicas share the rows, zero bits differ; rows that see each other see those of all replicas."""
+
+import itertools
+import re
+
+import keras
+import numpy as np
+import pytest
+from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, one_update, snapshot, spread_over
+
+import wholestep as ws
+from wholestep.step import Step
+
+JAX = keras.backend.backend() == "jax"
+PAIRS = list(itertools.product(WEIGHTINGS, REGULARISERS))
+CASES = [(*pair, list(OPTIMIZERS)[i % len(OPTIMIZERS)]) for i, pair in enumerate(PAIRS)]
+PLANS = list(itertools.product((2, 3, 8), ("auto", 6)))
+ALL = list(itertools.product(itertools.product(WEIGHTINGS, REGULARISERS, OPTIMIZERS), PLANS))
+only_jax = pytest.mark.skipif(not JAX, reason="JAX alone has arrays that are spread over devices")
+only_tensorflow = pytest.mark.skipif(JAX, reason="on JAX every replica sees the rows of all")
+
+
+def check(case, replicas, size, **options):
+    alone, _ = one_update(case, "auto", **options)
+    shared, trainer = one_update(case, size, replicas=replicas, **options)
+    assert trainer._machine.engine.num_replicas == replicas
+    assert differing(alone, shared) == [], trainer.explain()
+
+
+@pytest.mark.parametrize(("case", "plan"), [(case, PLANS[i % len(PLANS)]) for i, case in enumerate(CASES)], ids=str)
+def test_no_bit_differs_between_replicas(case, plan):
+    check(case, *plan)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(("case", "plan"), ALL, ids=str)
+def test_no_bit_differs_between_replicas_in_all_cases(case, plan):
+    check(case, *plan)
+
+
+@pytest.mark.parametrize(("weighting", "plan"), zip(WEIGHTINGS, PLANS, strict=True), ids=str)
+def test_no_bit_differs_between_replicas_of_a_short_batch(weighting, plan):
+    check((weighting, "l2", "adam"), *plan, short=True)
+
+
+def test_padding_that_counts_is_caught(monkeypatch):
+    """The mutant: rows that fill up the shares of three replicas weigh 1."""
+    monkeypatch.setattr(Step, "_row_weights", lambda *_: None)
+    with pytest.raises(AssertionError, match="kernel"):
+        check(("none", "none", "sgd"), 3, "auto")
+
+
+@only_tensorflow
+def test_a_mean_of_the_replicas_means_is_caught(monkeypatch):
+    """The mutant: each replica divides by the weight of its own rows."""
+    monkeypatch.setattr(Step, "_weigh", lambda *_: None)
+    with pytest.raises(AssertionError, match="kernel"):
+        check(("sample weights", "none", "sgd"), 2, "auto")
+
+
+# ---- whole runs, on real numbers ----
+
+ROWS = 50
+
+
+class Items:
+    def __init__(self, *columns):
+        self.columns = columns
+
+    def __len__(self):
+        return len(self.columns[0])
+
+    def __getitem__(self, i):
+        return tuple(column[i] for column in self.columns)
+
+
+def make(replicas, *, couples=False, metrics=("accuracy",), dropout=0.0, distribution=None):
+    keras.utils.clear_session()
+    keras.distribution.set_distribution(distribution)
+    keras.utils.set_random_seed(3)
+    with spread_over(replicas):
+        layers = [keras.layers.Dense(8, "relu", kernel_regularizer="l2")]
+        layers += [keras.layers.BatchNormalization()] * couples + [keras.layers.Dropout(dropout)] * bool(dropout)
+        model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(1, "sigmoid")])
+        model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=list(metrics))
+    return model
+
+
+def numbers():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(ROWS, 5)).astype("float32"), rng.integers(0, 2, (ROWS, 1)).astype("float32")
+
+
+def run(replicas, *, size="auto", loaded=False, **options):
+    """Fit two epochs of batches of 16, the last of 2 rows; return everything that came out."""
+    model, (x, y) = make(replicas, **options), numbers()
+    trainer = ws.Trainer(model, microbatch_size=size, replicas=replicas, seed=1)
+    data = (Items(x, y), None) if loaded else (x, y)
+    history = (
+        trainer.fit(ws.Batches(data[0], 16, seed=1), epochs=2, verbose=0)
+        if loaded
+        else trainer.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    )
+    evaluated = trainer.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
+    return history.history | evaluated | snapshot(model) | {"outputs": trainer.predict(x, 16, verbose=0)}
+
+
+def assert_close(one, two, tolerance):
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["resident", "loaded"])
+@pytest.mark.parametrize("couples", [False, True], ids=["rows alone", "batch normalization"])
+def test_a_run_is_the_same_on_several_replicas(couples, loaded):
+    alone = run(None, couples=couples)
+    for replicas in (2, 3):
+        assert_close(alone, run(replicas, couples=couples, loaded=loaded), 2e-6 if JAX or not couples else 2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size")
+def test_microbatches_that_mean_something_are_those_of_one_device():
+    assert_close(run(None, size=5, couples=True), run(3, size=5, couples=True), 2e-5)
+
+
+def test_float64():
+    couples = not JAX  # Keras on JAX normalises in float32
+    keras.config.set_floatx("float64")
+    with x64():
+        alone, shared = run(None, couples=couples), run(3, couples=couples)
+    assert_close(alone, shared, 1e-12)
+
+
+def x64():
+    if not JAX:
+        return spread_over(None)
+    import jax
+
+    return jax.enable_x64(True)
+
+
+@only_jax
+def test_draws_do_not_depend_on_replicas():
+    assert_close(run(None, dropout=0.5), run(4, dropout=0.5), 2e-6)
+
+
+class Draws(ws.Objective):
+    """All rows are alike; `same` is 1 where the second half of them, on another replica, is drawn like the first."""
+
+    def __call__(self, model, batch, training):
+        x = keras.ops.ones((batch["x"].shape[0], 64))
+        return {
+            "first": ws.Mean(model(batch["x"], training=training)[:, 0]),
+            "kept": ws.Mean(model.layers[-1](x, training=training)),
+        }
+
+
+def test_replicas_draw_apart():
+    """Were their draws the same, so would be the rows that they keep: then the mean is a multiple of 2 / 128."""
+    keras.utils.clear_session()
+    with spread_over(2):
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dropout(0.5, seed=1)])
+        trainer = ws.Trainer(model, Draws(), optimizer=keras.optimizers.SGD(0.0), replicas=2)
+    data = ws.Batches([{"x": np.ones((2, 5), "float32")}] * 1 and iter([{"x": np.ones((2, 5), "float32")}] * 12))
+    kept = [step.logs["kept"] for step in trainer.steps(data)]
+    counts = np.diff([0, *(k * (i + 1) for i, k in enumerate(kept))]) * 64  # of 128 numbers, each 0 or 2
+    assert np.any(np.round(counts) % 2 == 1)
+
+
+METRICS = {
+    "auc": lambda: keras.metrics.AUC(name="auc"),
+    "iou": lambda: keras.metrics.BinaryIoU(name="iou"),
+    "precision": lambda: keras.metrics.Precision(thresholds=[0.25, 0.5, 0.75], name="precision"),
+    "f1": lambda: keras.metrics.F1Score(threshold=0.5, name="f1"),
+    "recall at precision": lambda: keras.metrics.RecallAtPrecision(0.6, name="recall"),
+    "r2": lambda: keras.metrics.R2Score(name="r2"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64", "ignore:You are passing weight")
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_are_those_of_one_device(name):
+    alone, shared = run(None, metrics=[METRICS[name]()]), run(3, metrics=[METRICS[name]()])
+    metric = next(k for k in alone if k not in ("loss", "outputs") and not re.search(r"/|\d ", k))
+    np.testing.assert_allclose(shared[metric], alone[metric], rtol=1e-6)
+
+
+def test_a_row_that_is_not_finite_is_named():
+    model, (x, y) = make(3), numbers()
+    x[[17, 40]] = np.nan
+    before = snapshot(model)
+    with pytest.raises(ws.NonFiniteError, match="rows"):
+        ws.Trainer(model, replicas=3).fit(x, y, batch_size=50, verbose=0)
+    assert differing(before, {k: v for k, v in snapshot(model).items() if k in before}) == []
+    with pytest.raises(ws.NonFiniteError) as caught:
+        ws.Trainer(model, replicas=3, microbatch_size=6).update((x, y))
+    assert caught.value.update == 1
+
+
+def test_batches_of_another_size_every_step():
+    """A pipeline that buckets by length: other shapes and weights each step, and rows that do not divide."""
+    rng, sizes = np.random.default_rng(0), [(5, 4), (7, 8), (3, 8), (1, 4), (8, 16)]
+    batches = [rng.integers(1, 9, size) * (rng.random(size) < 0.7) for size in sizes]
+
+    def trained(replicas):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(3)
+        with spread_over(replicas):
+            model = keras.Sequential(
+                [keras.Input((None,), dtype="int32"), keras.layers.Embedding(9, 4), keras.layers.Dense(9)]
+            )
+            trainer = ws.Trainer(model, Next(), optimizer=keras.optimizers.Adam(0.1), replicas=replicas)
+        losses = [step.loss for step in trainer.steps({"ids": b.astype("int32")} for b in batches)]
+        return {"losses": losses} | snapshot(model)
+
+    alone = trained(None)
+    for replicas in (2, 3):
+        assert_close(alone, trained(replicas), 2e-6)
+
+
+class Next(ws.Objective):
+    """Guess every word from the one before it; a row's weight is its words."""
+
+    def __call__(self, model, batch, training):
+        ids = batch["ids"]
+        loss = keras.losses.sparse_categorical_crossentropy(ids, model(ids, training=training), from_logits=True)
+        return ws.Mean(loss, keras.ops.cast(ids > 0, "float32"))
+
+
+# ---- JAX: keras.distribution, and what is exchanged ----
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    yield
+    keras.distribution.set_distribution(None)
+
+
+def model_parallel():
+    mesh = keras.distribution.DeviceMesh((2, 4), ("batch", "model"), keras.distribution.list_devices())
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*dense/kernel"] = (None, "model")
+    layouts[".*dense/bias"] = ("model",)
+    return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+
+
+@only_jax
+@pytest.mark.parametrize("size", ["auto", 6])
+def test_sharded_parameters_are_updated_like_whole_ones(size):
+    alone = run(None)
+    model, (x, y) = make(None, distribution=model_parallel()), numbers()
+    trainer = ws.Trainer(model, microbatch_size=size, seed=1)
+    trainer.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    assert_close({k: alone[k] for k in snapshot(model)}, snapshot(model), 2e-6)
+    sharded = [v.path for v in model.optimizer.variables if "model" in str(v.value.sharding.spec)]
+    assert len(sharded) == 4  # Adam's two moments of the kernel and of the bias
+    assert not re.search(r"f32\[(5,8|8,5)\]\S* all-gather\(", program(trainer)), "the kernel is gathered"
+
+
+@only_jax
+def test_data_parallel_is_honoured():
+    alone = run(None)
+    three = keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:3])
+    assert_close(alone, run(None, distribution=three), 2e-6)
+    with pytest.raises(ws.SpecificationError, match=r"keras\.distribution"):
+        run(2, distribution=three)
+
+
+def program(trainer):
+    return next(iter(trainer._machine.planner.programs.values())).call.as_text()
+
+
+def reduced(text):
+    """Return (computation, operands) of every all-reduce."""
+    found, inside = [], ""
+    for line in text.splitlines():
+        inside = match[1] if (match := re.match(r"(?:ENTRY )?%?(\S+) \(", line)) else inside
+        if " all-reduce(" in line or " all-reduce-start(" in line:
+            found.append((inside, len(re.findall(r"(?:f32|s32|pred)\[", line.split(" all-reduce")[0]))))
+    return found
+
+
+def innermost(text):
+    """Return the bodies of loops that hold no loop themselves."""
+    bodies = set(re.findall(r"while\(.*?body=%?([\w.\-]+)", text))
+    return {name for name in bodies if " while(" not in computation(text, name)}
+
+
+def computation(text, name):
+    return re.search(rf"^(?:ENTRY )?%?{re.escape(name)} \(.*?^\}}", text, re.MULTILINE | re.DOTALL)[0]
+
+
+@only_jax
+@pytest.mark.parametrize("size", ["auto", 4])
+@pytest.mark.parametrize("loaded", [False, True], ids=["resident", "loaded"])
+def test_one_all_reduce_an_update(loaded, size):
+    """Gradients and the few scalars go over the wire together, once, however many microbatches there are."""
+    model, (x, y) = make(2), (column[:48] for column in numbers())
+    trainer = ws.Trainer(model, microbatch_size=size, replicas=2)
+    data = Items(x, y) if loaded else (x, y)
+    for _ in trainer.steps(ws.Batches(data, 16)):
+        pass
+    text, num = program(trainer), len(model.trainable_variables)
+    (gradient,) = [(inside, several) for inside, several in reduced(text) if several >= num]
+    assert gradient[1] <= num + 6
+    assert sum(several for _, several in reduced(text)) <= num + 6 + 2 * (size == 4)  # the weights, before the gradient
+    assert not re.search(r" (all-gather|all-to-all|collective-permute|reduce-scatter)\(", text)
+    if size == 4:
+        assert gradient[0] not in innermost(text), "reduced for each microbatch"
+
+
+@only_jax
+def test_the_variables_are_ordinary_ones_afterwards():
+    model, (x, y) = make(2), numbers()
+    ws.Trainer(model, replicas=2).fit(x, y, verbose=0)
+    assert {len(v.value.devices()) for v in [*model.variables, *model.optimizer.variables]} == {1}
+    model.evaluate(x, y, verbose=0)
+    ws.Trainer(model).fit(x, y, verbose=0)
+    ws.Trainer(model, replicas="all").fit(x, y, verbose=0)
+
+
+# ---- what cannot be ----
+
+
+@pytest.mark.parametrize("replicas", [0, -1, True, 2.0, "some"])
+def test_a_number_of_replicas_that_means_nothing(replicas):
+    with pytest.raises(ws.SpecificationError, match='replicas must be "all" or at least 1'):
+        ws.Trainer(make(None), replicas=replicas)
+
+
+def test_more_replicas_than_there_can_be():
+    (x, y), trainer = numbers(), ws.Trainer(make(None), replicas=99)
+    with pytest.raises(ws.SpecificationError, match="Every replica needs a device" if JAX else "was built under"):
+        trainer.fit(x, y, verbose=0)
+
+
+class Ranked(ws.Objective):
+    def __call__(self, model, batch, training):
+        outputs = model(batch["x"], training=training)[:, 0]
+        return ws.Mean(keras.ops.sum((outputs[:, None] - outputs[None]) ** 2, axis=1))
+
+
+@only_tensorflow
+def test_rows_that_see_each_other_are_refused_where_replicas_do_not():
+    model = make(2)
+    with model.distribute_strategy.scope():
+        trainer = ws.Trainer(model, Ranked(), optimizer=keras.optimizers.SGD(0.1))
+    with pytest.raises(ws.SpecificationError, match="the rows of a batch see each other"):
+        trainer.update({"x": numbers()[0]})
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self, name="largest"):
+        super().__init__(name=name)
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(self.largest + keras.ops.relu(-(self.largest - keras.ops.max(y_pred))))
+
+    def result(self):
+        return self.largest
+
+
+def test_a_metric_that_is_no_sum():
+    if JAX:
+        np.testing.assert_allclose(
+            run(2, metrics=[Largest()])["largest"], run(None, metrics=[Largest()])["largest"], 1e-6
+        )
+    else:
+        with pytest.raises(ws.SpecificationError, match="a metric's state is not a sum"):
+            run(2, metrics=[Largest()])
+
+
+@only_tensorflow
+def test_other_strategies_are_refused():
+    import tensorflow as tf
+
+    keras.utils.clear_session()
+    with tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(ws.SpecificationError, match="must mirror variables in one process"):
+        ws.Trainer(model).fit(*numbers(), verbose=0)
