@@ -29,7 +29,8 @@ from wholestep.engines.alone import Alone
 from wholestep.errors import PeerError, say
 
 SILENCE = 10.0  # seconds without a sign of life after which a process counts as dead
-PATIENCE = 30.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
+# Seconds that the others wait for one that is alive but does not come; at least 10 median steps.
+PATIENCE = float(os.environ.get("WHOLESTEP_PATIENCE", "30"))
 START = 600.0  # the same before its first update: imports and data may take long
 _INTERVAL = 1.0
 _DAY = 24 * 3600 * 1000  # ms

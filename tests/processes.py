@@ -1,0 +1,127 @@
+"""What the processes of tests/test_launch.py run: `python -m wholestep.cli launch -n N tests/processes.py WHAT`."""
+
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+
+import jax
+import keras
+import numpy as np
+from exact import build, data, num_rows_of, snapshot
+
+import wholestep as ws
+
+ME = jax.process_index()
+FAULT_AFTER = 3  # updates
+CASES = [("none", "l2", "adam"), ("masks", "none", "adamw, clip, ema"), ("weighted mean", "l2", "loss scale")]
+
+
+def digest(values):
+    return {k: zlib.crc32(np.ascontiguousarray(v).tobytes()) for k, v in values.items()}
+
+
+class Items:
+    """Rows that are loaded one by one, and counted."""
+
+    def __init__(self, *columns):
+        self.columns, self.loaded = columns, set()
+
+    def __len__(self):
+        return len(self.columns[0])
+
+    def __getitem__(self, i):
+        self.loaded.add(i)
+        return tuple(column[i] for column in self.columns)
+
+
+def one_update(case, size, short=False, loaded=False):
+    """Return digests of all that an update changed and said; `short`: of the epoch's last batch, half as long."""
+    num_rows = num_rows_of(case)
+    keras.utils.clear_session()
+    model = build(*case)
+    batch = data(case[0], num_rows)[0]
+    if short:
+        batch = keras.tree.map_structure(lambda *parts: np.concatenate(parts), batch, data(case[0], num_rows // 2)[0])
+    batches = ws.Batches(Items(*batch) if loaded else batch, num_rows, shuffle=False)
+    batches.seek(0, 1 if short else 0)
+    (step,) = ws.Trainer(model, microbatch_size=size).steps(batches)
+    return digest(snapshot(model) | step.logs | {"own loss": step.loss})
+
+
+def all_cases(many=True):
+    plans = [("auto", False, False), (6, False, True), (6, True, True)] if many else [(6, True, False)]
+    return {str((case, *plan)): one_update(case, *plan) for case in CASES for plan in plans}
+
+
+def rows_loaded():
+    """Return how many rows each process loaded in two epochs after the first update, of 64 in batches of 16."""
+    keras.utils.clear_session()
+    x = np.ones((64, 4), "float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    items, trainer = Items(x, x[:, :1]), ws.Trainer(model)
+    batches = ws.Batches(items, 16, seed=1)
+    trainer.fit(batches, epochs=1, verbose=0)
+    items.loaded.clear()
+    trainer.fit(batches, epochs=1, verbose=0)
+    return len(items.loaded)
+
+
+def fault(what):
+    """Train until something happens in one process."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 5)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
+    if what == "other data" and ME == 1:
+        x[3] = 7.0
+    if what == "nan":
+        x[17] = np.nan
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(1, "tanh" if what == "other code" and ME == 1 else None)]
+    )
+    model.compile("adam", "mse")
+    if what == "other values" and ME == 1:
+        model.layers[0].kernel.assign(model.layers[0].kernel * 2.0)
+    trainer = ws.Trainer(model)
+    if what == "uneven":
+        batches = ws.Batches((x[:16], y[:16]) for _ in range(5 - ME))
+    else:
+        batches = ws.Batches((x, y), 16, seed=1)
+    for step in trainer.steps(batches, epochs=1 if what == "uneven" else 200):
+        if step.number == FAULT_AFTER:
+            happen(what)
+    print("not a word of trouble", flush=True)
+
+
+def happen(what):
+    if what == f"killed {ME}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == f"stopped {ME}":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == f"error {ME}":
+        raise OSError("the disk is gone")
+    if what == f"busy {ME}":
+        time.sleep(1000)
+    if what == f"exit {ME}":
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "cases":
+        found = {"cases": all_cases(many=jax.process_count() == 2), "loaded": rows_loaded()}
+        print("FOUND", json.dumps(found), flush=True)
+    elif sys.argv[1] == "write":
+        import pathlib
+
+        folder = pathlib.Path(sys.argv[2]) / str(ME)
+        folder.mkdir()
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        known = keras.callbacks
+        watchers = [known.ModelCheckpoint(str(folder / "m.weights.h5"), save_weights_only=True)]
+        watchers += [known.CSVLogger(str(folder / "log.csv")), known.BackupAndRestore(str(folder / "backup"))]
+        ws.Trainer(model).fit(np.ones((8, 4), "float32"), np.ones((8, 1), "float32"), callbacks=watchers, verbose=2)
+    else:
+        fault(sys.argv[1])

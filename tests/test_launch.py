@@ -1,0 +1,140 @@
+"""Several processes: the update of one, rows of their own, and an end for all when one is lost."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import pytest
+
+from wholestep import cli
+from wholestep.engines.alone import Alone
+
+HERE = Path(__file__).parent
+BOUND = 60.0  # seconds in which every run ends, whatever happens
+only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several processes need the JAX engine")
+
+
+def launch(num, *arguments, patience=4):
+    """Return (exit code, output, seconds) of a run, which is killed if it does not end."""
+    environment = os.environ | {"WHOLESTEP_PATIENCE": str(patience), "PYTHONPATH": str(HERE), "XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", str(num), str(HERE / "processes.py"), *arguments]
+    begin = time.monotonic()
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=4 * BOUND
+    )
+    return done.returncode, done.stdout, time.monotonic() - begin
+
+
+def found(output, process):
+    line = re.search(rf"^\[{process}\] FOUND (.*)$", output, re.MULTILINE)
+    assert line, output
+    return json.loads(line[1])
+
+
+@only_jax
+@pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.large)])
+def test_no_bit_differs_between_processes(num):
+    import processes
+
+    code, output, _ = launch(num, "cases")
+    assert code == 0, output
+    alone = processes.all_cases(many=num == 2)
+    loaded = []
+    for process in range(num):
+        own = found(output, process)
+        assert own["cases"] == alone
+        loaded.append(own["loaded"])
+    assert loaded == [64 // num] * num
+
+
+FAULTS = {
+    "killed 1": "process 1 was ended by SIGKILL",
+    "killed 0": "process 0 was ended by SIGKILL",
+    "stopped 1": "Process 1 has given no sign of life for 1. s",
+    "error 1": "Process 1 failed while at work after update 3 .*: OSError: the disk is gone",
+    "error 0": "Process 0 failed while at work after update 3 .*: OSError: the disk is gone",
+    "busy 1": r"Process 1 has been at work after update 3 \(reading data, or in a callback\) for . s",
+    "exit 1": "Process 1 failed while .* exit code 3",
+    "nan": "not finite in rows 17",
+    "other data": r"process 1: the first batch\[0\] is ",
+    "other code": "process 1: the model is ",
+    "other values": r"process 1: sequential/dense/kernel \(5x1 float32\) is ",
+    "uneven": r"process 1 is comparing places \(stands at batch 0 of epoch 1\)",
+}
+QUICK = ("killed 1", "stopped 1", "error 0", "busy 1", "nan", "other values", "uneven")
+
+
+@only_jax
+@pytest.mark.parametrize("what", [w if w in QUICK else pytest.param(w, marks=pytest.mark.large) for w in FAULTS])
+def test_a_run_that_cannot_go_on_ends_and_says_why(what):
+    code, output, seconds = launch(2, what)
+    assert code != 0
+    assert re.search(FAULTS[what], output), output
+    assert "not a word of trouble" not in output
+    assert seconds < BOUND
+
+
+@only_jax
+def test_files_come_from_the_first_process(tmp_path):
+    code, output, _ = launch(2, "write", str(tmp_path))
+    assert code == 0, output
+    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["log.csv", "m.weights.h5"]
+    assert list((tmp_path / "1").iterdir()) == []
+    assert "[0] 1/1 - " in output
+    assert "[1] 1/1 - " not in output
+
+
+@only_jax
+def test_an_interrupt_ends_all():
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 9"]
+    launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert launched.stdout.readline()  # they are at work
+    launched.send_signal(signal.SIGINT)
+    output, _ = launched.communicate(timeout=BOUND)
+    assert launched.returncode == 130
+    assert "interrupted; all processes end" in output
+
+
+def test_launch_says_what_it_needs(capsys, monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    assert cli.main(["launch", "-n", "2", "nothing.py"]) == 2
+    assert "The script must be a file. Received: nothing.py" in capsys.readouterr().err
+    monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
+    assert cli.main(["launch", "-n", "2", __file__]) == 2
+    assert "Several processes need the JAX engine" in capsys.readouterr().err
+
+
+def test_one_process_has_nobody_to_agree_with():
+    alone = Alone()
+    assert (alone.share(3), alone.gather(3)) == (3, [3])
+
+
+@only_jax
+def test_who_is_to_blame():
+    from wholestep.engines.peers import PATIENCE, SILENCE, START, Beat, judge
+
+    def beat(doing="computing update 7", waits="a collective", seconds=1.0, step=0.1, silence=0.0):
+        return Beat(1, doing, waits, seconds, step), silence
+
+    late = PATIENCE + 1
+    assert judge({0: beat(), 1: beat(seconds=late)}) is None
+    assert judge({0: beat(seconds=late), 1: beat(seconds=late)}) is None  # a long step of all
+    assert "Process 1 has given no sign" in judge({0: beat(), 1: beat(silence=SILENCE + 1)})
+    busy = {"doing": "reading data", "waits": ""}
+    assert judge({0: beat(seconds=late), 1: beat(**busy, seconds=2.0)}) is None
+    assert judge({0: beat(seconds=2.0), 1: beat(**busy, seconds=late)}) is None
+    assert "Process 1 has been reading data" in judge({0: beat(seconds=late), 1: beat(**busy, seconds=late)})
+    slow = {"seconds": late, "step": late}
+    assert judge({0: beat(**slow), 1: beat(**busy, **slow)}) is None
+    new = {"doing": "starting", "waits": ""}
+    assert judge({0: beat(seconds=late), 1: beat(**new, seconds=late)}) is None
+    assert "Process 1 has been starting" in judge({0: beat(seconds=START + 1), 1: beat(**new, seconds=START + 1)})
+    apart = judge({0: beat(seconds=late), 1: beat("comparing", "the store", seconds=late)})
+    assert "wait for each other: process 0 is computing update 7, process 1 is comparing" in apart
