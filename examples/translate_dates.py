@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
+import devices
 import keras
 import matplotlib
 import numpy as np
@@ -81,8 +82,10 @@ def main(argv=None):
     """Train twice, translate, compare gradients, draw the curves; return what was measured, by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two languages, a smaller model, fewer updates")
+    parser.add_argument("--replicas", type=int, default=1, help="devices that share the rows of every batch")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     arguments = parser.parse_args(argv)
+    devices.split_cpu(arguments.replicas)
     size, rng = QUICK if arguments.quick else FULL, random.Random(SEED)
     days, days_held_out = split_days(rng)
     pairs = write_dates(size.num_rows, days, size.languages, rng)
@@ -91,7 +94,7 @@ def main(argv=None):
     rows, rows_held_out = ([characters.row(*pair) for pair in some] for some in (pairs, held_out))
     print(f"{len(rows)} dates in {len(size.languages)} languages. Engine: {keras.backend.backend()}.", flush=True)
 
-    model, in_buckets = train("in buckets", rows, size, len(characters))
+    model, in_buckets = train("in buckets", rows, size, len(characters), arguments.replicas)
     num_places = len(rows) * size.epochs // len(in_buckets.losses) * sum(LONGEST.values())  # as many rows in an update
     longest = replace(size, shapes=[LONGEST], tokens=num_places, epochs=1)
     _, padded = train("padded to the longest", rows, longest, len(characters))
@@ -283,12 +286,13 @@ class Curve(NamedTuple):
     num_computed: np.ndarray
 
 
-def train(name, rows, size, num_tokens):
+def train(name, rows, size, num_tokens, replicas=1):
     """Return a model that was trained on these rows, and its Curve."""
     keras.utils.set_random_seed(SEED)
-    model = transformer(num_tokens, WIDTH, size.num_layers)
-    optimizer = keras.optimizers.Adam(WarmUp(WIDTH, size.num_warmup), 0.9, 0.98, 1e-9)
-    trainer = ws.Trainer(model, Translation(), optimizer=optimizer)
+    with devices.scope(replicas):
+        model = transformer(num_tokens, WIDTH, size.num_layers)
+        optimizer = keras.optimizers.Adam(WarmUp(WIDTH, size.num_warmup), 0.9, 0.98, 1e-9)
+    trainer = ws.Trainer(model, Translation(), optimizer=optimizer, replicas=replicas)
     batches = ws.Batches(rows, tokens=size.tokens, length=lengths, boundaries=size.shapes, seed=SEED)
     counts = np.array([count(batch) for _ in range(size.epochs) for batch in batches])
     weights, (num_real, num_computed) = counts[:, 0], np.cumsum(counts[:, 1:], axis=0).T

@@ -10,6 +10,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def run(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -59,3 +60,14 @@ def test_translate_dates(monkeypatch, tmp_path):
     assert shown["errors"]["divided once"] < 1e-5
     assert shown["errors"]["mean of means"] > 1e-2
     assert Path(shown["picture"]).exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_distributed_mnist(monkeypatch, tmp_path):
+    shown = run("distributed_mnist", monkeypatch, tmp_path)
+    assert shown["fit_differs"] == 0
+    assert shown["fit_curve"] == [row[0] for row in shown["curves"][3]]
+    assert shown["between_replicas"] < 1e-4
+    assert shown["parts"] == "0 to 3, then 4 to 7"
+    assert shown["restored"] == shown["tested"]
+    assert shown["tested"][1] > 0.5

@@ -23,7 +23,7 @@ only_tensorflow = pytest.mark.skipif(JAX, reason="on JAX every replica sees the 
 def check(case, replicas, size, **options):
     alone, _ = one_update(case, "auto", **options)
     shared, trainer = one_update(case, size, replicas=replicas, **options)
-    assert trainer._machine.engine.num_replicas == replicas
+    assert f"1 hosts x {replicas} replicas x " in trainer.explain()
     assert differing(alone, shared) == [], trainer.explain()
 
 
@@ -254,6 +254,7 @@ def test_sharded_parameters_are_updated_like_whole_ones(size):
     assert_close({k: alone[k] for k in snapshot(model)}, snapshot(model), 2e-6)
     sharded = [v.path for v in model.optimizer.variables if "model" in str(v.value.sharding.spec)]
     assert len(sharded) == 4  # Adam's two moments of the kernel and of the bias
+    assert "Sharded, never gathered for the update: sequential/dense/kernel (None, 'model')" in trainer.explain()
     assert not re.search(r"f32\[(5,8|8,5)\]\S* all-gather\(", program(trainer)), "the kernel is gathered"
 
 

@@ -197,7 +197,9 @@ class Machine:
         program = planner.program(state, block, short=short, most=feed.most)
         state = state if state.sums else self.begin_epoch(state)
         self.check(block)
-        feed.cuts[block.full, int(block.counts[0])] = program.cut
+        known = feed.cuts.setdefault((block.full, int(block.counts[0])), program.cut)
+        if block.own is not None and known != program.cut:
+            block = block._replace(host=batches.load(*block.place), own=None)
         data, rows = arrange(self.engine, block, program.cut)
         rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
         arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))

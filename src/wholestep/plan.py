@@ -195,18 +195,21 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def explain(program: Program, coupling: Coupling | None, engine: str) -> str:
-    """Return how an update is carried out, in plain words."""
+def explain(program: Program, coupling: Coupling | None, engine: Any, sharded: list[str]) -> str:
+    """Return how an update is carried out, in plain words; `sharded` are the variables that no device holds whole."""
     cut = program.cut
     parts = " and ".join(f"{num} x {size} rows" for num, size in cut.sections)
     lines = [
         f"One update takes {cut.rows} rows"
         + (f" in {cut.num_microbatches} microbatches ({parts})." if cut.num_microbatches > 1 else " at once."),
-        "Short batches are filled up with rows of weight 0." if cut.padded else "No row is padding.",
-        f"Up to {program.length} updates go to the device in one dispatch ({engine})."
+        *_spread(cut, engine),
+        _padding(cut),
+        f"Up to {program.length} updates go to the device in one dispatch ({engine.name})."
         if program.length > 1
-        else f"Each update is a dispatch of its own ({engine}).",
+        else f"Each update is a dispatch of its own ({engine.name}).",
     ]
+    if sharded:
+        lines.append(f"Sharded, never gathered for the update: {', '.join(sharded)}.")
     if program.memory is not None:
         lines.append(f"The program needs {program.memory / 2**20:.1f} MiB beside the data and the weights.")
     lines += program.tables
@@ -215,3 +218,22 @@ def explain(program: Program, coupling: Coupling | None, engine: str) -> str:
             "Cutting changes nothing in this model." if coupling.may_cut else f"Not cut freely: {coupling.why}."
         )
     return "\n".join(lines)
+
+
+def _spread(cut: Cut, engine: Any) -> list[str]:
+    """Return how the rows are spread over hosts and replicas, if they are."""
+    replicas, hosts = engine.num_replicas, engine.peers.count
+    if replicas == 1:
+        return []
+    shares = " and ".join(f"{num} microbatches x {-(-size // replicas)} rows" for num, size in cut.sections)
+    lines = [f"{cut.places} places = {hosts} hosts x {replicas / hosts:g} replicas x {shares}."]
+    if cut.split:
+        return [*lines, "Each replica sums over its own rows; the sums of all go over the wire once an update."]
+    return [*lines, "Arrays are global: every replica sees the statistics of all rows."]
+
+
+def _padding(cut: Cut) -> str:
+    extra = cut.places - cut.rows
+    if extra and cut.padded:
+        return f"The last {extra} places are padding of weight 0, and so are those that a short batch leaves."
+    return "Short batches are filled up with rows of weight 0." if cut.padded else "No row is padding."

@@ -273,7 +273,8 @@ class Trainer:
         if machine is None or not machine.planner.programs:
             return "No update has been carried out yet: the plan is made from the first batch."
         program = list(machine.planner.programs.values())[-1]
-        return explain(program, machine.planner.coupling, machine.engine.name)
+        sharded = machine.engine.sharded(machine.variables.params)
+        return explain(program, machine.planner.coupling, machine.engine, sharded)
 
     @property
     def num_skipped(self) -> int:

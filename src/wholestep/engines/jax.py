@@ -49,6 +49,13 @@ class Engine:
         """The replicas whose rows this process must load."""
         return [0] if self.layout is None else self.layout.own_replicas
 
+    def sharded(self, variables: list) -> list[str]:
+        """Return which variables no device holds whole, and along which axes of the mesh they are cut."""
+        if self.layout is None:
+            return []
+        specs = [(v.path, tuple(self.layout.of(v).spec)) for v in variables]
+        return [f"{path} {spec}" for path, spec in specs if any(axis is not None for axis in spec)]
+
     # ---- Keras variables and values ----
 
     def take(self, variables: Variables) -> tuple[list, list, list]:

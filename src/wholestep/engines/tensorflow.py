@@ -53,6 +53,10 @@ class Engine:
         engine.replicas = None
         return engine
 
+    def sharded(self, variables: list) -> list[str]:
+        """Return which variables no device holds whole: none."""
+        return []
+
     # ---- Keras variables and values ----
 
     def take(self, variables: Variables) -> tuple[list, list, list]:

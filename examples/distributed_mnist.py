@@ -1,0 +1,169 @@
+"""My own training loop on several devices: what must be divided by the global batch, and where do metrics go?
+
+Nowhere: the loss is unreduced, and the step divides once, by the weight of all rows on all devices. The small network
+of the tutorials (two convolutions, two dense layers; Adam) learns pictures of 28 x 28 on 1, 2 and 3 devices:
+
+1. `trainer.fit` and a loop of one's own over `trainer.steps`, which agree to the bit on the same devices, with the loss
+   and accuracy on test pictures after each epoch;
+2. the same on more devices: a table of the losses and accuracies, which are those of one device but for rounding;
+3. a part of an epoch, and the rest of it;
+4. a checkpoint every second epoch (Keras' own weight file), restored without several devices, and evaluated.
+
+The pictures are Fashion-MNIST where Keras can download it, else scikit-learn's digits, enlarged. The global batch has
+64 rows for each of three devices, on one device too: how many there are is not the business of the update. The devices
+are parts of one CPU here, and so cannot be faster than one.
+
+    KERAS_BACKEND=jax python examples/distributed_mnist.py [--quick] [--out FOLDER]
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import devices
+import keras
+import numpy as np
+
+import wholestep as ws
+
+NUM_REPLICAS = (1, 2, 3)
+BATCH_SIZE, SEED = 64 * max(NUM_REPLICAS), 7
+
+
+def main(argv=None):
+    """Train on one, two and three devices; return what was measured, by name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two epochs of digits instead of four")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the checkpoints")
+    arguments = parser.parse_args(argv)
+    devices.split_cpu(max(NUM_REPLICAS))
+    epochs = 2 if arguments.quick else 4
+    name, train, test = digits() if arguments.quick else pictures()
+    print(f"{name}: {len(train[0])} rows, {len(test[0])} to test. Engine: {keras.backend.backend()}.", flush=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    curves, weights = {}, {}
+    for num in NUM_REPLICAS:
+        print(f"\nOwn loop, {num} {'replica' if num == 1 else 'replicas'}")
+        curves[num], weights[num] = loop(num, train, test, epochs, arguments.out)
+    fitted, fit_weights = fit(NUM_REPLICAS[-1], train, test, epochs)
+    print("\n" + table(curves))
+    result = {
+        "curves": curves,
+        "fit_differs": sum(np.count_nonzero(a != b) for a, b in zip(fit_weights, weights[3], strict=True)),
+        "fit_curve": fitted,
+        "between_replicas": max(np.abs(np.subtract(curves[n], curves[1])).max() for n in NUM_REPLICAS[1:]),
+        "parts": parts_of_an_epoch(train),
+        "restored": restore(arguments.out / f"epoch_{epochs}.weights.h5", test),
+        "tested": curves[NUM_REPLICAS[-1]][-1][1:],
+    }
+    print(f"fit against the own loop, {NUM_REPLICAS[-1]} replicas: {result['fit_differs']} weights differ.")
+    print(f"Between numbers of replicas, losses and accuracies differ by {result['between_replicas']:.1g} at most.")
+    print(f"Half an epoch and the other half: updates {result['parts']}.")
+    print("Restored on one device, test loss {:.4f}, accuracy {:.2%}.".format(*result["restored"]))
+    return result
+
+
+# ---- the pictures ----
+
+
+def pictures():
+    """Return (name, (x, y), (x, y) to test): Fashion-MNIST where a network is there, else digits."""
+    try:
+        train, test = keras.datasets.fashion_mnist.load_data()
+    except Exception as error:
+        print(f"Fashion-MNIST cannot be downloaded ({type(error).__name__}); digits instead.")
+        return digits()
+    return "Fashion-MNIST", *((x[..., None] / np.float32(255), y.astype("int32")) for x, y in (train, test))
+
+
+def digits():
+    """Return the same of scikit-learn's scanned digits, 8 x 8, enlarged to 28 x 28."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = np.kron(x.reshape(-1, 8, 8), np.ones((3, 3)))[..., None].astype("float32") / 16
+    x = np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    return "Scanned digits", (x[:1500], y[:1500].astype("int32")), (x[1500:], y[1500:].astype("int32"))
+
+
+# ---- the network ----
+
+
+def trainer_on(num):
+    """Return a trainer of a new network on so many devices."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(SEED)
+    layers = keras.layers
+    with devices.scope(num):
+        model = keras.Sequential(
+            [
+                keras.Input((28, 28, 1)),
+                layers.Conv2D(32, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Conv2D(64, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(10),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
+    return ws.Trainer(model, replicas=num, seed=SEED)
+
+
+# ---- the runs ----
+
+
+def loop(num, train, test, epochs, folder):
+    """Train by a loop of one's own; return for each epoch [loss, test loss, test accuracy], and the weights."""
+    trainer = trainer_on(num)
+    batches, curve = ws.Batches(train, BATCH_SIZE, seed=SEED), []
+    for epoch in range(epochs):
+        *_, last = trainer.steps(batches)
+        curve.append([last.logs["loss"], *trainer.evaluate(*test, batch_size=BATCH_SIZE, verbose=0)])
+        print("  epoch {}: loss {:.4f}, test loss {:.4f}, test accuracy {:.2%}".format(epoch + 1, *curve[-1]))
+        if epoch % 2 == 1:
+            trainer.model.save_weights(folder / f"epoch_{epoch + 1}.weights.h5")
+    return curve, trainer.model.get_weights()
+
+
+def fit(num, train, test, epochs):
+    """Train by `fit`; return the losses of the epochs, and the weights."""
+    trainer = trainer_on(num)
+    history = trainer.fit(*train, batch_size=BATCH_SIZE, epochs=epochs, validation_data=test, verbose=0)
+    return history.history["loss"], trainer.model.get_weights()
+
+
+def parts_of_an_epoch(train):
+    """Leave an epoch in the middle and take it up again; return the numbers of the batches on both sides."""
+    trainer, batches = trainer_on(2), ws.Batches(train, BATCH_SIZE, seed=SEED)
+    before = []
+    for step in trainer.steps(batches):
+        before.append(step.batch)
+        if 2 * len(before) >= len(batches):
+            break
+    after = [step.batch for step in trainer.steps(batches)]
+    return f"{before[0]} to {before[-1]}, then {after[0]} to {after[-1]}"
+
+
+def restore(checkpoint, test):
+    """Read a checkpoint into a model on one device; return its test loss and accuracy."""
+    trainer = trainer_on(1)
+    trainer.model.load_weights(checkpoint)
+    return trainer.evaluate(*test, batch_size=BATCH_SIZE, verbose=0)
+
+
+def table(curves):
+    """Return the losses and accuracies of every number of replicas, side by side."""
+    lines = ["epoch  " + "  ".join(f"{n} x: loss, test loss, accuracy" for n in curves)]
+    for epoch, rows in enumerate(zip(*curves.values(), strict=True)):
+        lines.append(f"{epoch + 1:5}  " + "  ".join("   {:10.6f} {:10.6f} {:7.2%}".format(*row) for row in rows))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
