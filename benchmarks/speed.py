@@ -29,7 +29,8 @@ class Contestant(NamedTuple):
 
 def measure(work: str, rounds: int, quick: bool) -> dict:
     """Return for each contestant the rows and updates of its epoch, and the seconds it takes, one for each round."""
-    contestants = _CONTESTANTS.get(work, _whole)(WORKS[work], quick)
+    name, _, replica = work.partition(", ")
+    contestants = (_with_replica if replica else _CONTESTANTS.get(name, _whole))(WORKS[name], quick)
     epochs = {name: _epochs(contestant.run) for name, contestant in contestants.items()}
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -75,6 +76,26 @@ def _pairs(work: Pairs, quick: bool) -> dict[str, Contestant]:
         "wholestep, 400 000 words": _ours(larger, larger.data(quick=quick)),
         "Keras fit, 20 000 words": _keras(work.model(), fewer.data(quick=quick), work.batch_size),
     }
+
+
+def _with_replica(work: Work, quick: bool) -> dict[str, Contestant]:
+    """A model of one replica: under keras.distribution, or in the scope of a strategy."""
+    data = work.data(quick=quick)
+    alone = _ours(work, data)
+    if keras.backend.backend() == "jax":
+        one = keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:1])
+        keras.distribution.set_distribution(one)
+        replica = ws.Trainer(work.model())
+    else:
+        import tensorflow as tf
+
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            replica = ws.Trainer(work.model())
+
+    def run(epochs: int) -> None:
+        replica.fit(**data, batch_size=work.batch_size, epochs=epochs, verbose=0)
+
+    return {"wholestep": alone, "wholestep, one replica": Contestant(run, len(data["y"]), work.batch_size)}
 
 
 _CONTESTANTS: dict[str, Callable[[Any, bool], dict[str, Contestant]]] = {"A": _with_accumulation, "C": _pairs}

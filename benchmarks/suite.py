@@ -57,6 +57,7 @@ _RAGGED = (
     Comparison(_BUCKETS, _EACH, dict.fromkeys(ENGINES, 2.0)),
     Comparison(_BUCKETS, _ALL, dict.fromkeys(ENGINES, 4.0)),
 )
+_NAMES, _ONE = {1: "1 process", 2: "2 processes"}, "wholestep, one replica"
 _RAGGED_FIRST = (Comparison(_BUCKETS, _EACH, {}), Comparison(_BUCKETS, _ALL, {}))
 
 
@@ -115,6 +116,29 @@ def _memory(engine: str, quick: bool) -> list[Row]:
     ]
 
 
+def _processes(engine: str, quick: bool) -> list[Row]:
+    """Two processes on a core each, against one on one core. The JAX engine alone has several processes."""
+    if engine != "jax":
+        return []
+    rows = []
+    for work in "E" if quick else "AE":
+        found = {num: children.measure("processes", engine, work=work, num=num, quick=quick) for num in (1, 2)}
+        times = {name: [1000 * s / found[num]["updates"] for s in found[num]["epoch"]] for num, name in _NAMES.items()}
+        rows += _compare(f"{work}, ms/step", engine, times, (Comparison(_NAMES[2], _NAMES[1], {"jax": 1.6}),))
+        firsts = [(_NAMES[num], [found[num]["first"]]) for num in (2, 1)]
+        rows.append(by_difference(f"{work}, s from the command to the first update", engine, *firsts, bar=3.0))
+    return rows
+
+
+def _replica(engine: str, quick: bool) -> list[Row]:
+    rows = []
+    for work in "E" if quick else "AE":
+        found = children.measure("speed", engine, work=f"{work}, one replica", rounds=1 if quick else 5, quick=quick)
+        times = {name: [1000 * s / epoch["updates"] for s in epoch["times"]] for name, epoch in found.items()}
+        rows += _compare(f"{work}, ms/step", engine, times, (Comparison(_ONE, "wholestep", {engine: 0.98}),))
+    return rows
+
+
 def _in_turns(rounds: int, contestants: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -138,5 +162,7 @@ _MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
     "first": _first,
     "import": _import,
     "memory": _memory,
+    "replica": _replica,
+    "processes": _processes,
 }
 WORKS = tuple(_MEASURES)

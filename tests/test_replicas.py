@@ -320,6 +320,10 @@ def test_the_variables_are_ordinary_ones_afterwards():
     ws.Trainer(model, replicas="all").fit(x, y, verbose=0)
 
 
+def test_one_replica_is_one_device():
+    assert differing(run(None), run(1)) == []
+
+
 # ---- what cannot be ----
 
 

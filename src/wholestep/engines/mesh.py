@@ -125,4 +125,4 @@ def find_layout(replicas: int | str | None) -> Layout | None:
     if jax.process_count() > 1 and num != len(devices):
         must = "Several processes train with all of their devices."
         raise SpecificationError(say(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
-    return Layout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")
+    return None if len(devices[:num]) == 1 else Layout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")

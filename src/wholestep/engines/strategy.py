@@ -103,7 +103,7 @@ class Replicas:
 
 
 def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Replicas | None:
-    """Return the replicas of the strategy that a model was built under; None if it was under none.
+    """Return the replicas of the strategy that a model was built under; None if it was under none, or there is one.
 
     Raises:
         SpecificationError: a strategy of another kind, or another number of replicas than asked for.
@@ -119,4 +119,4 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Repl
         must = "On TensorFlow, replicas are those of the strategy that the model was built under."
         found = f"replicas={replicas} and a model of {count}"
         raise SpecificationError(say(must, found, "with tf.distribute.MirroredStrategy().scope(): build the model."))
-    return Replicas(strategy, model) if mirrored else None
+    return Replicas(strategy, model) if count > 1 else None
