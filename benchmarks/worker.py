@@ -13,8 +13,8 @@ ME = int(os.environ.get("WHOLESTEP_PROCESS_ID", "0"))
 CORES = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {CORES[ME % len(CORES)]})
 
-import wholestep as ws
-from benchmarks.works import WORKS
+import wholestep as ws  # noqa: E402
+from benchmarks.works import WORKS  # noqa: E402
 
 _ROUNDS = 3
 

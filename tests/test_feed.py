@@ -25,6 +25,8 @@ class Host:
     def place(data):
         return data
 
+    resident = place
+
 
 def seen(blocks):
     return [

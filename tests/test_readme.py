@@ -12,13 +12,20 @@ README = (ROOT / "README.md").read_text()
 def test_the_programs_run(capsys):
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     out = capsys.readouterr().out
     assert "60 rows in 10 microbatches (10 x 6 rows)" in out
     assert "looked up are updated" in names["trainer"].explain()
     assert names["history"].history["loss"][-1] < names["history"].history["loss"][0]
+
+
+def test_the_program_that_packs_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sequences.md").read_text(), re.S)
+    names: dict = {}
+    exec(compile(block, "sequences.md", "exec"), names)
+    assert {"segment_ids", "positions", "words"} == set(next(names["data"]))
 
 
 @pytest.mark.parametrize("command", re.findall(r"^    make (\w+)", README, re.M))
