@@ -136,7 +136,7 @@ class Planner:
     def _may_split(self, whole: Cut, sizes: list[int], state: State, block: Block) -> bool:
         """Whether each replica may fold its own rows of microbatches of such sizes, which may be cut anyhow."""
         num = self.engine.num_replicas
-        if whole.split or num == 1 or any(size % num for size in sizes):
+        if whole.split or not self.engine.can_split or any(size % num for size in sizes):
             return whole.split
         return adds_up(self.engine, self.step.forward, state, block)
 
@@ -226,7 +226,8 @@ def _spread(cut: Cut, engine: Any) -> list[str]:
     if replicas == 1:
         return []
     shares = " and ".join(f"{num} microbatches x {-(-size // replicas)} rows" for num, size in cut.sections)
-    lines = [f"{cut.places} places = {hosts} hosts x {replicas / hosts:g} replicas x {shares}."]
+    many = f"{hosts} {'host' if hosts == 1 else 'hosts'} x {replicas / hosts:g} replicas"
+    lines = [f"{cut.places} places = {many} x {shares}."]
     if cut.split:
         return [*lines, "Each replica sums over its own rows; the sums of all go over the wire once an update."]
     return [*lines, "Arrays are global: every replica sees the statistics of all rows."]

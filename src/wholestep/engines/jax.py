@@ -37,7 +37,14 @@ class Engine:
         """How many replicas share the rows of a batch."""
         return 1 if self.layout is None else self.layout.num_replicas
 
-    is_split = False
+    is_split = False  # arrays are global, unless an update is better split
+
+    @property
+    def can_split(self) -> bool:
+        """Whether replicas may fold their own rows. Layers of ModelParallel may speak of the axis of the rows."""
+        distribution = None if self.layout is None else self.layout.distribution
+        return self.num_replicas > 1 and not isinstance(distribution, keras.distribution.ModelParallel)
+
     coupling_layers: tuple = ()
 
     def alone(self) -> "Engine":

@@ -43,6 +43,11 @@ class Engine:
         return self.num_replicas > 1
 
     @property
+    def can_split(self) -> bool:
+        """Whether replicas may fold their own rows: they always do."""
+        return self.is_split
+
+    @property
     def coupling_layers(self) -> list:
         """The layers that couple rows, but over the rows of all replicas."""
         return [] if self.replicas is None else self.replicas.syncing
