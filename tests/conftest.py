@@ -1,7 +1,10 @@
 """Small models and exact data for every test. The engine is the process's Keras backend."""
 
 import os
+import sys
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).parent.parent / "examples"))  # where one example helps another
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")

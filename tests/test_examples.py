@@ -10,7 +10,6 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def run(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(EXAMPLES)
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -62,7 +62,7 @@ FAULTS = {
     "busy 1": r"Process 1 has been at work after update 3 \(reading data, or in a callback\) for . s",
     "exit 1": "Process 1 failed while .* exit code 3",
     "nan": "not finite in rows 17",
-    "other data": r"process 1: the first batch\[0\] is ",
+    "other data": r"process 1: data\[0\] is ",
     "other code": "process 1: the model is ",
     "other values": r"process 1: sequential/dense/kernel \(5x1 float32\) is ",
     "uneven": r"process 1 is comparing places \(stands at batch 0 of epoch 1\)",
@@ -120,7 +120,7 @@ def test_one_process_has_nobody_to_agree_with():
 def test_who_is_to_blame():
     from wholestep.engines.peers import PATIENCE, SILENCE, START, Beat, judge
 
-    def beat(doing="computing update 7", waits="a collective", seconds=1.0, step=0.1, silence=0.0):
+    def beat(doing="computing update 7", waits="computing update 7", seconds=1.0, step=0.1, silence=0.0):
         return Beat(1, doing, waits, seconds, step), silence
 
     late = PATIENCE + 1
@@ -136,5 +136,8 @@ def test_who_is_to_blame():
     new = {"doing": "starting", "waits": ""}
     assert judge({0: beat(seconds=late), 1: beat(**new, seconds=late)}) is None
     assert "Process 1 has been starting" in judge({0: beat(seconds=START + 1), 1: beat(**new, seconds=START + 1)})
-    apart = judge({0: beat(seconds=late), 1: beat("comparing", "the store", seconds=late)})
+    apart = judge({0: beat(seconds=late), 1: beat("comparing", "the store, call 3", seconds=late)})
     assert "wait for each other: process 0 is computing update 7, process 1 is comparing" in apart
+    calls = (beat("comparing", f"the store, call {i}", seconds=late) for i in (3, 4))
+    assert "wait for each other" in judge(dict(enumerate(calls)))
+    assert judge({0: beat(), 1: beat("ending", "", silence=SILENCE + 1)}) is None  # its script is through

@@ -162,7 +162,7 @@ def test_replicas_draw_apart():
     with spread_over(2):
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dropout(0.5, seed=1)])
         trainer = ws.Trainer(model, Draws(), optimizer=keras.optimizers.SGD(0.0), replicas=2)
-    data = ws.Batches([{"x": np.ones((2, 5), "float32")}] * 1 and iter([{"x": np.ones((2, 5), "float32")}] * 12))
+    data = ws.Batches(iter([{"x": np.ones((2, 5), "float32")}] * 12))
     kept = [step.logs["kept"] for step in trainer.steps(data)]
     counts = np.diff([0, *(k * (i + 1) for i, k in enumerate(kept))]) * 64  # of 128 numbers, each 0 or 2
     assert np.any(np.round(counts) % 2 == 1)

@@ -41,12 +41,16 @@ def facts_of_values(variables: list) -> dict[str, str]:
 
 
 def facts_of_data(batches: Batches) -> dict[str, str]:
-    """Return what describes the data: how many batches, where they stand, which rows come first, what they hold."""
+    """Return what describes the data: how many batches, where they stand, which rows come first, what they hold.
+
+    Arrays are compared whole, of rows that are loaded the first batch.
+    """
     facts = {"the number of batches": str(batches.num_batches), "the place in the data": str(batches.position)}
     if not batches.is_ready:
         facts["the order of the rows"] = _digest(batches.rows(*batches.position).tobytes())
-    leaves = tree.named_leaves(batches.example())
-    return facts | {f"the first {label}": _digest(np.ascontiguousarray(leaf).tobytes()) for label, leaf in leaves}
+    whole = batches.arrays is not None
+    leaves = tree.named_leaves(batches.arrays if whole else batches.example(), "data" if whole else "the first batch")
+    return facts | {label: _digest(np.ascontiguousarray(leaf).tobytes()) for label, leaf in leaves}
 
 
 def _digest(content: bytes | str) -> str:

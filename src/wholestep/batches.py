@@ -273,8 +273,11 @@ def in_sequence(source: Any, batch_size: int | None) -> Batches:
     return batches if batches.is_ready or batch_size is None else Batches(source, batch_size, shuffle=False)
 
 
-def check_weights(batch: Tree, *, all_zero: bool) -> None:
+def check_weights(batch: Tree, *, all_zero: bool, numbers: np.ndarray | None = None) -> None:
     """Refuse sample weights that are negative or not finite, or (`all_zero`) that weigh no row at all.
+
+    Args:
+        numbers: what the rows are called, if not by their places.
 
     Raises:
         BatchError: as said, naming the first row.
@@ -287,7 +290,7 @@ def check_weights(batch: Tree, *, all_zero: bool) -> None:
             raise BatchError(
                 say(
                     f"{label} must be finite and not negative.",
-                    f"{weight[bad[0]]} in row {bad[0]}",
+                    f"{weight[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}",
                     "give rows that shall not count the weight 0.",
                 )
             )

@@ -14,7 +14,7 @@ class Watch:
 
     Args:
         callbacks: as given to `fit`: one, several, or a ready `keras.callbacks.CallbackList`.
-        process: the number of this process.
+        peers: the other processes.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class Watch:
         epochs: int,
         steps: int | None,
         history: bool,
-        process: int,
+        peers: Any,
     ):
-        if process > 0:
+        if peers.index > 0:
             verbose, callbacks = 0, _silenced(callbacks)
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = keras.callbacks.CallbackList(
@@ -44,7 +44,8 @@ class Watch:
         self.callbacks = callbacks
         hooked = [c for c in callbacks.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = bool(hooked)
-        self.needs_state = not all(_needs_numbers_only(c) for c in hooked)
+        # In all processes if in one: they send the same updates together.
+        self.needs_state = any(peers.gather(not all(_needs_numbers_only(c) for c in hooked)))
 
     def tell(self, step: int, logs: dict) -> None:
         """Tell the callbacks of one update of the epoch."""
@@ -72,7 +73,7 @@ def _silenced(callbacks: Any) -> Any:
     """Return the callbacks without those that only write files; the others of Keras' write none."""
     ready = isinstance(callbacks, keras.callbacks.CallbackList)
     known = list(callbacks.callbacks if ready else keras.tree.flatten(callbacks or []))
-    kept = [c for c in known if not isinstance(c, keras.callbacks.CSVLogger | keras.callbacks.TensorBoard)]
+    kept = [c for c in known if type(c) not in (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)]
     for callback in kept:
         if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
             vars(callback)["_save_model"] = lambda *arguments, **options: None

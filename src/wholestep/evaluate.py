@@ -38,7 +38,8 @@ class Evaluation:
         """Add one batch. Spends `total`; returns the new one and its logs, packed."""
         arguments = (total, state, *self._arranged(block))
         program = self._program("add", self._add, arguments, spends=True)
-        return program(*arguments)
+        with self.engine.peers.dispatching("evaluating"):
+            return program(*arguments)
 
     def logs(self, report: Any) -> dict[str, Any]:
         """Return the logs of a report. Waits for the device."""
@@ -50,7 +51,9 @@ class Evaluation:
             parts = [part if part is None else unpack(part)[0] for part in (block.data, block.host)]
             block = block._replace(data=parts[0], host=parts[1])
         arguments = (state, *self._arranged(block))
-        return self._program("predict", self._predict, arguments, spends=False)(*arguments)
+        program = self._program("predict", self._predict, arguments, spends=False)
+        with self.engine.peers.dispatching("predicting"):
+            return program(*arguments)
 
     def _arranged(self, block: Block) -> tuple[Any, Any]:
         num_rows = block.rows.shape[1]

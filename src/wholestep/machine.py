@@ -142,7 +142,6 @@ class Machine:
         self.num_skipped = 0
         self.pace = Pace(self.engine.peers)
         self._checked: Any = None
-        self._is_alike = False
 
     # ---- state ----
 
@@ -180,9 +179,8 @@ class Machine:
         if self.engine.peers.count > 1:
             v = self.variables
             code = facts_of_code(self.model, self.objective, self.optimizer, self.options)
-            values = {} if self._is_alike else facts_of_values([*v.params, *v.slots, *v.buffers])
+            values = facts_of_values(self.engine.foreign([*v.params, *v.slots, *v.buffers]))
             self.engine.peers.agree(code | values | facts_of_data(batches))
-            self._is_alike = True
         return open_feed(self.evaluation.engine if evaluates else self.engine, batches, self.planner.limit // 2)
 
     def dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
@@ -203,7 +201,7 @@ class Machine:
         data, rows = arrange(self.engine, block, program.cut)
         rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
         arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))
-        with peers.waiting(f"computing update {first}"):
+        with peers.dispatching(f"computing update {first}"):
             state, reports = program.call(state, data, *arguments)
         peers.at(f"at work after update {first} (reading data, or in a callback)")
         return state, Report(self.engine, self.step.tally.layout, reports, block, first, program)
@@ -212,7 +210,7 @@ class Machine:
         """Look at weights and labels before they are used: arrays once, loaded batches each."""
         if block.is_resident and self._checked is block.host:
             return
-        check_weights(block.host, all_zero=block.is_resident)
+        check_weights(block.host, all_zero=block.is_resident, numbers=block.own)
         if isinstance(self.objective, CompiledObjective):
             check_labels(self.objective.label_ranges, block.host)
         self._checked = block.host if block.is_resident else None

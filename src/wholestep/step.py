@@ -199,7 +199,8 @@ class Step:
 
             def share(params: list) -> tuple[Tensor, Outcome]:
                 outcome = sums(params, buffers, metrics, batch, row_weights, places)
-                extra = outcome.extra * self._extra_share(cut, tree.num_rows(batch))
+                num_rows = tree.num_rows(batch)
+                extra = outcome.extra * self._extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
                 outcome = outcome._replace(extra=extra)
                 return self.tally.loss(outcome.sums, extra, weights) * ops.cast(scale, extra.dtype), outcome
 

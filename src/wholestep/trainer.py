@@ -165,6 +165,7 @@ class Trainer:
                 break
         self._finish()
         watch.callbacks.on_train_end(logs)
+        machine.engine.peers.meet("has ended training")  # what the first has written can be read by all
         return self.model.history
 
     def steps(self, data: Any, epochs: int = 1) -> Iterator[Step]:
@@ -229,7 +230,7 @@ class Trainer:
         machine = self._build(batches)
         watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
         logs = self._evaluate(machine, batches, steps, watch)
-        return logs if return_dict else self._in_order(logs)
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
     def predict(
         self,
@@ -265,6 +266,7 @@ class Trainer:
             outputs.append(machine.evaluation.predict(state, block, whole or batches.is_ready))
             told.on_predict_batch_end(i, {"outputs": outputs[-1]})
         told.on_predict_end()
+        machine.engine.peers.meet(f"predicted {len(outputs)} batches")
         return join(machine.engine.fetch(outputs))
 
     def explain(self) -> str:
@@ -316,7 +318,7 @@ class Trainer:
         if optimizer is not None and not optimizer.built:
             with scope(self.model):
                 optimizer.build(self.model.trainable_variables)
-        made_for = compiled.made_of(self.model, self._metrics)
+        made_for = [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution()]
         if self._machine is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
@@ -343,8 +345,8 @@ class Trainer:
     def _watch(
         self, machine: Machine, callbacks: Any, verbose: Any, epochs: int, steps: int | None, *, history: bool = False
     ) -> Watch:
-        process, model = machine.engine.peers.index, self.model
-        return Watch(model, callbacks, verbose=verbose, epochs=epochs, steps=steps, history=history, process=process)
+        told = {"verbose": verbose, "epochs": epochs, "steps": steps, "history": history}
+        return Watch(self.model, callbacks, **told, peers=machine.engine.peers)
 
     def _number(self) -> int:
         if getattr(self.model, "optimizer", None) is None:
@@ -391,8 +393,6 @@ class Trainer:
         if report is None:
             raise BatchError(say("There must be at least one batch.", "none", "pass data that are not spent."))
         logs = machine.evaluation.logs(report)
+        machine.engine.peers.meet(f"evaluated {i + 1} batches")
         told.on_test_end(logs)
         return logs
-
-    def _in_order(self, logs: dict) -> Any:
-        return self.model._flatten_metrics_in_order(logs)

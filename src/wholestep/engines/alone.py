@@ -1,7 +1,6 @@
 """The other processes of a run that has none."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
@@ -25,10 +24,13 @@ class Alone:
     def at(self, doing: str) -> None:
         """Take note of what this process is doing, to be told if it hangs."""
 
-    @contextmanager
-    def waiting(self, doing: str, where: str = "a collective") -> Iterator[None]:
+    def dispatching(self, doing: str) -> AbstractContextManager:
+        """Take note that this process sends a program in which all take part."""
+        return nullcontext()
+
+    def waiting(self, doing: str) -> AbstractContextManager:
         """Take note that this process waits for the others' part."""
-        yield
+        return nullcontext()
 
     def meet(self, where: str) -> None:
         """Wait until all processes have come to the same place."""

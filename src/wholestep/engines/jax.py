@@ -1,5 +1,6 @@
 """The engine on JAX: everything is a value, and a program is one XLA computation."""
 
+import zlib
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -77,6 +78,10 @@ class Engine:
         for known, values in [*groups, (variables.metrics, state.metrics)]:
             for variable, value in zip(known, values, strict=True):
                 variable._value = self._alone(variable, value)
+
+    def foreign(self, variables: list) -> list:
+        """Return the variables whose values are not those that `give` gave them."""
+        return [v for v in variables if self._given.get(id(v), (None,))[0] is not v.value]
 
     def _own(self, variables: list, seen: set[int]) -> list:
         """Return the variables' arrays; one that two variables share is copied, as no array can be spent twice."""
@@ -278,7 +283,10 @@ class Engine:
             results = jax.tree.map(lambda _: self.layout.everywhere, jax.eval_shape(function, *examples))
             kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
             options["out_shardings"] = (kept, results[1]) if spends else results
-        return jax.jit(function, **options).lower(*examples).compile()
+        lowered = jax.jit(function, **options).lower(*examples)
+        if self.peers.count > 1:
+            self.peers.agree({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
+        return lowered.compile()
 
     def memory(self, program: Any) -> int | None:
         """Return the bytes that the program needs beside its arguments and results."""

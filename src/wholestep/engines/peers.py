@@ -17,8 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -35,10 +36,10 @@ START = 600.0  # the same before its first update: imports and data may take lon
 _INTERVAL = 1.0
 _DAY = 24 * 3600 * 1000  # ms
 _KEY = "wholestep/"
+_ENDING = "ending"  # what a process does when its script is through: it waits for the others, and gives no more signs
+_BROKEN = ("Gloo", "gloo", "UNAVAILABLE", "Connection", "Socket", "ABORTED", "NCCL", "heartbeat")
 
-# Set when this process is over. Registered here, before JAX's own farewell, so that it runs after that.
-_is_over = threading.Event()
-atexit.register(_is_over.set)
+_is_over = threading.Event()  # set when this process is about to be ended
 
 
 class Beat(NamedTuple):
@@ -47,7 +48,7 @@ class Beat(NamedTuple):
     Args:
         number: how many there have been.
         doing: what the process is doing, in words.
-        waits: what it waits in, if for the others: "a collective" or "the store".
+        waits: what it waits for, if for the others; the same in all that wait for each other.
         seconds: for how long it has been doing that.
         step: the median seconds from one dispatch to the next; 0 before the first.
     """
@@ -79,7 +80,7 @@ def join() -> None:
     }
     given = {k: v if k == "coordinator_address" else int(v) for k, v in known.items() if v is not None}
     try:
-        jax.distributed.initialize(**given)
+        jax.distributed.initialize(**given, shutdown_timeout_seconds=_DAY // 1000)
     except (ValueError, RuntimeError) as error:
         attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
         raise PeerError(say("A process must know the run that it belongs to.", error, attempt)) from error
@@ -99,12 +100,13 @@ class Peers:
         self.count = count
         self._store = distributed.global_state.client
         self._doing, self._waits, self._since = "starting", "", time.monotonic()
-        self._dispatched: deque[float] = deque(maxlen=20)
+        self._call, self._dispatched = "", deque[float](maxlen=20)
         self._number = 0
+        self._keys: list[str] = []
         self._heard = time.monotonic()
         for work in (self._beat, self._guard):
             threading.Thread(target=work, name="wholestep-peers", daemon=True).start()
-        atexit.register(self.at, "ending")
+        atexit.register(self.at, _ENDING)
         sys.excepthook = self._uncaught
 
     # ---- what a run asks for ----
@@ -116,7 +118,7 @@ class Peers:
             PeerError: in every process, naming what differs and where.
         """
         number = self._next()
-        with self.waiting("comparing what must be alike", "the store"):
+        with self.waiting("comparing what must be alike", f"the store, call {number}"):
             if self.index == 0:
                 self._set(f"facts/{number}", facts)
             self._set(f"differs/{number}/{self.index}", _difference(self._get(f"facts/{number}"), facts))
@@ -131,18 +133,23 @@ class Peers:
 
     def share(self, value: Any) -> Any:
         """Return process 0's value."""
-        key = f"shared/{self._next()}"
+        number = self._next()
         if self.index == 0:
-            self._set(key, value)
-        with self.waiting("sharing a number", "the store"):
-            return self._get(key)
+            self._set(f"shared/{number}", value)
+        with self.waiting("sharing a number", f"the store, call {number}"):
+            return self._get(f"shared/{number}")
 
     def gather(self, value: Any) -> list:
         """Return every process's value."""
-        number = self._next()
+        number, earlier, self._keys = self._next(), self._keys, []
         self._set(f"gathered/{number}/{self.index}", value)
-        with self.waiting(f"comparing places ({value})", "the store"):
-            return [self._get(f"gathered/{number}/{i}") for i in range(self.count)]
+        with self.waiting(f"comparing places ({value})", f"the store, call {number}"):
+            if self.index == 0:
+                self._set(f"all/{number}", [self._get(f"gathered/{number}/{i}") for i in range(self.count)])
+            values = self._get(f"all/{number}")
+        for key in earlier:  # all have come here, so nobody will ask for these any more
+            self._store.key_value_delete(_KEY + key)
+        return values
 
     def meet(self, where: str) -> None:
         """Wait until all processes have come to the same place.
@@ -160,29 +167,38 @@ class Peers:
         """Take note of what this process is doing, to be told if it hangs."""
         self._doing, self._waits, self._since = doing, "", time.monotonic()
 
+    def dispatching(self, doing: str) -> AbstractContextManager:
+        """Take note that this process sends a program in which all take part."""
+        self._call = doing
+        self._dispatched.append(time.monotonic())
+        return self.waiting(doing)
+
     @contextmanager
-    def waiting(self, doing: str, where: str = "a collective") -> Iterator[None]:
-        """Take note that this process waits for the others' part.
+    def waiting(self, doing: str, call: str = "") -> Iterator[None]:
+        """Take note that this process waits for the others' part; `call` is "" for that in the last program.
 
         Raises:
             PeerError: the connection broke; if it is known by then which process ended, this one ends instead.
         """
-        before, now = self._doing, time.monotonic()
-        self._doing, self._waits, self._since = doing, where, now
-        self._dispatched.append(now)
+        before = self._doing
+        self._doing, self._waits, self._since = doing, call or self._call or "a program", time.monotonic()
         try:
             yield
-        except jax.errors.JaxRuntimeError as error:
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            if not any(sign in str(error) for sign in _BROKEN):
+                raise
             time.sleep(SILENCE + 3 * _INTERVAL)  # the verdict names the process that is lost, and ends this one
             must = "All processes must take part in every update."
             raise PeerError(say(must, error, "look at the output of the other processes.")) from error
-        self.at(before)
+        finally:
+            self.at(before)
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process has failed, so that they end."""
         _is_over.set()
         if not isinstance(error, PeerError):  # which all have
-            self._say(f"Process {self.index} failed while {self._doing}: {type(error).__name__}: {error}.")
+            with suppress(jax.errors.JaxRuntimeError):  # the store may be gone
+                self._say(f"Process {self.index} failed while {self._doing}: {type(error).__name__}: {error}.")
         if self.index == 0:
             time.sleep(3 * _INTERVAL)  # the store lives here: let the others read it
 
@@ -210,7 +226,8 @@ class Peers:
                 self._end(verdict)
 
     def _sign(self, number: int) -> Beat:
-        gaps = [b - a for a, b in zip(self._dispatched, list(self._dispatched)[1:], strict=False)]
+        times = list(self._dispatched)
+        gaps = [b - a for a, b in pairwise(times)]
         step = statistics.median(gaps) if gaps else 0.0
         return Beat(number, self._doing, self._waits, time.monotonic() - self._since, step)
 
@@ -228,7 +245,7 @@ class Peers:
 
     def _guard(self) -> None:
         while not _is_over.wait(_INTERVAL):
-            if time.monotonic() - self._heard > SILENCE + _INTERVAL:
+            if self._doing != _ENDING and time.monotonic() - self._heard > SILENCE + _INTERVAL:
                 self._end(f"Process 0 has given no sign of life for {SILENCE:.0f} s: killed, or stopped?")
 
     def _end(self, verdict: str) -> None:
@@ -248,6 +265,8 @@ class Peers:
         self._set("verdict", verdict, again=True)
 
     def _set(self, key: str, value: Any, again: bool = False) -> None:
+        if not again:
+            self._keys.append(key)
         self._store.key_value_set(_KEY + key, json.dumps(value), allow_overwrite=again)
 
     def _get(self, key: str) -> Any:
@@ -270,7 +289,7 @@ def judge(beats: dict[int, tuple[Beat, float]]) -> str | None:
         beats: by process, its last sign of life and the seconds since then.
     """
     for process, (beat, silence) in beats.items():
-        if silence > SILENCE:
+        if silence > SILENCE and beat.doing != _ENDING:
             what = f"no sign of life for {silence:.0f} s: killed, or stopped?"
             return f"Process {process} has given {what} It was {beat.doing}."
     limit = max([PATIENCE, *(10 * beat.step for beat, _ in beats.values())])
@@ -280,7 +299,7 @@ def judge(beats: dict[int, tuple[Beat, float]]) -> str | None:
         return f"The processes wait for each other: {what}. Do they have the same batches, and leave loops together?"
     waiting = [beat.seconds for beat, _ in beats.values() if beat.waits]
     for process, (beat, _) in beats.items():
-        patience = START if beat.doing.startswith(("starting", "compiling")) else limit
+        patience = max(START, limit) if beat.doing.startswith(("starting", "compiling")) else limit
         if not beat.waits and waiting and min(beat.seconds, max(waiting)) > patience:
             return f"Process {process} has been {beat.doing} for {beat.seconds:.0f} s, while others wait for it."
     return None
