@@ -69,6 +69,24 @@ def rows_loaded():
     return len(items.loaded)
 
 
+class Line(ws.Objective):
+    def __call__(self, model, batch, training):
+        x = keras.ops.cast(batch["x"], "float32")
+        return ws.Mean((model(x[..., None], training=training)[..., 0] - 1.0) ** 2, x > 0)
+
+
+def losses_in_buckets():
+    """Return the losses of two epochs of two shapes with as many rows, cut into microbatches."""
+    keras.utils.clear_session()
+    lengths = [9, 10] * 12
+    rows = [{"x": (i * i + np.arange(length) * i) % 7 + 1} for i, length in enumerate(lengths)]
+    model = keras.Sequential([keras.Input((None, 1)), keras.layers.Dense(1, kernel_initializer="ones")])
+    trainer = ws.Trainer(model, Line(), optimizer=keras.optimizers.SGD(0.01), microbatch_size=2)
+    batches = ws.Batches(rows, tokens=40, length=lengths, boundaries=[9, 10], seed=1)
+    assert {size for size, _ in batches.shapes} == {4}
+    return [round(step.loss, 4) for step in trainer.steps(batches, epochs=2)]
+
+
 def fault(what):
     """Train until something happens in one process."""
     rng = np.random.default_rng(0)
@@ -109,7 +127,11 @@ def happen(what):
 
 if __name__ == "__main__":
     if sys.argv[1] == "cases":
-        found = {"cases": all_cases(many=jax.process_count() == 2), "loaded": rows_loaded()}
+        found = {
+            "cases": all_cases(many=jax.process_count() == 2),
+            "loaded": rows_loaded(),
+            "buckets": losses_in_buckets(),
+        }
         print("FOUND", json.dumps(found), flush=True)
     elif sys.argv[1] == "write":
         import pathlib

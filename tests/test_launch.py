@@ -49,6 +49,7 @@ def test_no_bit_differs_between_processes(num):
     for process in range(num):
         own = found(output, process)
         assert own["cases"] == alone
+        assert own["buckets"] == processes.losses_in_buckets()
         loaded.append(own["loaded"])
     assert loaded == [64 // num] * num
 

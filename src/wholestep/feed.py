@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -226,6 +227,7 @@ def arrange(engine: Any, block: Block, cut: Cut) -> tuple[Any, np.ndarray]:
     return engine.spread(tree.map_leaves(np.asarray, block.host), shares), rows[None]
 
 
+@lru_cache(maxsize=64)
 def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
     """Share out the places of an update to replicas: of each microbatch, the first part to the first, and so on.
 

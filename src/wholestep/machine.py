@@ -192,12 +192,17 @@ class Machine:
         asks = is_short or (short and batches.shapes)
         if asks and planner.may_pad(state, block) and is_short:
             block = fill(self.engine, block, block.full)
+        key = block.full, int(block.counts[0])
+        if block.own is not None:
+            known = planner.known(block, short=short, most=feed.most)
+            if (
+                known is None or known.cut != feed.cuts[key]
+            ):  # a plan, and another cut, want other rows than were loaded
+                block = block._replace(host=batches.load(*block.place), own=None)
         program = planner.program(state, block, short=short, most=feed.most)
         state = state if state.sums else self.begin_epoch(state)
         self.check(block)
-        known = feed.cuts.setdefault((block.full, int(block.counts[0])), program.cut)
-        if block.own is not None and known != program.cut:
-            block = block._replace(host=batches.load(*block.place), own=None)
+        feed.cuts.setdefault(key, program.cut)
         data, rows = arrange(self.engine, block, program.cut)
         rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
         arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))

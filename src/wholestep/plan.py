@@ -57,13 +57,16 @@ class Planner:
             short: whether shorter updates may come, to be filled up with rows of weight 0.
             most: how many updates will be wanted in one dispatch.
         """
-        num_rows = block.rows.shape[1]
-        length = max(1, min(most, _MOST_UPDATES, _MOST_ROW_NUMBERS // num_rows))
-        key = (_signature(block), num_rows, short, length > 1)
-        if key not in self.programs:
+        program = self.known(block, short=short, most=most)
+        if program is None:
             self.engine.peers.at("compiling")
-            self.programs[key] = self._plan(state, block, short, length)
-        return self.programs[key]
+            program = self._plan(state, block, short, _length(block, most))
+            self.programs[_key(block, short, most)] = program
+        return program
+
+    def known(self, block: Block, *, short: bool, most: int) -> Program | None:
+        """Return the same program, if there has been such a block; None else."""
+        return self.programs.get(_key(block, short, most))
 
     def may_pad(self, state: State, block: Block) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
@@ -184,6 +187,15 @@ class Planner:
 
     def _say(self, message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _length(block: Block, most: int) -> int:
+    """Return how many updates a program for such blocks carries out at most."""
+    return max(1, min(most, _MOST_UPDATES, _MOST_ROW_NUMBERS // block.rows.shape[1]))
+
+
+def _key(block: Block, short: bool, most: int) -> tuple:
+    return _signature(block), block.rows.shape[1], short, _length(block, most) > 1
 
 
 def _signature(block: Block) -> tuple:
