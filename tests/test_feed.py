@@ -76,6 +76,7 @@ def test_a_loop_that_ends_early_leaves_no_thread_and_no_gap():
     feed = Loaded(Host, batches)
     for block in feed.blocks(None, lambda: 1):
         assert block.data.tolist() == [0, 1]
+        batches.position = block.position
         break
     assert not threads()
     assert batches.position == (0, 1)
@@ -83,13 +84,22 @@ def test_a_loop_that_ends_early_leaves_no_thread_and_no_gap():
 
 
 def test_a_stream_left_early_loses_nothing():
-    feed = Loaded(Host, ws.Batches(np.full((2,), i) for i in range(9)))
-    first = [int(b.data[0]) for b in feed.blocks(3, lambda: 1)]
-    for block in feed.blocks(None, lambda: 1):
-        first.append(int(block.data[0]))
-        if len(first) == 5:
-            break
-    assert first + [int(b.data[0]) for b in feed.blocks(None, lambda: 1)] == list(range(9))
+    batches, seen = ws.Batches(np.full((2,), i) for i in range(9)), []
+    feed = Loaded(Host, batches)
+
+    def use(num, most=9):
+        for block in feed.blocks(num, lambda: 1):
+            seen.append(int(block.data[0]))
+            batches.position = block.position
+            if len(seen) == most:
+                break
+
+    use(3)
+    use(None, 5)
+    for _ in feed.blocks(None, lambda: 1):
+        break  # not used
+    use(None)
+    assert seen == list(range(9))
 
 
 def test_an_error_while_loading_reaches_the_loop(monkeypatch):

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -108,9 +109,12 @@ class Loaded:
         self._stop = threading.Event()
 
     def blocks(self, num: int | None, size: Callable[[], int]) -> Iterator[Block]:
-        """Yield blocks of one update, `num` in all (None: to the end of the epoch)."""
+        """Yield blocks of one update, `num` in all (None: to the end of the epoch).
+
+        Whoever has used a block moves the batches' position to that after it.
+        """
         ready: queue.Queue = queue.Queue(_AHEAD)
-        place = self.batches.position
+        latest: deque[Block] = deque(maxlen=2)  # the update that is under way, and the one before it
         self._end: tuple[int, int] | None = None  # the place after a stream that has ended
         self._stop.clear()
         thread = threading.Thread(target=self._work, args=(ready, num), name="wholestep-feed", daemon=True)
@@ -119,13 +123,13 @@ class Loaded:
             while (item := ready.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                place = item.position
+                latest.append(item)
                 yield item
-            place = self._end or place
+            self.batches.position = self._end or self.batches.position
         finally:
             self._stop.set()
             thread.join()
-            self._put_back(ready, place)
+            self._put_back([*latest, *_drain(ready)])
 
     def _work(self, ready: queue.Queue, num: int | None) -> None:
         try:
@@ -137,12 +141,11 @@ class Loaded:
         except BaseException as error:  # handed to the loop, which raises it
             _put(ready, error, self._stop)
 
-    def _put_back(self, ready: queue.Queue, place: tuple[int, int]) -> None:
-        """Go back to the place after the last used block; a stream cannot, so its blocks wait for the next call."""
+    def _put_back(self, loaded: list) -> None:
+        """Let the blocks of a stream that were not used wait for the next call; others can be loaded again."""
         batches = self.batches
-        unused = [item for item in _drain(ready) if isinstance(item, Block)] + batches.unused
-        batches.unused = unused if isinstance(batches.source, Stream) else []
-        batches.position = place
+        unused = [item for item in loaded if isinstance(item, Block) and item.place >= batches.position]
+        batches.unused = unused + batches.unused if isinstance(batches.source, Stream) else []
 
     def _load(self, num: int | None) -> Iterator[Block]:
         batches, done, place = self.batches, 0, self.batches.position

@@ -1,7 +1,7 @@
 """The loop: a block of updates goes to the device, and the numbers of the one before are read while it works."""
 
 from wholestep.callbacks import Watch
-from wholestep.feed import Block, Feed
+from wholestep.feed import Feed
 from wholestep.machine import Machine, Report
 from wholestep.state import State
 
@@ -11,7 +11,7 @@ def run_epoch(
 ) -> tuple[State, dict]:
     """Carry out `num` updates (None: to the end of the epoch); return the state and the logs of the last one.
 
-    The Keras variables hold the state when this ends, however it ends.
+    The Keras variables hold the state after every dispatch, so also when this ends, however it ends.
 
     Raises:
         NonFiniteError: an update was not applied, and neither were those after it.
@@ -27,42 +27,31 @@ def _run(machine: Machine, state: State, feed: Feed, num: int | None, first: int
     pace, late, done = machine.pace, None, 0
     logs: dict = {}
     pace.start()
-    try:
-        for block in feed.blocks(num, lambda: pace.size):
-            state, report = _dispatch(machine, state, feed, block, first + done)
-            if late is not None:
-                logs = _tell(machine, state, feed, late, first, watch)
-                pace.note(len(late.block.counts), late.program.length)
-            late, done = report, done + len(block.counts)
-            if watch.stops:
-                break
+    for block in feed.blocks(num, lambda: pace.size):
+        state, report = machine.dispatch(state, feed, block, first + done)
         if late is not None:
             logs = _tell(machine, state, feed, late, first, watch)
-    finally:
-        machine.give(state)
+            pace.note(len(late.block.counts), late.program.length)
+        late, done = report, done + len(block.counts)
+        if watch.stops:
+            break
+    if late is not None:
+        logs = _tell(machine, state, feed, late, first, watch)
     return state, logs
 
 
 def _run_watched(
     machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch
 ) -> tuple[State, dict]:
-    """Somebody looks at the state, or changes it: the Keras variables hold it before and after every update."""
+    """Somebody looks at the state, or changes it, between any two updates."""
     logs: dict = {}
-    machine.give(state)
     for i, block in enumerate(feed.blocks(num, lambda: 1)):
         watch.begin(i)
-        state, report = _dispatch(machine, machine.take(state), feed, block, first + i)
-        machine.give(state)
+        state, report = machine.dispatch(machine.take(state), feed, block, first + i)
         logs = _tell(machine, state, feed, report, first, watch)
         if watch.stops:
             break
     return machine.take(state), logs
-
-
-def _dispatch(machine: Machine, state: State, feed: Feed, block: Block, number: int) -> tuple[State, Report]:
-    state, report = machine.dispatch(state, feed, block, number)
-    feed.batches.position = block.position
-    return state, report
 
 
 def _tell(machine: Machine, state: State, feed: Feed, report: Report, first: int, watch: Watch) -> dict:

@@ -15,6 +15,7 @@ from wholestep.errors import NonFiniteError, say
 from wholestep.evaluate import Evaluation
 from wholestep.feed import Block, Feed, arrange, fill, open_feed
 from wholestep.forward import Forward
+from wholestep.interrupts import uninterrupted
 from wholestep.mean import Mean
 from wholestep.objective import Objective
 from wholestep.plan import Planner, Program
@@ -153,10 +154,6 @@ class Machine:
             return State(params, slots, buffers, self._empty_metrics(), (), stopped, marks)
         return state._replace(params=params, slots=slots, buffers=buffers)
 
-    def give(self, state: State) -> None:
-        """Let the Keras variables hold the state."""
-        self.engine.give(self.variables, state)
-
     def begin_epoch(self, state: State) -> State:
         """Return the state with empty sums and metrics."""
         sums = self.engine.place(self.step.tally.empty()) if self.forward.facts else ()
@@ -184,7 +181,10 @@ class Machine:
         return open_feed(self.evaluation.engine if evaluates else self.engine, batches, self.planner.limit // 2)
 
     def dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
-        """Send one block of updates, the first of this number, to the device. Spends the state; waits for nothing."""
+        """Send one block of updates, the first of this number, to the device. Spends the state; waits for nothing.
+
+        The Keras variables hold the new state, and the batches stand behind the block, or nothing has happened.
+        """
         planner, batches, peers = self.planner, feed.batches, self.engine.peers
         peers.at(f"preparing update {first}")
         short, is_short = batches.comes_short, block.rows.shape[1] < block.full
@@ -206,8 +206,10 @@ class Machine:
         data, rows = arrange(self.engine, block, program.cut)
         rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
         arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))
-        with peers.dispatching(f"computing update {first}"):
+        with uninterrupted(), peers.dispatching(f"computing update {first}"):
             state, reports = program.call(state, data, *arguments)
+            self.engine.give(self.variables, state)
+            batches.position = block.position
         peers.at(f"at work after update {first} (reading data, or in a callback)")
         return state, Report(self.engine, self.step.tally.layout, reports, block, first, program)
 

@@ -195,9 +195,8 @@ class Trainer:
             for block in feed.blocks(None, lambda: 1):
                 number += 1
                 state, report = machine.dispatch(machine.take(state), feed, block, number)
-                machine.give(state)
                 self._check_applied(machine, state, late)
-                late, batches.position = report, block.position
+                late = report
                 yield Step(number, *block.place, report)
             self._check_applied(machine, state, late)
             machine.meet(feed)
@@ -264,6 +263,7 @@ class Trainer:
         for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1)):
             told.on_predict_batch_begin(i)
             outputs.append(machine.evaluation.predict(state, block, whole or batches.is_ready))
+            batches.position = block.position
             told.on_predict_batch_end(i, {"outputs": outputs[-1]})
         told.on_predict_end()
         machine.engine.peers.meet(f"predicted {len(outputs)} batches")
@@ -389,6 +389,7 @@ class Trainer:
                 machine.check(block)
                 total = machine.evaluation.begin(state, block)
             total, report = machine.evaluation.add(total, still, block)
+            batches.position = block.position
             told.on_test_batch_end(i, machine.evaluation.logs(report) if watch.has_test_hooks else None)
         if report is None:
             raise BatchError(say("There must be at least one batch.", "none", "pass data that are not spent."))

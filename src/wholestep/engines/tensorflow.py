@@ -73,7 +73,7 @@ class Engine:
         """Let the Keras variables hold the values of the state."""
         for known, values in [(variables.buffers, state.buffers), (variables.metrics, state.metrics)]:
             for variable, value in zip(known, values, strict=True):
-                variable.value.assign(value)
+                variable.value.assign(value, read_value=False)
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters as they are now; those `apart` as variables, which are not read as a whole."""

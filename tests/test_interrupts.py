@@ -1,0 +1,103 @@
+"""An interrupt leaves the weights after some whole number of updates, and the data at the next one."""
+
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import wholestep as ws
+from wholestep.interrupts import uninterrupted
+from wholestep.plan import Planner
+
+
+def test_threads_and_absent_handlers_are_left_alone(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    during = []
+
+    def look():
+        with uninterrupted():
+            during.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert during == [before]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        look()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert during == [before, signal.SIG_IGN]
+
+
+class Items:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i], self.rows[i][:1]
+
+
+def interrupted_at(call, when, monkeypatch):
+    """Interrupt at the third dispatch, before or after its program; return what `when` says of the program's call."""
+    known, calls = Planner.program, []
+
+    def program(self, *arguments, **options):
+        found = known(self, *arguments, **options)
+
+        def interrupting(*values):
+            calls.append(values)
+            if when == "before" and len(calls) == 3:
+                signal.raise_signal(signal.SIGINT)
+            results = found.call(*values)
+            if when == "after" and len(calls) == 3:
+                signal.raise_signal(signal.SIGINT)
+            return results
+
+        if when == "planning" and len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return type(found)(interrupting, *(getattr(found, k) for k in ("cut", "length", "memory", "tables")))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "program", program)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+
+
+@pytest.mark.parametrize("when", ["planning", "before", "after"])
+@pytest.mark.parametrize("kind", ["fit", "watched", "steps", "stream"])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(kind, when, monkeypatch):
+    rows = np.random.default_rng(0).integers(-3, 4, (48, 4)).astype("float32")
+
+    def start():
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.125), "mse")
+        stream = ((part, part[:, :1]) for part in np.split(rows, 6))
+        return model, ws.Batches(stream) if kind == "stream" else ws.Batches(Items(rows), 8, seed=3)
+
+    def run(trainer, batches):
+        look = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)] if kind == "watched" else []
+        if kind == "steps":
+            for _ in trainer.steps(batches):
+                pass
+        else:
+            trainer.fit(batches, verbose=0, callbacks=look)
+
+    model, batches = start()
+    run(ws.Trainer(model), batches)
+    expected = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+    model, batches = start()
+    trainer = ws.Trainer(model)
+    interrupted_at(lambda: run(trainer, batches), when, monkeypatch)
+    assert int(model.optimizer.iterations.numpy()) == batches.position[1] == (2 if when == "planning" else 3)
+    assert all(np.isfinite(v.numpy()).all() for v in model.variables)
+    run(trainer, batches)
+    for value, known in zip([*model.variables, *model.optimizer.variables], expected, strict=True):
+        np.testing.assert_array_equal(value.numpy(), known)
