@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import jax
 import keras
@@ -87,8 +88,70 @@ def losses_in_buckets():
     return [round(step.loss, 4) for step in trainer.steps(batches, epochs=2)]
 
 
+def whole_runs():
+    """Return what two calls of fit, a loop left early, an evaluation and a prediction say and leave behind."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(5)
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(50, 6)).astype("float32"), rng.integers(0, 3, 50)
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    trainer, seen = ws.Trainer(model), []
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: seen.append(model.get_weights()[0].sum()))
+    told = {"validation_data": (x[:7], y[:7]), "batch_size": 16, "verbose": 0}
+    said = [trainer.fit(x, y, epochs=2, **told).history, trainer.fit(x, y, **told, callbacks=[look]).history]
+    batches = ws.Batches(Items(x, y), 16, seed=2)
+    for _ in range(2):
+        for step in trainer.steps(batches):
+            said.append(step.loss)
+            if step.batch == 1:
+                break
+    said += [batches.position, trainer.evaluate(x, y, verbose=0), trainer.predict(x[:5], verbose=0)]
+    leaves = [*keras.tree.flatten(said), *seen, *(v.numpy() for v in model.variables)]
+    return [float(number) for leaf in leaves for number in np.ravel(leaf)]
+
+
+def sharded():
+    """Return the model after an update in which no process holds all of a layer's kernel, and what saving says."""
+    keras.utils.clear_session()
+    devices = keras.distribution.DeviceMesh((2, 2), ["rows", "columns"], keras.distribution.list_devices()[:4])
+    places = keras.distribution.LayoutMap(devices)
+    places[".*dense/kernel"] = (None, "columns")
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=places, batch_dim_name="rows"))
+    x = np.random.default_rng(0).integers(-2, 3, (16, 4)).astype("float32")
+    inputs = [keras.Input((4,)), keras.layers.Dense(8, "relu", kernel_initializer="ones", name="dense")]
+    model = keras.Sequential([*inputs, keras.layers.Dense(2, kernel_initializer="ones", name="last")])
+    model.compile(keras.optimizers.Adam(0.125), "mse")
+    trainer = ws.Trainer(model)
+    for _ in trainer.steps(ws.Batches((x, x[:, :2]), 16, shuffle=False), epochs=3):
+        pass
+    whole = jax.jit(lambda values: values, out_shardings=trainer._machine.engine.layout.everywhere)
+    said = ""
+    try:
+        if jax.process_count() > 1:
+            trainer.fit(x, x[:, :2], verbose=0, callbacks=[keras.callbacks.ModelCheckpoint("m.keras")])
+    except ws.SpecificationError as error:
+        said = str(error)
+    values = whole([v.value for v in [*model.variables, *model.optimizer.variables]])
+    return {"explain": trainer.explain(), "saving": said, "values": [np.asarray(v).tolist() for v in values]}
+
+
+def write(folder):
+    """Train with callbacks that print, or write files into a folder of each process's own."""
+    folder = folder / str(ME)
+    folder.mkdir(parents=True)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    known = keras.callbacks
+    watchers = [known.ModelCheckpoint(str(folder / "m.keras")), known.CSVLogger(str(folder / "log.csv"))]
+    watchers += [known.BackupAndRestore(str(folder / "backup")), known.LearningRateScheduler(lambda _: 0.1, verbose=1)]
+    ws.Trainer(model).fit(np.ones((8, 4), "float32"), np.ones((8, 1), "float32"), callbacks=watchers, verbose=2)
+
+
 def fault(what):
     """Train until something happens in one process."""
+    print("pid", os.getpid(), flush=True)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 5)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
     if what == "other data" and ME == 1:
@@ -131,18 +194,14 @@ if __name__ == "__main__":
             "cases": all_cases(many=jax.process_count() == 2),
             "loaded": rows_loaded(),
             "buckets": losses_in_buckets(),
+            "runs": whole_runs(),
         }
         print("FOUND", json.dumps(found), flush=True)
+    elif sys.argv[1] == "sharded":
+        print("FOUND", json.dumps(sharded()), flush=True)
     elif sys.argv[1] == "write":
-        import pathlib
-
-        folder = pathlib.Path(sys.argv[2]) / str(ME)
-        folder.mkdir()
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        known = keras.callbacks
-        watchers = [known.ModelCheckpoint(str(folder / "m.weights.h5"), save_weights_only=True)]
-        watchers += [known.CSVLogger(str(folder / "log.csv")), known.BackupAndRestore(str(folder / "backup"))]
-        ws.Trainer(model).fit(np.ones((8, 4), "float32"), np.ones((8, 1), "float32"), callbacks=watchers, verbose=2)
+        write(Path(sys.argv[2]) / "plain")
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        write(Path(sys.argv[2]) / "distribution")
     else:
         fault(sys.argv[1])

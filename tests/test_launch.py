@@ -1,5 +1,6 @@
 """Several processes: the update of one, rows of their own, and an end for all when one is lost."""
 
+import itertools
 import json
 import os
 import re
@@ -10,8 +11,10 @@ import time
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
+import wholestep as ws
 from wholestep import cli
 from wholestep.engines.alone import Alone
 
@@ -20,9 +23,10 @@ BOUND = 60.0  # seconds in which every run ends, whatever happens
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several processes need the JAX engine")
 
 
-def launch(num, *arguments, patience=4):
+def launch(num, *arguments, patience=4, devices=1):
     """Return (exit code, output, seconds) of a run, which is killed if it does not end."""
-    environment = os.environ | {"WHOLESTEP_PATIENCE": str(patience), "PYTHONPATH": str(HERE), "XLA_FLAGS": ""}
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"WHOLESTEP_PATIENCE": str(patience), "PYTHONPATH": str(HERE), "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", str(num), str(HERE / "processes.py"), *arguments]
     begin = time.monotonic()
     done = subprocess.run(
@@ -44,20 +48,36 @@ def test_no_bit_differs_between_processes(num):
 
     code, output, _ = launch(num, "cases")
     assert code == 0, output
-    alone = processes.all_cases(many=num == 2)
+    alone, runs = processes.all_cases(many=num == 2), processes.whole_runs()
     loaded = []
     for process in range(num):
         own = found(output, process)
         assert own["cases"] == alone
         assert own["buckets"] == processes.losses_in_buckets()
+        np.testing.assert_allclose(own["runs"], runs, rtol=2e-6, atol=2e-6)
         loaded.append(own["loaded"])
     assert loaded == [64 // num] * num
+
+
+@only_jax
+def test_parameters_that_no_process_holds_whole():
+    import processes
+
+    alone = processes.sharded()
+    keras.distribution.set_distribution(None)
+    code, output, _ = launch(2, "sharded", devices=2)
+    assert code == 0, output
+    for process in range(2):
+        own = found(output, process)
+        assert "Sharded, never gathered for the update: sequential/dense/kernel (None, 'columns')" in own["explain"]
+        assert "these are sharded over several. Received: sequential/dense/kernel" in own["saving"]
+        assert own["values"] == alone["values"]
 
 
 FAULTS = {
     "killed 1": "process 1 was ended by SIGKILL",
     "killed 0": "process 0 was ended by SIGKILL",
-    "stopped 1": "Process 1 has given no sign of life for 1. s",
+    "stopped 1": "Process 1 has given no sign of life for .* s",
     "error 1": "Process 1 failed while at work after update 3 .*: OSError: the disk is gone",
     "error 0": "Process 0 failed while at work after update 3 .*: OSError: the disk is gone",
     "busy 1": r"Process 1 has been at work after update 3 \(reading data, or in a callback\) for . s",
@@ -85,10 +105,14 @@ def test_a_run_that_cannot_go_on_ends_and_says_why(what):
 def test_files_come_from_the_first_process(tmp_path):
     code, output, _ = launch(2, "write", str(tmp_path))
     assert code == 0, output
-    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["log.csv", "m.weights.h5"]
-    assert list((tmp_path / "1").iterdir()) == []
-    assert "[0] 1/1 - " in output
-    assert "[1] 1/1 - " not in output
+    for kind in ("plain", "distribution"):
+        assert sorted(path.name for path in (tmp_path / kind / "0").iterdir()) == ["log.csv", "m.keras"]
+        assert list((tmp_path / kind / "1").iterdir()) == []
+        saved = keras.saving.load_model(tmp_path / kind / "0" / "m.keras")
+        assert int(saved.optimizer.iterations) == 1
+    for said in ("1/1 - ", "Epoch 1: LearningRateScheduler"):
+        assert output.count(f"[0] {said}") == 2
+        assert f"[1] {said}" not in output
 
 
 @only_jax
@@ -101,6 +125,37 @@ def test_an_interrupt_ends_all():
     output, _ = launched.communicate(timeout=BOUND)
     assert launched.returncode == 130
     assert "interrupted; all processes end" in output
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@only_jax
+def test_processes_end_with_their_launcher_however_it_ends():
+    environment = os.environ | {"PYTHONPATH": str(HERE), "WHOLESTEP_PATIENCE": "600"}
+    command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 0"]
+    launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pids = [int(line.split()[2]) for line in itertools.islice(filter(lambda line: " pid " in line, launched.stdout), 2)]
+    assert all(map(is_alive, pids))
+    launched.kill()
+    launched.communicate()
+    until = time.monotonic() + BOUND / 2
+    while any(map(is_alive, pids)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(is_alive, pids))
+
+
+@only_jax
+def test_a_patience_that_is_no_number(monkeypatch):
+    from wholestep.engines import peers
+
+    monkeypatch.setenv("WHOLESTEP_PATIENCE", "a while")
+    with pytest.raises(ws.SpecificationError, match=r"must be a number of seconds\. Received: a while"):
+        peers.join()
 
 
 def test_launch_says_what_it_needs(capsys, monkeypatch):
@@ -119,7 +174,7 @@ def test_one_process_has_nobody_to_agree_with():
 
 @only_jax
 def test_who_is_to_blame():
-    from wholestep.engines.peers import PATIENCE, SILENCE, START, Beat, judge
+    from wholestep.engines.peers import PATIENCE, START, Beat, judge, silence
 
     def beat(doing="computing update 7", waits="computing update 7", seconds=1.0, step=0.1, silence=0.0):
         return Beat(1, doing, waits, seconds, step), silence
@@ -127,7 +182,10 @@ def test_who_is_to_blame():
     late = PATIENCE + 1
     assert judge({0: beat(), 1: beat(seconds=late)}) is None
     assert judge({0: beat(seconds=late), 1: beat(seconds=late)}) is None  # a long step of all
-    assert "Process 1 has given no sign" in judge({0: beat(), 1: beat(silence=SILENCE + 1)})
+    assert "Process 1 has given no sign" in judge({0: beat(), 1: beat(silence=silence(PATIENCE) + 1)})
+    loading = {"doing": "starting", "waits": ""}
+    assert judge({0: beat(), 1: beat(**loading, silence=silence(PATIENCE) + 1)}) is None
+    assert "Process 1 has given no sign" in judge({0: beat(), 1: beat(**loading, silence=4 * silence(PATIENCE) + 1)})
     busy = {"doing": "reading data", "waits": ""}
     assert judge({0: beat(seconds=late), 1: beat(**busy, seconds=2.0)}) is None
     assert judge({0: beat(seconds=2.0), 1: beat(**busy, seconds=late)}) is None
@@ -141,4 +199,4 @@ def test_who_is_to_blame():
     assert "wait for each other: process 0 is computing update 7, process 1 is comparing" in apart
     calls = (beat("comparing", f"the store, call {i}", seconds=late) for i in (3, 4))
     assert "wait for each other" in judge(dict(enumerate(calls)))
-    assert judge({0: beat(), 1: beat("ending", "", silence=SILENCE + 1)}) is None  # its script is through
+    assert judge({0: beat(), 1: beat("ending", "", silence=silence(PATIENCE) + 1)}) is None  # its script is through

@@ -1,9 +1,14 @@
 """Keras callbacks, unchanged. Who needs the state gets it between updates; who needs numbers, one dispatch late."""
 
+from functools import partial
 from typing import Any
 
 import keras
 
+from wholestep.errors import SpecificationError, say
+
+_WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+_SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -14,7 +19,10 @@ class Watch:
 
     Args:
         callbacks: as given to `fit`: one, several, or a ready `keras.callbacks.CallbackList`.
-        peers: the other processes.
+        engine: the engine, which knows the other processes.
+
+    Raises:
+        SpecificationError: a callback is to save weights that no process holds whole.
     """
 
     def __init__(
@@ -26,10 +34,11 @@ class Watch:
         epochs: int,
         steps: int | None,
         history: bool,
-        peers: Any,
+        engine: Any,
     ):
-        if peers.index > 0:
-            verbose, callbacks = 0, _silenced(callbacks)
+        peers = engine.peers
+        if peers.count > 1:
+            callbacks, verbose = _of_several(callbacks, peers), 0 if peers.index else verbose
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
@@ -42,6 +51,8 @@ class Watch:
             )
         self.model = model
         self.callbacks = callbacks
+        if peers.count > 1:
+            _check_savers(callbacks, engine.sharded(model.variables))
         hooked = [c for c in callbacks.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = bool(hooked)
         # In all processes if in one: they send the same updates together.
@@ -69,20 +80,45 @@ class Watch:
         return bool(self.model.stop_training)
 
 
-def _silenced(callbacks: Any) -> Any:
-    """Return the callbacks without those that only write files; the others of Keras' write none."""
+def _of_several(callbacks: Any, peers: Any) -> Any:
+    """Return the callbacks of one of several processes; what is changed on them stays, as their process does."""
     ready = isinstance(callbacks, keras.callbacks.CallbackList)
     known = list(callbacks.callbacks if ready else keras.tree.flatten(callbacks or []))
-    kept = [c for c in known if type(c) not in (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)]
+    kept = [c for c in known if peers.index == 0 or type(c) not in _WRITERS]
     for callback in kept:
-        if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
-            vars(callback)["_save_model"] = lambda *arguments, **options: None
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            vars(callback)["on_train_end"] = lambda logs=None: None  # the first process deletes the backup
+        own = vars(callback)
+        if isinstance(callback, _SAVERS):
+            own["_save_model"] = partial(_save, callback, peers)
+        if peers.index > 0 and isinstance(callback, keras.callbacks.BackupAndRestore):
+            own["on_train_end"] = lambda logs=None: None  # the first process deletes the backup
+        if peers.index > 0 and type(callback).__module__.startswith("keras."):
+            own["verbose"] = 0
     if ready:
         callbacks.callbacks = kept
         return callbacks
     return kept
+
+
+def _check_savers(callbacks: Any, sharded: list[str]) -> None:
+    savers = [type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS)]
+    if savers and sharded:
+        must = "Keras saves weights that are whole in every process; these are sharded over several."
+        attempt = f"leave {' and '.join(savers)} out, or use keras.distribution.DataParallel."
+        raise SpecificationError(say(must, ", ".join(sharded[:3]), attempt))
+
+
+def _save(callback: Any, peers: Any, *arguments: Any, **options: Any) -> None:
+    """Save, in the first process alone. The others wait as long as that takes."""
+    if peers.index > 0:
+        return
+    peers.at("saving")
+    distribution = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)  # under which Keras makes variables in all processes together
+    try:
+        type(callback)._save_model(callback, *arguments, **options)
+    finally:
+        keras.distribution.set_distribution(distribution)
+    peers.at("in a callback, after saving")
 
 
 def _overrides(callback: Any, hook: str) -> bool:
@@ -92,7 +128,7 @@ def _overrides(callback: Any, hook: str) -> bool:
 def _needs_numbers_only(callback: Any) -> bool:
     """Keras' own callbacks whose hooks of a batch never look at the model. Any other may."""
     known = keras.callbacks
-    if isinstance(callback, known.ModelCheckpoint | known.BackupAndRestore):
+    if isinstance(callback, _SAVERS):
         return callback.save_freq == "epoch"
     if isinstance(callback, known.TensorBoard):
         return callback.update_freq == "epoch" and not callback._should_trace

@@ -18,11 +18,12 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
     """Run a script in `num` processes of one run; return the exit code, that of the first process that failed.
 
     Their output comes line by line, with the process's number before it. When one ends with an error, the others are
-    ended. An interrupt (Ctrl-C) ends all.
+    ended. An interrupt (Ctrl-C) ends all, and so does the end of this process, however it ends.
     """
     environment = os.environ | {
         "WHOLESTEP_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
         "WHOLESTEP_NUM_PROCESSES": str(num),
+        "WHOLESTEP_LAUNCHER": str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
     command = [sys.executable, "-m", "wholestep.cli", "launch", script, *arguments]
@@ -42,13 +43,14 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
     copiers = [threading.Thread(target=_copy, args=(*stream, lock), daemon=True) for stream in streams]
     for copier in copiers:
         copier.start()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _watch(processes)
     except KeyboardInterrupt:
         print("wholestep launch: interrupted; all processes end.", file=sys.stderr)
         return 128 + signal.SIGINT
     finally:
+        signal.signal(signal.SIGTERM, before)
         _end(processes)
         for copier in copiers:
             copier.join(timeout=2)

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,9 @@ class Planner:
         microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.
         memory_limit: bytes that a program may use beside its arguments; None for half of the device's memory.
         pads: whether every metric can be told to leave rows out; None if that must be tried.
+        programs: by what a block looks like.
+        coupling: what couples the rows; None if that must be tried.
+        adds: whether the states of the metrics are sums over rows; None if that must be tried.
     """
 
     engine: Any
@@ -49,6 +52,7 @@ class Planner:
     pads: bool | None
     programs: dict = field(default_factory=dict)
     coupling: Coupling | None = None
+    adds: bool | None = None
 
     def program(self, state: State, block: Block, *, short: bool, most: int) -> Program:
         """Return the program for updates such as those of this block.
@@ -73,21 +77,34 @@ class Planner:
         if self.pads is False or not self.probe(state, block).may_pad:
             return False
         if self.pads is None:
-            self.pads = leaves_out(self.engine, self.step.forward, state, block)
+            self.pads = self._share(leaves_out(self.engine, self.step.forward, state, block))
         return self.pads
+
+    def adds_up(self, state: State, block: Block) -> bool:
+        """Whether the states of the metrics are sums over rows. Tries it, once."""
+        if self.adds is None:
+            self.adds = self._share(adds_up(self.engine, self.step.forward, state, block))
+        return self.adds
 
     def probe(self, state: State, block: Block) -> Coupling:
         """Return what couples the rows, found out once."""
         if self.coupling is not None:
             return self.coupling
-        found = probe(self.engine, self.step.forward, state, block)
+        found = self._probe(state, block)
         self.coupling = found if block.rows.shape[1] > 1 else None  # one row tells nothing of others
         return found
 
     @cached_property
     def limit(self) -> int:
         """The memory limit in bytes, the same in all processes."""
-        return self.engine.peers.share(self.memory_limit or self.engine.device_bytes() or _host_bytes() // 2)
+        return self._share(self.memory_limit or self.engine.device_bytes() or _host_bytes() // 2)
+
+    def _share(self, found: Any) -> Any:
+        """Return what process 0 found: of measured and tried things, all processes must conclude the same."""
+        return self.engine.peers.share(found)
+
+    def _probe(self, state: State, block: Block) -> Coupling:
+        return Coupling(**self._share(asdict(probe(self.engine, self.step.forward, state, block))))
 
     def _plan(self, state: State, block: Block, short: bool, length: int) -> Program:
         num_rows = block.rows.shape[1]
@@ -141,7 +158,7 @@ class Planner:
         num = self.engine.num_replicas
         if whole.split or not self.engine.can_split or any(size % num for size in sizes):
             return whole.split
-        return adds_up(self.engine, self.step.forward, state, block)
+        return self.adds_up(state, block)
 
     def _shared_extra(self, state: State, block: Block) -> str:
         """Return how other losses add up over replicas that see their own rows alone.
@@ -149,12 +166,12 @@ class Planner:
         Raises:
             SpecificationError: something depends on the rows of all replicas together.
         """
-        engine, forward, coupling = self.engine, self.step.forward, self.probe(state, block)
+        coupling = self.probe(state, block)
         if coupling.can_cut and not coupling.may_cut:
-            with inference(engine.coupling_layers):
-                coupling = probe(engine, forward, state, block)
+            with inference(self.engine.coupling_layers):
+                coupling = self._probe(state, block)
         why = "" if coupling.may_cut else coupling.why
-        if not why and not adds_up(engine, forward, state, block):
+        if not why and not self.adds_up(state, block):
             why = "a metric's state is not a sum over rows"
         if why:
             must = "Under tf.distribute every replica sees its own rows alone, and what it finds must add up."
@@ -183,7 +200,8 @@ class Planner:
         run = step.run(update, length, one)
         several = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(length))
         call = engine.compile(run, (state, data, *engine.place(several)), repeats=length > 1)
-        return Program(call, cut, length, engine.memory(call), describe(touching, wholes, cut.num_microbatches))
+        needs = self._share(engine.memory(call))
+        return Program(call, cut, length, needs, describe(touching, wholes, cut.num_microbatches))
 
     def _say(self, message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)

@@ -346,7 +346,7 @@ class Trainer:
         self, machine: Machine, callbacks: Any, verbose: Any, epochs: int, steps: int | None, *, history: bool = False
     ) -> Watch:
         told = {"verbose": verbose, "epochs": epochs, "steps": steps, "history": history}
-        return Watch(self.model, callbacks, **told, peers=machine.engine.peers)
+        return Watch(self.model, callbacks, **told, engine=machine.engine)
 
     def _number(self) -> int:
         if getattr(self.model, "optimizer", None) is None:

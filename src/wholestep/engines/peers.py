@@ -27,12 +27,11 @@ import keras
 from jax._src import distributed
 
 from wholestep.engines.alone import Alone
-from wholestep.errors import PeerError, say
+from wholestep.errors import PeerError, SpecificationError, say
 
-SILENCE = 10.0  # seconds without a sign of life after which a process counts as dead
-# Seconds that the others wait for one that is alive but does not come; at least 10 median steps.
-PATIENCE = float(os.environ.get("WHOLESTEP_PATIENCE", "30"))
-START = 600.0  # the same before its first update: imports and data may take long
+PATIENCE = 30.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
+START = 600.0  # the same while it does what may take long
+_LONG = ("starting", "compiling", "saving")
 _INTERVAL = 1.0
 _DAY = 24 * 3600 * 1000  # ms
 _KEY = "wholestep/"
@@ -73,7 +72,9 @@ def join() -> None:
 
     Raises:
         PeerError: it is not known what run this is.
+        SpecificationError: WHOLESTEP_PATIENCE is no number of seconds.
     """
+    _seconds("WHOLESTEP_PATIENCE", PATIENCE)  # before there are others to be left waiting
     known = {
         name: os.environ.get(f"WHOLESTEP_{name.upper()}")
         for name in ("coordinator_address", "num_processes", "process_id")
@@ -104,6 +105,8 @@ class Peers:
         self._number = 0
         self._keys: list[str] = []
         self._heard = time.monotonic()
+        self._patience = _seconds("WHOLESTEP_PATIENCE", PATIENCE)
+        self._launcher = os.environ.get("WHOLESTEP_LAUNCHER")
         for work in (self._beat, self._guard):
             threading.Thread(target=work, name="wholestep-peers", daemon=True).start()
         atexit.register(self.at, _ENDING)
@@ -187,7 +190,8 @@ class Peers:
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             if not any(sign in str(error) for sign in _BROKEN):
                 raise
-            time.sleep(SILENCE + 3 * _INTERVAL)  # the verdict names the process that is lost, and ends this one
+            # The verdict names the process that is lost, and ends this one.
+            time.sleep(silence(self._patience) + 3 * _INTERVAL)
             must = "All processes must take part in every update."
             raise PeerError(say(must, error, "look at the output of the other processes.")) from error
         finally:
@@ -237,7 +241,8 @@ class Peers:
             beat, process = Beat(*json.loads(value)), int(key.rsplit("/", 1)[1])
             if process not in seen or seen[process][0].number != beat.number:
                 seen[process] = (beat, now)
-        verdict = self._read("verdict") or judge({p: (beat, now - when) for p, (beat, when) in seen.items()})
+        beats = {process: (beat, now - when) for process, (beat, when) in seen.items()}
+        verdict = self._read("verdict") or judge(beats, self._patience)
         if verdict:
             self._say(verdict)
             time.sleep(3 * _INTERVAL)
@@ -245,8 +250,11 @@ class Peers:
 
     def _guard(self) -> None:
         while not _is_over.wait(_INTERVAL):
-            if self._doing != _ENDING and time.monotonic() - self._heard > SILENCE + _INTERVAL:
-                self._end(f"Process 0 has given no sign of life for {SILENCE:.0f} s: killed, or stopped?")
+            unheard = time.monotonic() - self._heard
+            if self._doing != _ENDING and unheard > silence(self._patience) + _INTERVAL:
+                self._end(f"Process 0 has given no sign of life for {unheard:.0f} s: killed, or stopped?")
+            if self._launcher is not None and os.getppid() != int(self._launcher):
+                self._end("The launcher is gone.")
 
     def _end(self, verdict: str) -> None:
         """End this process. Its main thread may be inside a collective, from where nothing else brings it back."""
@@ -282,33 +290,56 @@ class Peers:
             raise
 
 
-def judge(beats: dict[int, tuple[Beat, float]]) -> str | None:
+def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> str | None:
     """Return why a run must end, if it must.
 
     Args:
         beats: by process, its last sign of life and the seconds since then.
+        patience: seconds that the others wait for one that does not come.
     """
-    for process, (beat, silence) in beats.items():
-        if silence > SILENCE and beat.doing != _ENDING:
-            what = f"no sign of life for {silence:.0f} s: killed, or stopped?"
+    for process, (beat, silent) in beats.items():
+        bound = silence(patience) * (4 if beat.doing.startswith(_LONG) else 1)
+        if silent > bound and beat.doing != _ENDING:
+            what = f"no sign of life for {silent:.0f} s: killed, or stopped?"
             return f"Process {process} has given {what} It was {beat.doing}."
-    limit = max([PATIENCE, *(10 * beat.step for beat, _ in beats.values())])
+    limit = max([patience, *(10 * beat.step for beat, _ in beats.values())])
     apart = {beat.waits: f"process {process} is {beat.doing}" for process, (beat, _) in reversed(beats.items())}
     if "" not in apart and len(apart) > 1 and min(beat.seconds for beat, _ in beats.values()) > limit:
         what = ", ".join(sorted(apart.values()))
         return f"The processes wait for each other: {what}. Do they have the same batches, and leave loops together?"
     waiting = [beat.seconds for beat, _ in beats.values() if beat.waits]
     for process, (beat, _) in beats.items():
-        patience = max(START, limit) if beat.doing.startswith(("starting", "compiling")) else limit
-        if not beat.waits and waiting and min(beat.seconds, max(waiting)) > patience:
+        bound = max(START, limit) if beat.doing.startswith(_LONG) else limit
+        if not beat.waits and waiting and min(beat.seconds, max(waiting)) > bound:
             return f"Process {process} has been {beat.doing} for {beat.seconds:.0f} s, while others wait for it."
     return None
 
 
+def silence(patience: float) -> float:
+    """Return the seconds without a sign of life after which a process counts as dead.
+
+    A process that is alive is silent while C code keeps the interpreter, as in unpickling a large file.
+    """
+    return max(5.0, patience * 2 / 3)
+
+
+def _seconds(name: str, default: float) -> float:
+    """Return a number of seconds from the environment."""
+    given = os.environ.get(name, str(default))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise SpecificationError(say(f"{name} must be a number of seconds.", given, f"{name}={default:g}"))
+    return seconds
+
+
 def end(message: str) -> None:
     """End this process at once, with exit code 1 and a message."""
-    print(f"wholestep: {message}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    with suppress(OSError):  # there may be nobody left to read it
+        print(f"wholestep: {message}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
     os._exit(1)
 
 
