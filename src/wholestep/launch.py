@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 _GRACE = 6.0  # seconds that processes have to say why they end, once one of them has
 
@@ -17,8 +19,9 @@ _GRACE = 6.0  # seconds that processes have to say why they end, once one of the
 def launch(num: int, script: str, arguments: list[str]) -> int:
     """Run a script in `num` processes of one run; return the exit code, that of the first process that failed.
 
-    Their output comes line by line, with the process's number before it. When one ends with an error, the others are
-    ended. An interrupt (Ctrl-C) ends all, and so does the end of this process, however it ends.
+    Each has an equal share of the processor's cores, if there are enough: threads of one would keep another's messages
+    waiting. Their output comes line by line, with the process's number before it. When one ends with an error, the
+    others are ended. An interrupt (Ctrl-C) ends all, and so does the end of this process, however it ends.
     """
     environment = os.environ | {
         "WHOLESTEP_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
@@ -27,17 +30,12 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
         "PYTHONUNBUFFERED": "1",
     }
     command = [sys.executable, "-m", "wholestep.cli", "launch", script, *arguments]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=environment | {"WHOLESTEP_PROCESS_ID": str(i), "JAX_LOCAL_DEVICE_IDS": str(i)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        for i in range(num)
-    ]
+    processes = []
+    for i in range(num):
+        own = environment | {"WHOLESTEP_PROCESS_ID": str(i), "JAX_LOCAL_DEVICE_IDS": str(i)}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with _cores(i, num):
+            processes.append(subprocess.Popen(command, env=own, text=True, errors="replace", **pipes))
     lock = threading.Lock()
     streams = [(i, s, t) for i, p in enumerate(processes) for s, t in ((p.stdout, sys.stdout), (p.stderr, sys.stderr))]
     copiers = [threading.Thread(target=_copy, args=(*stream, lock), daemon=True) for stream in streams]
@@ -69,6 +67,21 @@ def run(script: str, arguments: list[str]) -> int:
         if stop.code not in (None, 0):
             raise RuntimeError(f"the script left with exit code {stop.code}") from stop
     return 0
+
+
+@contextmanager
+def _cores(index: int, num: int) -> Iterator[None]:
+    """Let a process that is started in this block have its share of the cores."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    each = len(cores) // num
+    if each == 0:
+        yield
+        return
+    os.sched_setaffinity(0, cores[index * each : (index + 1) * each])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _watch(processes: list[subprocess.Popen]) -> int:

@@ -11,6 +11,7 @@ Reads `jax._src.distributed.global_state`, the only way to that store.
 import atexit
 import json
 import os
+import random
 import statistics
 import sys
 import threading
@@ -20,10 +21,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import keras
+import numpy as np
 from jax._src import distributed
 
 from wholestep.engines.alone import Alone
@@ -68,7 +70,7 @@ def connect() -> Any:
 def join() -> None:
     """Join the run that `wholestep launch -n` or a cluster's own launcher started this process for.
 
-    All processes draw from one seed afterwards, so that their models begin alike.
+    All processes draw the same random numbers afterwards, so that their models begin alike.
 
     Raises:
         PeerError: it is not known what run this is.
@@ -85,7 +87,10 @@ def join() -> None:
     except (ValueError, RuntimeError) as error:
         attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
         raise PeerError(say("A process must know the run that it belongs to.", error, attempt)) from error
-    keras.utils.set_random_seed(connect().share(int.from_bytes(os.urandom(4), "little")))
+    seed = connect().share(int.from_bytes(os.urandom(4), "little"))
+    # As keras.utils.set_random_seed, which imports tensorflow beside: Keras draws its seeds from Python's numbers.
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 class Peers:
@@ -107,6 +112,7 @@ class Peers:
         self._heard = time.monotonic()
         self._patience = _seconds("WHOLESTEP_PATIENCE", PATIENCE)
         self._launcher = os.environ.get("WHOLESTEP_LAUNCHER")
+        _calm_gloo()
         for work in (self._beat, self._guard):
             threading.Thread(target=work, name="wholestep-peers", daemon=True).start()
         atexit.register(self.at, _ENDING)
@@ -333,6 +339,18 @@ def _seconds(name: str, default: float) -> float:
     if not seconds > 0:
         raise SpecificationError(say(f"{name} must be a number of seconds.", given, f"{name}={default:g}"))
     return seconds
+
+
+def _calm_gloo() -> None:
+    """Let no thread of this process push another off its core when it wakes.
+
+    Gloo's thread wakes for every message and spins while a computing thread holds its lock. If it has pushed that
+    thread off their core, it spins until the scheduler's next tick, some 4 ms.
+    """
+    if jax.default_backend() == "cpu" and hasattr(os, "SCHED_BATCH"):
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # it may have ended by now
+                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def end(message: str) -> None:
