@@ -12,7 +12,7 @@ import wholestep as ws
 
 SOURCE = Path(ws.__file__).parent
 FLOORS = [
-    {"errors", "tree"},
+    {"errors", "interrupts", "tree"},
     {"mean", "order", "source", "sequences", "lengths", "shapes"}
     | {"state", "tables", "objective", "compiled", "forward"},
     {"engines"},

@@ -158,12 +158,19 @@ def test_a_patience_that_is_no_number(monkeypatch):
         peers.join()
 
 
+def test_the_command_line_starts_without_keras():
+    found = [sys.executable, "-c", "import sys, wholestep.cli; print('keras' in sys.modules)"]
+    assert subprocess.run(found, capture_output=True, text=True).stdout == "False\n"
+    assert set(ws.__all__) == {name for name in ws.__all__ if hasattr(ws, name)}
+    with pytest.raises(AttributeError, match="no attribute 'Batch'"):
+        ws.Batch  # noqa: B018
+
+
 def test_launch_says_what_it_needs(capsys, monkeypatch):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     assert cli.main(["launch", "-n", "2", "nothing.py"]) == 2
     assert "The script must be a file. Received: nothing.py" in capsys.readouterr().err
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
-    assert cli.main(["launch", "-n", "2", __file__]) == 2
+    assert cli.main(["launch", __file__]) == 2
     assert "Several processes need the JAX engine" in capsys.readouterr().err
 
 

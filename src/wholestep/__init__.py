@@ -1,10 +1,15 @@
 """wholestep: one whole step, however you cut the batch."""
 
-from wholestep.batches import Batches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from wholestep.errors import BatchError, NonFiniteError, PeerError, SpecificationError, WholestepError
-from wholestep.mean import Mean, Sum
-from wholestep.objective import Objective
-from wholestep.trainer import Trainer
+
+if TYPE_CHECKING:
+    from wholestep.batches import Batches
+    from wholestep.mean import Mean, Sum
+    from wholestep.objective import Objective
+    from wholestep.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -20,3 +25,13 @@ __all__ = [
     "Trainer",
     "WholestepError",
 ]
+
+_HOMES = {"Batches": "batches", "Mean": "mean", "Sum": "mean", "Objective": "objective", "Trainer": "trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Keras when it is first asked for: `wholestep launch` only starts others that do."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(f"wholestep.{_HOMES[name]}"), name)
+    return value

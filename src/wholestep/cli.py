@@ -5,8 +5,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import keras
-
 from wholestep import __version__, launch
 from wholestep.errors import say
 
@@ -62,17 +60,19 @@ def _add_launch(commands: argparse._SubParsersAction) -> None:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    backend, script = keras.backend.backend(), arguments.script
+    if not Path(arguments.script).is_file():
+        print(say("The script must be a file.", arguments.script, "the path of a Python file."), file=sys.stderr)
+        return 2
+    if arguments.num_processes is not None:
+        return launch.launch(arguments.num_processes, arguments.script, arguments.arguments)
+    import keras
+
+    backend = keras.backend.backend()
     if backend != "jax":
         attempt = "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in one process."
         print(say("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt), file=sys.stderr)
         return 2
-    if not Path(script).is_file():
-        print(say("The script must be a file.", script, "the path of a Python file."), file=sys.stderr)
-        return 2
-    if arguments.num_processes is None:
-        return launch.run(script, arguments.arguments)
-    return launch.launch(arguments.num_processes, script, arguments.arguments)
+    return launch.run(arguments.script, arguments.arguments)
 
 
 def _count(text: str) -> int:
