@@ -94,7 +94,7 @@ def _first(engine: str, quick: bool) -> list[Row]:
 
 
 def _import(engine: str, quick: bool) -> list[Row]:
-    modules = {"keras": ["keras"], "keras, wholestep": ["keras", "wholestep", f"wholestep.engines.{engine}"]}
+    modules = {"keras": ["keras"], "keras, wholestep": ["keras", "wholestep.trainer", f"wholestep.engines.{engine}"]}
     times = _in_turns(
         1 if quick else _IMPORTS,
         {name: partial(children.measure, "imports", engine, modules=names) for name, names in modules.items()},
