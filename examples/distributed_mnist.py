@@ -153,6 +153,7 @@ def parts_of_an_epoch(train):
 def restore(checkpoint, test):
     """Read a checkpoint into a model on one device; return its test loss and accuracy."""
     trainer = trainer_on(1)
+    trainer.model.optimizer.build(trainer.model.trainable_variables)  # whose moments are in the file too
     trainer.model.load_weights(checkpoint)
     return trainer.evaluate(*test, batch_size=BATCH_SIZE, verbose=0)
 

@@ -1,7 +1,13 @@
 """However many replicas share the rows, zero bits differ; rows that see each other see those of all replicas."""
 
+import contextlib
 import itertools
+import json
+import os
 import re
+import socket
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -387,3 +393,32 @@ def test_other_strategies_are_refused():
         model.compile("sgd", "mse")
     with pytest.raises(ws.SpecificationError, match="must mirror variables in one process"):
         ws.Trainer(model).fit(*numbers(), verbose=0)
+
+
+WORKER = """
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+import keras, numpy as np, wholestep as ws
+with strategy.scope():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+ws.Trainer(model).fit(np.ones((8, 5)), np.ones((8, 1)))
+"""
+
+
+@only_tensorflow
+def test_workers_of_tensorflow_are_told_what_to_use():
+    """Keras 3.15 itself cannot train under this strategy."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        workers = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(2)]
+    command = [sys.executable, "-c", WORKER]
+    started = [
+        subprocess.Popen(command, env=os.environ | {"TF_CONFIG": json.dumps(c)}, stderr=subprocess.PIPE, text=True)
+        for c in configs
+    ]
+    for worker in started:
+        errors = worker.communicate(timeout=120)[1]
+        assert "SpecificationError: The strategy must mirror variables in one process" in errors
+        assert "the JAX engine and `wholestep launch`" in errors

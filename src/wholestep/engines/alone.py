@@ -34,6 +34,3 @@ class Alone:
 
     def meet(self, where: str) -> None:
         """Wait until all processes have come to the same place."""
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the others that this process has failed, so that they end."""

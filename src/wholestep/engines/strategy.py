@@ -111,10 +111,10 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Repl
     strategy = getattr(model, "distribute_strategy", None)
     count = 1 if strategy is None else strategy.num_replicas_in_sync
     mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
-    name = type(strategy).__name__
-    if strategy is not None and not mirrored and (count > 1 or "MultiWorker" in name):
+    if count > 1 and not mirrored:
+        must = "The strategy must mirror variables in one process, as MultiWorkerMirroredStrategy and others do not."
         attempt = "tf.distribute.MirroredStrategy; or, for several hosts, the JAX engine and `wholestep launch`."
-        raise SpecificationError(say("The strategy must mirror variables in one process.", name, attempt))
+        raise SpecificationError(say(must, type(strategy).__name__, attempt))
     if replicas not in (None, count) and not (replicas == "all" and mirrored):
         must = "On TensorFlow, replicas are those of the strategy that the model was built under."
         found = f"replicas={replicas} and a model of {count}"
