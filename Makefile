@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+comma := ,
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: train test lint suite bench clean
 
-train: $(VENV)/installed-demo
+train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
 
 test: lint suite
@@ -24,15 +25,15 @@ suite: $(VENV)/installed-all
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks
 
-$(VENV)/installed-demo: pyproject.toml constraints.txt
+$(VENV)/installed-demo-%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo$(if $(filter tensorflow,$*),$(comma)tensorflow)]'
 	touch $@
 
 $(VENV)/installed-all: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,tensorflow,dev]'
-	touch $@ $(VENV)/installed-demo
+	touch $@ $(VENV)/installed-demo-jax $(VENV)/installed-demo-tensorflow
 
 clean:
 	rm -rf $(VENV)

@@ -115,7 +115,7 @@ def whole_runs():
 def sharded():
     """Return the model after an update in which no process holds all of a layer's kernel, and what saving says."""
     keras.utils.clear_session()
-    devices = keras.distribution.DeviceMesh((2, 2), ["rows", "columns"], keras.distribution.list_devices()[:4])
+    devices = keras.distribution.DeviceMesh((2, 2), ["columns", "rows"], keras.distribution.list_devices()[:4])
     places = keras.distribution.LayoutMap(devices)
     places[".*dense/kernel"] = (None, "columns")
     keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=places, batch_dim_name="rows"))

@@ -1,8 +1,8 @@
 """Blocks name every row once, in order; a thread that loads ahead ends with its loop."""
 
-import queue
 import threading
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -156,8 +156,79 @@ def test_a_block_that_waited_goes_back_before_those_that_still_wait():
     """The loop ends while the thread has one of three blocks in its hands."""
     data = ws.Batches(np.full((2,), i) for i in range(5))
     waiting = [Loaded(Host, data)._block(next(data), None, (0, i), (0, i + 1)) for i in range(3)]
-    data.unused = waiting.copy()
+    data.unused, data.position = waiting.copy(), (0, 0)
     feed = Loaded(Host, data)
-    feed._stop.set()
-    feed._work(queue.Queue(1), None)
-    assert [block.place for block in data.unused] == [(0, 0), (0, 1), (0, 2)]
+    for _ in feed.blocks(None, lambda: 1):
+        break
+    assert [block.place for block in data.unused][:3] == [(0, 0), (0, 1), (0, 2)]
+
+
+class Again:
+    """A stream that begins again."""
+
+    def __init__(self, num=5):
+        self.num = num
+
+    def __iter__(self):
+        return (np.full((2,), float(i), "float32") for i in range(self.num))
+
+
+def use(feed, num, most=None):
+    """Return the numbers of the batches that a loop uses, which leaves during the next one."""
+    seen = []
+    for block in feed.blocks(num, lambda: 1):
+        if len(seen) == most:
+            break
+        seen.append(int(block.data[0]))
+        feed.batches.position = block.position
+    return seen
+
+
+def test_a_stream_that_begins_again_uses_every_batch_once():
+    feed = Loaded(Host, ws.Batches(Again()))
+    assert [use(feed, 3) for _ in range(4)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]
+    assert feed.batches.position == (2, 2)
+
+
+def test_an_evaluation_that_is_left_early_leaves_nothing_behind():
+    batches = ws.Batches(Items(), 2, shuffle=False)
+    ordered = batches.in_order()
+    assert use(Loaded(Host, ordered), None, 1) == [0]
+    assert (batches.position, batches.unused) == ((0, 0), [])
+    assert use(Loaded(Host, batches.in_order()), None) == [0, 2, 4, 6]
+
+
+class Reshuffled(keras.utils.PyDataset):
+    """Six batches in an order that is turned round whenever an epoch ends."""
+
+    order, ends = list(range(6)), 0
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return np.full((2,), float(self.order[i]), "float32")
+
+    def on_epoch_end(self):
+        self.order, self.ends = self.order[::-1], self.ends + 1
+
+
+def test_a_dataset_that_shuffles_itself_is_left_and_taken_up_again():
+    data = Reshuffled()
+    feed = Loaded(Host, ws.Batches(data, shuffle=False))
+    assert use(feed, None, 3) == [0, 1, 2]
+    assert use(feed, None) == [3, 4, 5]
+    assert data.ends == 1
+    assert use(feed, None, 2) == [5, 4]
+    assert feed.batches.unused
+    feed.batches.seek(1, 0)
+    assert not feed.batches.unused
+
+
+def test_a_batch_that_was_not_carried_out_comes_again():
+    feed = Loaded(Host, ws.Batches(np.full((2,), i) for i in range(4)))
+    for block in feed.blocks(3, lambda: 1):
+        feed.batches.position = block.position
+    feed.go_back(block, 0)
+    assert feed.batches.position == (0, 2)
+    assert use(feed, None) == [2, 3]

@@ -101,3 +101,22 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(kind, when, monkeypatc
     run(trainer, batches)
     for value, known in zip([*model.variables, *model.optimizer.variables], expected, strict=True):
         np.testing.assert_array_equal(value.numpy(), known)
+
+
+class Again:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_a_fit_that_is_interrupted_in_the_last_update_of_a_stream_goes_on_with_the_next_epoch(monkeypatch):
+    x = np.ones((4, 4), "float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batches, trainer = ws.Batches(Again([(x, x[:, :1])] * 3)), ws.Trainer(model)
+    interrupted_at(lambda: trainer.fit(batches, verbose=0), "after", monkeypatch)
+    assert batches.position == (0, 3)
+    trainer.fit(batches, verbose=0)
+    assert (batches.position, int(model.optimizer.iterations.numpy())) == ((2, 0), 6)

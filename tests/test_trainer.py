@@ -355,13 +355,17 @@ def test_a_stream_left_early_goes_on_where_it_was_left():
     assert seen == list(range(8))
 
 
-def test_the_place_after_a_failure_is_that_of_the_failed_update():
-    batches = ws.Batches((poisoned(9), Y), 4, shuffle=False)
+@pytest.mark.parametrize("kind", ["resident", "stream", "last of a stream"])
+@pytest.mark.parametrize("how", ["fit", "steps"])
+def test_a_failed_update_is_the_next_one(how, kind):
+    x, y = poisoned(9)[:12] if kind == "last of a stream" else poisoned(9), Y
+    stream = ((x[i : i + 4], y[i : i + 4]) for i in range(0, len(x) - 3, 4))
+    batches = ws.Batches((x, y), 4, shuffle=False) if kind == "resident" else ws.Batches(stream)
     trainer = ws.Trainer(model())
-    with pytest.raises(ws.NonFiniteError, match="Update 3"):
-        trainer.fit(batches, verbose=0)
-    assert batches.position == (0, 2)
-    assert trainer.num_skipped == 0
+    for _ in range(2):
+        with pytest.raises(ws.NonFiniteError, match="Update 3"):
+            trainer.fit(batches, verbose=0) if how == "fit" else list(trainer.steps(batches))
+        assert batches.position == (0, 2)
 
 
 def test_two_trainers_of_one_model_keep_their_optimizers():

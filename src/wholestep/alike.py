@@ -13,6 +13,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.batches import Batches
+from wholestep.compiled import layers
 
 _PACKAGES = ("wholestep", "keras", "jax", "numpy")
 
@@ -24,9 +25,9 @@ def facts_of_code(model: keras.Model, objective: Any, optimizer: Any, options: A
         "the version of python": platform.python_version(),
         **{f"the version of {package}": _version(package) for package in _PACKAGES},
         "the script": _digest(script.read_bytes()) if script.is_file() else script.name,
-        "the model": _digest(_config(model)),
+        "the model": _digest(_described(*layers(model))),
         "the objective": f"{type(objective).__qualname__} {_digest(_source(type(objective)))}",
-        "the optimizer": _digest(_config(optimizer)),
+        "the optimizer": _digest(_described(optimizer)),
         "the options": str(options),
     }
 
@@ -64,12 +65,21 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _config(thing: Any) -> str:
-    """Return the configuration of a model or optimizer as text; of one that does not tell, its class."""
-    try:
-        return str(thing.get_config())
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
-        return type(thing).__qualname__
+def _described(*things: Any) -> str:
+    """Return the classes of things and their attributes that are plain values or functions.
+
+    Keras' own `get_config` imports TensorFlow to serialise anything. What this leaves out is seen in the program.
+    """
+    kept = [{k: _word(v) for k, v in getattr(t, "__dict__", {}).items() if not k.startswith("_")} for t in things]
+    return str([(type(t).__qualname__, sorted(own.items())) for t, own in zip(things, kept, strict=True)])
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return str([_word(part) for part in value])
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _source(kind: type) -> str:

@@ -101,7 +101,7 @@ class Batches:
         self._stream: Iterator[Tree] | None = None
         self._has_ended = False
         self._peeked: Tree | None = None
-        self.unused: list = []  # what a feed loaded from a stream, but its loop did not use
+        self.unused: list = []  # ready-made batches that a feed has loaded, but its loop did not use
 
     @property
     def arrays(self) -> Tree | None:
@@ -146,6 +146,8 @@ class Batches:
         place = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
         if isinstance(self.source, Stream) and self.source.begins_again:
             self._run_to(*place)
+        elif not isinstance(self.source, Stream):
+            self.unused = []
         self.position = place
 
     def _run_to(self, epoch: int, step: int) -> None:
@@ -164,7 +166,7 @@ class Batches:
         if isinstance(self.source, Stream):
             return self
         ordered = copy.copy(self)
-        ordered.grouping, ordered.position = self.grouping.in_order(), (0, 0)
+        ordered.grouping, ordered.position, ordered.unused = self.grouping.in_order(), (0, 0), []
         return ordered
 
     def rows(self, epoch: int, step: int) -> np.ndarray:

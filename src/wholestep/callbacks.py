@@ -22,7 +22,7 @@ class Watch:
         engine: the engine, which knows the other processes.
 
     Raises:
-        SpecificationError: a callback is to save weights that no process holds whole.
+        SpecificationError: a callback is to save weights that are sharded over devices of several processes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Watch:
             )
         self.model = model
         self.callbacks = callbacks
-        if peers.count > 1:
+        if peers.count > 1 and history:
             _check_savers(callbacks, engine.sharded(model.variables))
         hooked = [c for c in callbacks.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = bool(hooked)
@@ -102,7 +102,7 @@ def _of_several(callbacks: Any, peers: Any) -> Any:
 def _check_savers(callbacks: Any, sharded: list[str]) -> None:
     savers = [type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS)]
     if savers and sharded:
-        must = "Keras saves weights that are whole in every process; these are sharded over several."
+        must = "Keras cannot save weights that are sharded over devices in a run of several processes."
         attempt = f"leave {' and '.join(savers)} out, or use keras.distribution.DataParallel."
         raise SpecificationError(say(must, ", ".join(sharded[:3]), attempt))
 

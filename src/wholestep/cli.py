@@ -1,12 +1,13 @@
 """The command line: `wholestep demo | launch`."""
 
 import argparse
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from wholestep import __version__, launch
-from wholestep.errors import say
+from wholestep.errors import PeerError, say
 
 _DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
@@ -63,6 +64,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     if not Path(arguments.script).is_file():
         print(say("The script must be a file.", arguments.script, "the path of a Python file."), file=sys.stderr)
         return 2
+    os.environ.setdefault("KERAS_BACKEND", "jax")
     if arguments.num_processes is not None:
         return launch.launch(arguments.num_processes, arguments.script, arguments.arguments)
     import keras
@@ -71,6 +73,11 @@ def _launch(arguments: argparse.Namespace) -> int:
     if backend != "jax":
         attempt = "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in one process."
         print(say("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt), file=sys.stderr)
+        return 2
+    try:
+        launch.join()
+    except PeerError as error:
+        print(error, file=sys.stderr)
         return 2
     return launch.run(arguments.script, arguments.arguments)
 

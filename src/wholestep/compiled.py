@@ -78,8 +78,15 @@ def unpack(batch: Any) -> tuple[Any, Any, Any]:
 
 
 def build(model: keras.Model, batch: Any) -> None:
-    """Create the variables of the model, its losses and its metrics from the shapes of one batch."""
+    """Create the variables of the model, its losses and its metrics from the shapes of one batch.
+
+    Raises:
+        BatchError: the model was compiled with a loss, and there are no labels.
+    """
     x, y, weight = unpack(batch)
+    if y is None and model._compile_loss is not None:
+        must = "A model that was compiled with a loss needs labels."
+        raise BatchError(say(must, "a batch without y", "pass y, or batches of (x, y); or compile without a loss."))
     model._symbolic_build(data_batch=(x, y, weight))
 
 

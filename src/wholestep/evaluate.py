@@ -79,7 +79,9 @@ class Evaluation:
     def _program(self, name: str, function: Any, arguments: tuple, spends: bool) -> Any:
         key = (name, *((tuple(leaf.shape), str(leaf.dtype)) for leaf in tree.leaves(arguments[-2:])))
         if key not in self._programs:
+            self.engine.peers.at("compiling")
             self._programs[key] = self.engine.compile(function, arguments, spends=spends)
+            self.engine.peers.at("at work (reading data, or in a callback)")
         return self._programs[key]
 
 

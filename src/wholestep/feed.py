@@ -13,6 +13,7 @@ from wholestep import tree
 from wholestep.batches import Batches
 from wholestep.errors import BatchError, say
 from wholestep.grouping import Even
+from wholestep.interrupts import uninterrupted
 from wholestep.source import Stream
 from wholestep.step import Cut
 
@@ -76,6 +77,10 @@ class Resident:
             if step == per_epoch:
                 epoch, step = epoch + 1, 0
 
+    def go_back(self, block: Block, done: int) -> None:
+        """Stand behind the first `done` updates of a block again: the others were not carried out."""
+        self.batches.position = block.place[0], block.place[1] + done
+
     def _blocks(self, epoch: int, step: int, num: int) -> Iterator[Block]:
         size, order = self.size, self.order
         rows = order.rows(epoch, step * size, min((step + num) * size, order.num_rows))
@@ -116,36 +121,47 @@ class Loaded:
         ready: queue.Queue = queue.Queue(_AHEAD)
         latest: deque[Block] = deque(maxlen=2)  # the update that is under way, and the one before it
         self._end: tuple[int, int] | None = None  # the place after a stream that has ended
+        self._in_hand: list[Block] = []
         self._stop.clear()
         thread = threading.Thread(target=self._work, args=(ready, num), name="wholestep-feed", daemon=True)
-        thread.start()
         try:
+            thread.start()
             while (item := ready.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
                 latest.append(item)
                 yield item
-            self.batches.position = self._end or self.batches.position
+            self.batches.position = max(self.batches.position, self._end or self.batches.position)
         finally:
             self._stop.set()
-            thread.join()
-            self._put_back([*latest, *_drain(ready)])
+            try:
+                thread.join()
+            finally:  # also after a second Ctrl-C, of somebody who does not want to wait for the thread
+                with uninterrupted():
+                    self._put_back([*latest, *_drain(ready), *self._in_hand])
+
+    def go_back(self, block: Block, done: int) -> None:
+        """Stand behind the first `done` updates of a block again: the others were not carried out."""
+        self.batches.position = block.place[0], block.place[1] + done
+        if self._stop.is_set():
+            self._put_back([block])
 
     def _work(self, ready: queue.Queue, num: int | None) -> None:
         try:
             for block in self._load(num):
                 if not _put(ready, block, self._stop):
-                    self.batches.unused.insert(0, block)  # before those that also wait
+                    self._in_hand.append(block)
                     return
             _put(ready, None, self._stop)
         except BaseException as error:  # handed to the loop, which raises it
             _put(ready, error, self._stop)
 
     def _put_back(self, loaded: list) -> None:
-        """Let the blocks of a stream that were not used wait for the next call; others can be loaded again."""
+        """Let ready-made batches that were not used wait for the next call; others can be loaded again."""
         batches = self.batches
         unused = [item for item in loaded if isinstance(item, Block) and item.place >= batches.position]
-        batches.unused = unused + batches.unused if isinstance(batches.source, Stream) else []
+        unused = [block._replace(data=None) for block in unused]
+        batches.unused = unused + batches.unused if batches.is_ready else []
 
     def _load(self, num: int | None) -> Iterator[Block]:
         batches, done, place = self.batches, 0, self.batches.position
@@ -153,7 +169,7 @@ class Loaded:
         while batches.unused and done != num:
             block = batches.unused.pop(0)
             done, place = done + 1, block.position
-            yield block
+            yield block._replace(data=self._placed(block.host))
         while done != num and (num is not None or place[0] == epoch):
             try:
                 own = self._own(place)
@@ -188,8 +204,10 @@ class Loaded:
             raise BatchError(say("A batch must have at least one row.", "0 rows", "leave empty batches out."))
         full = self._most_so_far(host, count) if batches.is_ready else batches.grouping.full_size(*place)
         rows, counts = np.arange(count, dtype=np.int32)[None], np.full((1,), count, np.int32)
-        data = self.engine.place(host) if self.engine.num_replicas == 1 else None
-        return Block(data, host, False, rows, counts, full, [ids], own, place, position)
+        return Block(self._placed(host), host, False, rows, counts, full, [ids], own, place, position)
+
+    def _placed(self, host: Any) -> Any:
+        return self.engine.place(host) if self.engine.num_replicas == 1 else None
 
     def _most_so_far(self, host: Any, count: int) -> int:
         """Return the most rows that a ready-made batch of this shape has had."""

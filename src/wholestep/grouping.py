@@ -83,7 +83,7 @@ def group_evenly(source: Source, batch_size: int | None, seed: int, shuffle: boo
         num = source.num_batches
         return Even(source, Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None), 1)
     assert isinstance(source, Arrays | Items)
-    size = 32 if batch_size is None else _whole("batch_size", batch_size, "leave it out for 32.")
+    size = 32 if batch_size is None else _whole("batch_size", batch_size, "a number such as 32, or leave it out.")
     return Even(source, Order(source.num_rows, seed, shuffle), min(size, source.num_rows))
 
 

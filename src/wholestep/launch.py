@@ -54,11 +54,19 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
             copier.join(timeout=2)
 
 
-def run(script: str, arguments: list[str]) -> int:
-    """Run a script in this process of a run, after joining the others; tell them if it fails."""
-    from wholestep.engines import peers
+def join() -> None:
+    """Join the run that this process was started for.
+
+    Raises:
+        PeerError: it is not known what run that is.
+    """
+    from wholestep.engines import peers  # Keras and JAX, which the process that only starts others does without
 
     peers.join()
+
+
+def run(script: str, arguments: list[str]) -> int:
+    """Run a script in this process of a run, which it has joined."""
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:

@@ -17,7 +17,10 @@ def run_epoch(
         NonFiniteError: an update was not applied, and neither were those after it.
     """
     run = _run_watched if watch.needs_state else _run
+    _, step = feed.batches.position
     state, logs = run(machine, state, feed, num, first, watch)
+    if step > 0 and not logs:  # it was left after the last batch of a stream: the epoch is the next one
+        state, logs = run(machine, state, feed, num, first, watch)
     machine.meet(feed)
     return state, logs
 
@@ -62,7 +65,7 @@ def _tell(machine: Machine, state: State, feed: Feed, report: Report, first: int
         logs = report.logs(i)
         watch.tell(report.first + i - first, logs | {"loss": report.loss(i)} if i == failure else logs)
     if failure is not None:
-        feed.batches.position = report.block.place[0], report.block.place[1] + failure
+        feed.go_back(report.block, failure)
     # TerminateOnNaN and its like end the run in their own way.
     if failure is not None and not watch.stops:
         raise machine.failure(state, report, failure)

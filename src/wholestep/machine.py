@@ -183,7 +183,8 @@ class Machine:
     def dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
         """Send one block of updates, the first of this number, to the device. Spends the state; waits for nothing.
 
-        The Keras variables hold the new state, and the batches stand behind the block, or nothing has happened.
+        The Keras variables hold the new state, and the batches stand behind the block, or nothing has happened; only
+        if the program itself fails, what it spent is lost.
         """
         planner, batches, peers = self.planner, feed.batches, self.engine.peers
         peers.at(f"preparing update {first}")
@@ -206,11 +207,12 @@ class Machine:
         data, rows = arrange(self.engine, block, program.cut)
         rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
         arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))
-        with uninterrupted(), peers.dispatching(f"computing update {first}"):
+        with peers.dispatching(f"computing update {first}"), uninterrupted():
             state, reports = program.call(state, data, *arguments)
             self.engine.give(self.variables, state)
             batches.position = block.position
-        peers.at(f"at work after update {first} (reading data, or in a callback)")
+        last = first + len(block.counts) - 1
+        peers.at(f"at work after update {last} (reading data, or in a callback)")
         return state, Report(self.engine, self.step.tally.layout, reports, block, first, program)
 
     def check(self, block: Block) -> None:

@@ -225,11 +225,14 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def explain(program: Program, coupling: Coupling | None, engine: Any, sharded: list[str]) -> str:
+def explain(planner: Planner, sharded: list[str]) -> str:
     """Return how an update is carried out, in plain words; `sharded` are the variables that no device holds whole."""
+    engine, coupling, program = planner.engine, planner.coupling, list(planner.programs.values())[-1]
     cut = program.cut
     parts = " and ".join(f"{num} x {size} rows" for num, size in cut.sections)
+    several = len(planner.programs)
     lines = [
+        *([f"{several} programs for updates of several shapes; the latest:"] if several > 1 else []),
         f"One update takes {cut.rows} rows"
         + (f" in {cut.num_microbatches} microbatches ({parts})." if cut.num_microbatches > 1 else " at once."),
         *_spread(cut, engine),

@@ -14,6 +14,7 @@ from wholestep.callbacks import Watch
 from wholestep.engines import scope
 from wholestep.errors import BatchError, SpecificationError, say
 from wholestep.evaluate import join
+from wholestep.feed import Feed
 from wholestep.loop import run_epoch
 from wholestep.machine import Machine, Options, Report
 from wholestep.objective import Objective, leave_rows_out
@@ -190,15 +191,14 @@ class Trainer:
         self._number()
         feed, state = machine.feed(batches), machine.take()
         for _ in range(epochs):
-            state, late = machine.begin_epoch(state), None
-            number = self._number()
+            state, late, number = machine.begin_epoch(state), None, self._number()
             for block in feed.blocks(None, lambda: 1):
                 number += 1
                 state, report = machine.dispatch(machine.take(state), feed, block, number)
-                self._check_applied(machine, state, late)
+                self._check_applied(machine, state, feed, late)
                 late = report
                 yield Step(number, *block.place, report)
-            self._check_applied(machine, state, late)
+            self._check_applied(machine, state, feed, late)
             machine.meet(feed)
 
     def update(self, batch: Any) -> dict[str, Any]:
@@ -274,9 +274,7 @@ class Trainer:
         machine = self._machine
         if machine is None or not machine.planner.programs:
             return "No update has been carried out yet: the plan is made from the first batch."
-        program = list(machine.planner.programs.values())[-1]
-        sharded = machine.engine.sharded(machine.variables.params)
-        return explain(program, machine.planner.coupling, machine.engine, sharded)
+        return explain(machine.planner, machine.engine.sharded(machine.variables.params))
 
     @property
     def num_skipped(self) -> int:
@@ -333,8 +331,7 @@ class Trainer:
     def _make(self) -> Machine:
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
         if self._given is not None:
-            pads = leave_rows_out(self._metrics)
-            return Machine(model, self._given, optimizer, self._metrics, pads, self._options)
+            return Machine(model, self._given, optimizer, self._metrics, leave_rows_out(self._metrics), self._options)
         if model.run_eagerly:
             warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=4)
         objective = compiled.CompiledObjective(model, self._metrics)
@@ -355,8 +352,9 @@ class Trainer:
             )
         return int(np.asarray(self.model.optimizer.iterations)) + self.num_skipped
 
-    def _check_applied(self, machine: Machine, state: State, report: Report | None) -> None:
+    def _check_applied(self, machine: Machine, state: State, feed: Feed, report: Report | None) -> None:
         if report is not None and (failure := machine.note_failures(report)) is not None:
+            feed.go_back(report.block, failure)
             raise machine.failure(state, report, failure)
 
     def _finish(self) -> None:

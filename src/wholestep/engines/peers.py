@@ -10,6 +10,7 @@ Reads `jax._src.distributed.global_state`, the only way to that store.
 
 import atexit
 import json
+import math
 import os
 import random
 import statistics
@@ -86,7 +87,9 @@ def join() -> None:
         jax.distributed.initialize(**given, shutdown_timeout_seconds=_DAY // 1000)
     except (ValueError, RuntimeError) as error:
         attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
-        raise PeerError(say("A process must know the run that it belongs to.", error, attempt)) from error
+        raise PeerError(
+            say("A process must know the run that it belongs to.", str(error).rstrip("."), attempt)
+        ) from error
     seed = connect().share(int.from_bytes(os.urandom(4), "little"))
     # As keras.utils.set_random_seed, which imports tensorflow beside: Keras draws its seeds from Python's numbers.
     random.seed(seed)
@@ -197,7 +200,7 @@ class Peers:
             if not any(sign in str(error) for sign in _BROKEN):
                 raise
             # The verdict names the process that is lost, and ends this one.
-            time.sleep(silence(self._patience) + 3 * _INTERVAL)
+            _is_over.wait(4 * silence(self._patience) + 5 * _INTERVAL)
             must = "All processes must take part in every update."
             raise PeerError(say(must, error, "look at the output of the other processes.")) from error
         finally:
@@ -255,8 +258,12 @@ class Peers:
         return verdict
 
     def _guard(self) -> None:
+        ticked = time.monotonic()
         while not _is_over.wait(_INTERVAL):
-            unheard = time.monotonic() - self._heard
+            before, ticked = ticked, time.monotonic()
+            if ticked - before > 3 * _INTERVAL:  # this process was silent itself, and could hear nobody
+                self._heard = ticked
+            unheard = ticked - self._heard
             if self._doing != _ENDING and unheard > silence(self._patience) + _INTERVAL:
                 self._end(f"Process 0 has given no sign of life for {unheard:.0f} s: killed, or stopped?")
             if self._launcher is not None and os.getppid() != int(self._launcher):
@@ -336,7 +343,7 @@ def _seconds(name: str, default: float) -> float:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise SpecificationError(say(f"{name} must be a number of seconds.", given, f"{name}={default:g}"))
     return seconds
 
