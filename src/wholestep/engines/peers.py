@@ -351,8 +351,8 @@ def _seconds(name: str, default: float) -> float:
 def _calm_gloo() -> None:
     """Let no thread of this process push another off its core when it wakes.
 
-    Gloo's thread wakes for every message and spins while a computing thread holds its lock. If it has pushed that
-    thread off their core, it spins until the scheduler's next tick, some 4 ms.
+    Gloo's thread wakes for every message, and was seen to spin: probably while a computing thread holds its lock. If it
+    has pushed that thread off their core, that lasts until the scheduler's next tick, some 4 ms.
     """
     if jax.default_backend() == "cpu" and hasattr(os, "SCHED_BATCH"):
         for task in Path("/proc/self/task").iterdir():
