@@ -77,7 +77,7 @@ def test_parameters_that_no_process_holds_whole():
 FAULTS = {
     "killed 1": "process 1 was ended by SIGKILL",
     "killed 0": "process 0 was ended by SIGKILL",
-    "stopped 1": "Process 1 has given no sign of life for .* s",
+    "stopped 1": r"Process 1 has given no sign of life for \d+ s",
     "error 1": "Process 1 failed while at work after update 3 .*: OSError: the disk is gone",
     "error 0": "Process 0 failed while at work after update 3 .*: OSError: the disk is gone",
     "busy 1": r"Process 1 has been at work after update 3 \(reading data, or in a callback\) for . s",

@@ -366,6 +366,12 @@ def test_a_failed_update_is_the_next_one(how, kind):
         with pytest.raises(ws.NonFiniteError, match="Update 3"):
             trainer.fit(batches, verbose=0) if how == "fit" else list(trainer.steps(batches))
         assert batches.position == (0, 2)
+    assert trainer.num_skipped == 0
+
+
+def test_labels_that_were_forgotten():
+    with pytest.raises(ws.BatchError, match="compiled with a loss needs labels"):
+        ws.Trainer(model()).fit(X, verbose=0)
 
 
 def test_two_trainers_of_one_model_keep_their_optimizers():
