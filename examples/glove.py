@@ -1,16 +1,22 @@
-"""Why does my GloVe model converge far slower in a loop of my own than in `fit`?
+"""Why does my GloVe model stay on a plateau in a loop of my own, where `fit` trains it well from the same pipeline?
 
-Because `fit` shuffles all rows anew every epoch, and the loop was fed through a small shuffle buffer, in the same order
-each time. A co-occurrence table is sorted: a window of 1000 rows still shows one word's pairs, then the next word's.
-`ws.Batches` permutes all rows every epoch, in constant memory, for `fit` and for a loop over `steps` alike.
+Because of a shape. The pipeline's labels are (B,), the model's outputs (B, 1). `prediction - log(count)` in a loop of
+one's own is then (B, B): every pair is drawn to the count of every other pair of its batch. `fit` trains the same model
+with the same function, for Keras gives labels the rank of the outputs before it calls a loss. One line mends the loop.
+
+1. the loop as written, with a bare operation on (B,) and (B, 1): the plateau;
+2. the same loop and one more line: `count = ops.reshape(count, (-1, 1))`;
+3. `keras.Model.fit`;
+4. a hand-written loop over `trainer.steps`. 2, 3 and 4 are on one curve. (On TensorFlow 4 is a few per cent apart:
+   Keras squares the gradients of equal embedding rows there before it sums them.) The loss as written, as an
+   `Objective`, is refused before anything runs, in a sentence that names both shapes;
+5. the loop of 4, its rows shuffled in a window of 1000, in one order for all epochs. That is the second effect, and the
+   smaller one: a table of pairs is sorted, and a window still shows one word's pairs, then the next word's.
+   `ws.Batches` permutes all rows anew every epoch, in constant memory; runs 1 to 4 read them so.
 
 The vectors (Pennington, Socher and Manning, "GloVe: Global Vectors for Word Representation", 2014) come from real text:
 the language reference that Python carries (`pydoc_data.topics`), or any text file. It may be larger than memory: it is
 read twice, its pairs are summed in buffers, spilled, merged and trained on from memory-mapped files.
-
-1. `trainer.fit`;
-2. a hand-written loop over `trainer.steps`: the same vectors, to the bit;
-3. `fit` with a shuffle window of 1000 rows in one order, and 4. with no shuffle: the mistake, made on purpose.
 
     KERAS_BACKEND=jax python examples/glove.py [--quick] [--corpus FILE] [--out FOLDER]
 """
@@ -31,6 +37,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import keras
 import matplotlib
 import numpy as np
+from keras import ops
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 import wholestep as ws
@@ -38,28 +45,30 @@ import wholestep as ws
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-BATCH_SIZE, SHUFFLE_WINDOW, SEED = 1024, 1000, 7
-FULL, WINDOW, NONE = "all rows, anew every epoch", f"a window of {SHUFFLE_WINDOW} rows, one order", "no shuffle"
+BATCH_SIZE, SHUFFLE_WINDOW, SEED = 512, 1000, 7
+AS_WRITTEN, MENDED, KERAS = "own loop, as written", "own loop, labels reshaped", "keras fit"
+OURS, WINDOW = "own loop over trainer.steps", f"the same, a window of {SHUFFLE_WINDOW} rows"
+RATE = 0.005
+PARTS = ("target", "other", "target_bias", "other_bias")
 WORD = re.compile(r"[^\W\d]\w+")
 PAIR = np.dtype([("key", np.int64), ("count", np.float64)])  # key: focal * number of words + context
 ASK = ("class", "function", "exception", "import", "string", "loop", "tuple", "module")
 
 
 def main(argv=None):
-    """Build the table, train in four ways, save vectors and a picture; return what was measured, by name."""
+    """Build the table, train in five ways, save vectors and a picture; return what was measured, by name."""
     arguments = parse(argv)
-    keras.utils.set_random_seed(SEED)
     print(f"Engine: {keras.backend.backend()}.")
     words = vocabulary(lines(arguments.corpus), arguments.vocabulary, arguments.min_count)
     if len(words) < 2:
         raise SystemExit("Fewer than two words occur often enough: try a smaller --min-count or another --corpus.")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        table = cooccurrences(lines(arguments.corpus), words, arguments.window, Path(folder))
-        print(f"{len(table[0])} pairs of words within {arguments.window} words. Loss over all of them, by epoch:")
-        result = train(rows(*table, Path(folder)), len(words), arguments.dim, arguments.epochs)
+        focal, context, count = cooccurrences(lines(arguments.corpus), words, arguments.window, Path(folder))
+        print(f"{len(count)} pairs of words within {arguments.window} words. Loss over all of them, by epoch:")
+        result = train(((focal, context), count), len(words), arguments.dim, arguments.epochs)
     vectors = result.pop("vectors")
     asked = [word for word in ASK if word in words] or content(words)[: len(ASK)]
-    result |= {"num_words": len(words), "num_pairs": len(table[0])}
+    result |= {"num_words": len(words), "num_pairs": len(count)}
     result["neighbours"] = {word: nearest(word, list(words), vectors) for word in asked}
     result["vectors"] = save(arguments.out / "glove.txt", words, vectors, header=arguments.header)
     result["picture"] = picture(result["losses"], list(words), vectors, arguments.out)
@@ -74,13 +83,13 @@ def parse(argv):
     add("--quick", action="store_true", help="frequent words only, shorter vectors, few epochs")
     add("--window", type=int, default=10, help="words to either side that count as context")
     add("--vocabulary", type=int, default=20_000, help="the most frequent words, at most")
-    add("--min-count", type=int, help="how often a word must occur (5; quick: 10)")
+    add("--min-count", type=int, help="how often a word must occur (5; quick: 15)")
     add("--dim", type=int, help="length of a vector (100; quick: 32)")
-    add("--epochs", type=int, help="(20; quick: 8)")
+    add("--epochs", type=int, help="(12; quick: 6)")
     add("--out", type=Path, default=Path("out"), help="folder of the vectors and the picture")
     add("--header", action="store_true", help="begin the vectors as word2vec does: number of words, length")
     arguments = parser.parse_args(argv)
-    for name, usual, quick in (("min_count", 5, 10), ("dim", 100, 32), ("epochs", 20, 8)):
+    for name, usual, quick in (("min_count", 5, 15), ("dim", 100, 32), ("epochs", 12, 6)):
         if getattr(arguments, name) is None:
             setattr(arguments, name, quick if arguments.quick else usual)
     return arguments
@@ -178,36 +187,34 @@ def merge(runs: list[np.ndarray], size: int) -> Iterator[np.ndarray]:
         runs = [run[num:] for run, num in zip(runs, counts, strict=True) if num < len(run)]
 
 
-# ---- the model and its rows ----
+# ---- the model and its loss ----
 
 
-def rows(focal, context, count, folder):
-    """Return ((focal, context), log of the count, weight): what `fit` calls x, y and sample_weight; memory-mapped.
+def glove_loss(count, prediction):
+    """Return min(count / 100, 1)^0.75 * (prediction - log(count))^2, unreduced.
 
-    The weight of a pair is min(count / 100, 1)^0.75: seldom met, it says little, and often met, not ever more.
+    Seldom met, a pair says little; often met, not ever more.
     """
-    log_count, weight = (np.memmap(folder / name, np.float32, "w+", shape=count.shape) for name in ("log", "weight"))
-    np.log(count, out=log_count)
-    np.minimum(count, 100, out=weight)
-    weight /= 100
-    weight **= 0.75
-    return (focal, context), log_count, weight
+    weight = ops.minimum(count / 100, 1) ** 0.75
+    return weight * (prediction - ops.log(count)) ** 2
 
 
 def network(num_words, dim):
-    """Return the model that predicts log count = target . context + a bias of each; compiled."""
+    """Return the model that predicts log count = target . context + a bias of each, as (rows, 1); compiled."""
     focal, context = keras.Input((), dtype="int32", name="focal"), keras.Input((), dtype="int32", name="context")
-    target, other = embedding(num_words, dim, "target")(focal), embedding(num_words, dim, "other")(context)
-    biases = [keras.layers.Embedding(num_words, 1, "zeros")(word) for word in (focal, context)]
+    target, other = embedding(num_words, dim, "target", 1)(focal), embedding(num_words, dim, "other", 2)(context)
+    biases = [
+        keras.layers.Embedding(num_words, 1, "zeros", name=f"{name}_bias")(word)
+        for name, word in (("target", focal), ("other", context))
+    ]
     model = keras.Model((focal, context), keras.layers.add([keras.layers.Dot(1)([target, other]), *biases]))
-    # Gradients of a mean over the batch are small, their squares more so: Adagrad must not begin at Keras' 0.1.
-    optimizer = keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-8, epsilon=1e-12)
-    model.compile(optimizer, "mse")  # with sample weights: the mean over pairs of weight * error^2
+    model.compile(keras.optimizers.Adam(RATE), glove_loss)
     return model
 
 
-def embedding(num_words, dim, name):
-    return keras.layers.Embedding(num_words, dim, keras.initializers.RandomUniform(-0.5 / dim, 0.5 / dim), name=name)
+def embedding(num_words, dim, name, seed):
+    start = keras.initializers.RandomUniform(-0.5 / dim, 0.5 / dim, seed=SEED + seed)  # the same in every run
+    return keras.layers.Embedding(num_words, dim, start, name=name)
 
 
 def vectors_of(model):
@@ -215,56 +222,138 @@ def vectors_of(model):
     return sum(model.get_layer(name).get_weights()[0] for name in ("target", "other"))
 
 
-# ---- four ways to train it; each returns its curve: the loss over all pairs after every epoch ----
+def loss_of(model, data, size=1 << 16):
+    """Return the mean loss over all pairs, some at a time, with numpy alone: one measure for all runs."""
+    (focal, context), count = data
+    weights = {name: model.get_layer(name).get_weights()[0] for name in PARTS}
+    total = 0.0
+    for begin in range(0, len(count), size):
+        i, j, met = (column[begin : begin + size] for column in (focal, context, count))
+        products = np.einsum("ij,ij->i", weights["target"][i], weights["other"][j])
+        error = products + weights["target_bias"][i, 0] + weights["other_bias"][j, 0] - np.log(met)
+        total += float(np.sum(np.minimum(met / 100, 1) ** 0.75 * error**2))
+    return total / len(count)
+
+
+# ---- the hand-written loop, as one writes it in Keras 3 on either engine ----
+
+
+def as_written(model, pair, count):
+    return ops.mean(glove_loss(count, model(pair, training=True)))  # (B,) and (B, 1) make (B, B)
+
+
+def mended(model, pair, count):
+    count = ops.reshape(count, (-1, 1))
+    return ops.mean(glove_loss(count, model(pair, training=True)))
+
+
+def by_hand(loss):
+    """Return a way to train: a loop of one's own that minimises `loss(model, pair, count)`."""
+
+    def train(model, batches, epochs, note):
+        step = {"jax": jax_step, "tensorflow": tape_step}[keras.backend.backend()](model, loss)
+        for _ in range(epochs):
+            for pair, count in batches:
+                step(pair, count)
+            note(model)
+
+    return train
+
+
+def tape_step(model, loss):
+    import tensorflow as tf
+
+    @tf.function(reduce_retracing=True)
+    def step(pair, count):
+        with tf.GradientTape() as tape:
+            value = loss(model, pair, count)
+        gradients = tape.gradient(value, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    return step
+
+
+def jax_step(model, loss):
+    import jax
+
+    variables, optimizer = model.trainable_variables, model.optimizer
+    optimizer.build(variables)
+
+    def value_at(values, pair, count):
+        with keras.StatelessScope(zip(variables, values, strict=True)):
+            return loss(model, pair, count)
+
+    @jax.jit
+    def update(values, slots, pair, count):
+        return optimizer.stateless_apply(slots, jax.grad(value_at)(values, pair, count), values)
+
+    def step(pair, count):
+        held = variables + optimizer.variables
+        values, slots = update([v.value for v in variables], [v.value for v in optimizer.variables], pair, count)
+        for variable, value in zip(held, [*values, *slots], strict=True):
+            variable.assign(value)
+
+    return step
+
+
+# ---- Keras' fit, and ours ----
+
+
+def fit(model, batches, epochs, note):
+    """Train with `keras.Model.fit` on these very batches, which it takes in their order."""
+    stream = (batch for _ in range(epochs) for batch in batches)
+    noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: note(model))
+    model.fit(stream, steps_per_epoch=len(batches), epochs=epochs, callbacks=[noting], verbose=0, shuffle=False)
+
+
+def loop(model, batches, epochs, note):
+    for step in ws.Trainer(model).steps(batches, epochs):
+        if step.batch + 1 == len(batches):
+            note(model)
+
+
+class AsWritten(ws.Objective):
+    """The loss as written: the mistake, made on purpose."""
+
+    def __call__(self, model, batch, training):
+        """Return (B, B) values, which no update can divide among B rows."""
+        pair, count = batch
+        return ws.Mean(glove_loss(count, model(pair, training=training)))
+
+
+def refusal(data, num_words, dim):
+    """Return what the library says of the loss as written."""
+    try:
+        ws.Trainer(network(num_words, dim), AsWritten()).update(next(ws.Batches(data, BATCH_SIZE)))
+    except ws.SpecificationError as error:
+        return str(error)
+    raise AssertionError("a loss of (B, B) was taken")
+
+
+# ---- five runs from the same weights; each has a curve: the loss over all pairs after every epoch ----
 
 
 def train(data, num_words, dim, epochs):
-    """Train from the same weights in four ways; return the curves, the vectors, and how far 1 and 2 are apart."""
-    start = network(num_words, dim).get_weights()
+    """Train in five ways; return the curves, the vectors, and what the library says of the first way."""
+    models, losses = {}, {}
     windowed = take(data, window_shuffled(len(data[1]), SHUFFLE_WINDOW, SEED))
-    everything = ws.Batches(data, 8 * BATCH_SIZE)
+    for name, way, rows, shuffle in (
+        (AS_WRITTEN, by_hand(as_written), data, True),
+        (MENDED, by_hand(mended), data, True),
+        (KERAS, fit, data, True),
+        (OURS, loop, data, True),
+        (WINDOW, loop, windowed, False),
+    ):
+        print(f"{len(losses) + 1}. {name}:", end="", flush=True)
+        models[name], losses[name], began = network(num_words, dim), [], time.perf_counter()
 
-    def run(name, way, data, **options):
-        model = network(num_words, dim)
-        model.set_weights(start)
-        print(f"{name}:", end="", flush=True)
-        began = time.perf_counter()
-        losses = way(model, ws.Batches(data, BATCH_SIZE, seed=SEED, **options), everything, epochs)
+        def note(model, curve=losses[name]):
+            curve.append(loss_of(model, data))
+            print(f" {curve[-1]:.4f}", end="", flush=True)
+
+        way(models[name], ws.Batches(rows, BATCH_SIZE, seed=SEED, shuffle=shuffle), epochs, note)
         print(f" ({time.perf_counter() - began:.0f} s)", flush=True)
-        return model, losses
-
-    fitted, full = run(f"1. fit, {FULL}", fit, data)
-    looped, by_loop = run(f"2. own loop, {FULL}", loop, data)
-    return {
-        "losses": {
-            FULL: full,
-            WINDOW: run(f"3. fit, {WINDOW}", fit, windowed, shuffle=False)[1],
-            NONE: run(f"4. fit, {NONE}", fit, data, shuffle=False)[1],
-        },
-        "differing_bits": differing_bits(fitted.get_weights(), looped.get_weights()),
-        "curve_differs": full != by_loop,
-        "vectors": vectors_of(fitted),
-    }
-
-
-def fit(model, batches, everything, epochs):
-    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: show(logs["val_loss"]))
-    trainer = ws.Trainer(model)
-    history = trainer.fit(batches, epochs=epochs, validation_data=everything, callbacks=[note], verbose=0)
-    return history.history["val_loss"]
-
-
-def loop(model, batches, everything, epochs):
-    losses, trainer = [], ws.Trainer(model)
-    for step in trainer.steps(batches, epochs):
-        if step.batch + 1 == len(batches):
-            losses.append(trainer.evaluate(everything, verbose=0))
-            show(losses[-1])
-    return losses
-
-
-def show(loss):
-    print(f" {loss:.4f}", end="", flush=True)
+    return {"losses": losses, "refusal": refusal(data, num_words, dim), "vectors": vectors_of(models[OURS])}
 
 
 def window_shuffled(num: int, window: int, seed: int) -> np.ndarray:
@@ -280,13 +369,8 @@ def window_shuffled(num: int, window: int, seed: int) -> np.ndarray:
 
 
 def take(data, order):
-    (focal, context), log_count, weight = data
-    return (focal[order], context[order]), log_count[order], weight[order]
-
-
-def differing_bits(ours, theirs):
-    pairs = zip(ours, theirs, strict=True)
-    return sum(int(np.unpackbits(a.view(np.uint8) ^ b.view(np.uint8)).sum()) for a, b in pairs)
+    (focal, context), count = data
+    return (focal[order], context[order]), count[order]
 
 
 # ---- what came out ----
@@ -324,10 +408,11 @@ def load(path):
 
 
 def report(result):
-    full, windowed, unshuffled = (losses[-1] for losses in result["losses"].values())
-    print(f"1 and 2: {result['differing_bits']} differing bits in the weights.")
-    print(f"Loss of 1: {full:.4f}; of 3: {windowed:.4f}, {windowed / full:.1f} times as much; ", end="")
-    print(f"of 4: {unshuffled:.4f}, {unshuffled / full:.1f} times.")
+    last = {name: losses[-1] for name, losses in result["losses"].items()}
+    together = [last[name] for name in (MENDED, KERAS, OURS)]
+    print(f"1 ends at {last[AS_WRITTEN]:.4f}; 2, 3 and 4 at {min(together):.4f} to {max(together):.4f}; ", end="")
+    print(f"5 at {last[WINDOW]:.4f}.")
+    print(f"The loss of 1, as an Objective: {result['refusal']}")
     for word, others in result["neighbours"].items():
         print(f"{word:>12}: {', '.join(others)}")
     print(f"Vectors: {result['vectors']}, picture: {result['picture']}")
@@ -344,13 +429,20 @@ def picture(losses, names, vectors, out):
 
 
 def draw_curves(axes, losses):
-    for (name, curve), color in zip(losses.items(), ("#0072B2", "#D55E00", "#888888"), strict=True):
-        axes.plot(range(1, len(curve) + 1), curve, color=color, linewidth=2.5, marker="o", markersize=4, label=name)
-    axes.set(xlabel="epoch", ylabel="loss over all pairs", yscale="log", title="One model, one rate, three orders")
+    styles = (
+        ("#D55E00", 2.5, "-"),
+        ("#56B4E9", 9, "-"),
+        ("#F0E442", 5, "-"),
+        ("#000000", 1.5, "-"),
+        ("#888888", 2, "--"),
+    )
+    for (name, curve), (color, width, line) in zip(losses.items(), styles, strict=True):
+        axes.plot(range(1, len(curve) + 1), curve, line, color=color, linewidth=width, label=name)
+    axes.set(xlabel="epoch", ylabel="loss over all pairs", yscale="log", title="One model, one rate, one pipeline")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
-    axes.legend(title="The rows are shuffled:", alignment="left", frameon=False)
+    axes.legend(frameon=False)
     axes.grid(alpha=0.3, which="both")
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -180,6 +180,8 @@ def happen(what):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == f"stopped {ME}":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if what == f"terminated {ME}":
+        os.kill(os.getpid(), signal.SIGTERM)
     if what == f"error {ME}":
         raise OSError("the disk is gone")
     if what == f"busy {ME}":

@@ -87,12 +87,16 @@ def test_tensor_board(tmp_path):
     assert list(tmp_path.glob("train/*tfevents*"))
 
 
-def test_terminate_on_nan_ends_the_run_with_good_weights(capsys):
+def test_terminate_on_nan_ends_the_run_with_good_weights_and_the_loss_that_ended_it(capsys, tmp_path):
     x = X.copy()
     x[7] = np.nan
     made = model()
-    history = ws.Trainer(made).fit(x, Y, callbacks=[keras.callbacks.TerminateOnNaN()], **HOW)
-    assert len(history.history["loss"]) == 1
+    callbacks = [keras.callbacks.TerminateOnNaN(), keras.callbacks.CSVLogger(tmp_path / "log.csv")]
+    history = ws.Trainer(made).fit(x, Y, callbacks=callbacks, **HOW)
+    (loss,) = history.history["loss"]
+    assert np.isnan(loss)
+    with open(tmp_path / "log.csv") as file:
+        assert [row["loss"] for row in csv.DictReader(file)] == ["nan"]
     assert "Invalid loss" in capsys.readouterr().out
     assert all(np.isfinite(v).all() for v in values(made))
     assert int(made.optimizer.iterations) == 1

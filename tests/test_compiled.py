@@ -1,5 +1,7 @@
 """A compiled model means what Keras says: one update equals keras.Model.fit's wherever Keras is right."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -128,6 +130,42 @@ def test_every_optimizer(name):
     # Compiled by TensorFlow, keras.Model.fit goes wrong with this one; run eagerly it is right.
     how = {"run_eagerly": True} if name == "ScheduleFreeAdamW" else {}
     check_like_keras(dense, X, TARGETS, loss="mse", optimizer=make, cuts=(4,), tol=2e-5, **how)
+
+
+# Repeated rows of an embedding: keras.Model.fit on TensorFlow squares and clips their gradients one by one.
+SUMS_FIRST = {
+    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Lion": lambda: keras.optimizers.Lion(0.1),
+}
+SUMS_LAST = {name: partial(OPTIMIZERS[name], 0.1) for name in ("Adagrad", "Adam", "AdamW", "Nadam", "RMSprop")} | {
+    name: partial(keras.optimizers.SGD, 0.1, **{name: 0.01}) for name in ("clipvalue", "clipnorm", "global_clipnorm")
+}
+
+
+def table_after_an_update(optimizer, how):
+    """Return an embedding's table; how: "keras", "keras, one-hot" (a dense layer in its place) or "ours"."""
+    keras.utils.set_random_seed(2)
+    x = keras.Input((3,), dtype="int32")
+    one_hot = L.CategoryEncoding(5, output_mode="one_hot") if how == "keras, one-hot" else None
+    table = L.Embedding(5, 2) if one_hot is None else L.Dense(2, use_bias=False)
+    rows = table(x) if one_hot is None else table(one_hot(x))
+    model = keras.Model(x, L.Dense(3)(L.Flatten()(rows)))
+    table.weights[0].assign(np.arange(10).reshape(5, 2) / 10)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    batch = np.array([[1, 1, 2], [1, 2, 1], [0, 1, 1]]), TARGETS[:3, :3]
+    (ws.Trainer(model).update if how == "ours" else lambda batch: model.train_on_batch(*batch))(batch)
+    return table.get_weights()[0]
+
+
+@pytest.mark.parametrize("name", [*SUMS_FIRST, *SUMS_LAST])
+@pytest.mark.filterwarnings("ignore:run_eagerly has no effect")
+def test_gradients_of_equal_rows_are_summed_before_they_are_squared_or_clipped(name):
+    make = (SUMS_FIRST | SUMS_LAST)[name]
+    theirs, dense_, ours = (table_after_an_update(make(), how) for how in ("keras", "keras, one-hot", "ours"))
+    np.testing.assert_allclose(ours, dense_, rtol=1e-5, atol=1e-6)
+    differs = keras.backend.backend() == "tensorflow" and name in SUMS_LAST
+    assert (abs(theirs - ours).max() > 1e-5) == differs
+    assert differs or abs(theirs - ours).max() < 1e-6
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -299,19 +337,184 @@ def test_mixed_precision(policy):
     )
 
 
-def test_a_subclassed_model_with_its_own_compute_loss_runs_whole():
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.layer = L.Dense(4)
+class Own(keras.Model):
+    """Every loss that Keras may add beside the compiled one: a penalty of weights, of an output, and `add_loss`."""
 
-        def call(self, x):
-            return self.layer(x)
+    def __init__(self):
+        super().__init__()
+        l2 = keras.regularizers.L2(0.1)
+        self.layer = L.Dense(4, kernel_regularizer=l2, activity_regularizer=keras.regularizers.L2(0.05))
+        self.penalised = Penalised(keras.ops.mean)
 
+    def call(self, x):
+        return self.penalised(self.layer(x))
+
+
+class CallsSuper(Own):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return 2 * super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+class LeavesThemOut(Own):
+    def compute_loss(self, x, y, y_pred, sample_weight):  # as in Keras before 3.3
+        return keras.ops.mean((y - y_pred) ** 2) + 1.0
+
+
+class WithMetric(Own):
+    def __init__(self):
+        super().__init__()
+        self.shown = keras.metrics.Mean(name="shown")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **rest):
+        loss = super().compute_loss(x, y, y_pred, sample_weight) + self.losses[0]
+        self.shown.update_state(loss)
+        return loss
+
+
+@pytest.mark.parametrize("make", [CallsSuper, LeavesThemOut, WithMetric])
+@pytest.mark.filterwarnings("ignore:microbatch_size=3 has no effect")
+def test_what_compute_loss_returns_is_the_loss(make):
+    check_like_keras(make, X, TARGETS, loss="mse", optimizer=lambda: keras.optimizers.SGD(0.1), cuts=(3,))
+
+
+def test_an_own_compute_loss_moves_the_trackers_of_two_losses():
+    class Twice(Two):
+        def compute_loss(self, *arguments, **named):
+            return 2 * super().compute_loss(*arguments, **named)
+
+    sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
+    check_like_keras(Twice, X, [TARGETS, ONE_HOT], loss=["mse", "mae"], optimizer=sgd, cuts=("auto",))
+
+
+def test_a_compute_loss_must_return_one_number():
+    class Rows(Own):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return keras.ops.mean((y - y_pred) ** 2) + 1.0
+            return keras.ops.mean((y - y_pred) ** 2, axis=-1)
 
-    check_like_keras(Own, X, TARGETS, loss="mse", optimizer=lambda: keras.optimizers.SGD(0.1), cuts=("auto",))
+    model = Rows()
+    model.compile("sgd", "mse")
+    with pytest.raises(ws.SpecificationError, match=r"must return one number.*shape \(12,\)"):
+        ws.Trainer(model).fit(X, TARGETS, verbose=0)
+
+
+class Two(keras.Model):
+    """Two outputs without names, so that equal losses have one name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers_ = [L.Dense(4), L.Dense(4)]
+
+    def call(self, x):
+        return [layer(x) for layer in self.layers_]
+
+
+def one_output_twice():
+    x = keras.Input((6,))
+    y = L.Dense(4, name="one")(x)
+    return keras.Model(x, [y, y])
+
+
+@pytest.mark.parametrize("make", [Two, one_output_twice])
+def test_two_losses_of_one_name_both_count(make):
+    """Keras' loss and weights; its History shows one of the two, ours both."""
+    keras.utils.set_random_seed(2)
+    theirs, y, how = make(), [TARGETS, ONE_HOT], {"epochs": 2, "shuffle": False, "batch_size": 6, "verbose": 0}
+    theirs.compile(keras.optimizers.SGD(0.1), ["mse", "mse"])
+    history = theirs.fit(X, y, **how).history
+    keras.utils.set_random_seed(2)
+    ours = make()
+    ours.compile(keras.optimizers.SGD(0.1), ["mse", "mse"])
+    trainer = ws.Trainer(ours, microbatch_size=4)
+    found = trainer.fit(X, y, **how).history
+    for a, b in zip(theirs.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(found["loss"], history["loss"], rtol=1e-5)
+    name = [k for k in history if k != "loss"]
+    assert [k for k in found if k != "loss"] == [*name, f"{name[0]}_1"]
+    np.testing.assert_allclose(found[f"{name[0]}_1"], history[name[0]], rtol=1e-5)
+    loss, *parts = trainer.evaluate(X, y, verbose=0)
+    assert len(parts) == 2
+    assert parts[0] != parts[1]
+    assert loss == pytest.approx(sum(parts), rel=1e-5) == theirs.evaluate(X, y, verbose=0)[0]
+
+
+class Numbers(keras.callbacks.Callback):
+    """What the model's metrics say whenever a callback may ask."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def note(self, *_, logs=None):
+        by_metric = [m.result() for m in self.model.metrics]
+        self.seen.append(keras.tree.map_structure(float, (by_metric, self.model.get_metrics_result())))
+
+    on_train_batch_end = on_test_batch_end = on_epoch_end = note
+
+
+def said_by(train, model, y):
+    """The numbers of a run of `train` (a trainer or a model), seen in callbacks, after `fit` and after `evaluate`."""
+    notes = Numbers()
+    train.fit(X, y, validation_data=(X[:4], [part[:4] for part in y]), callbacks=[notes], epochs=2, **CALMLY)
+    notes.set_model(model)
+    notes.note()
+    train.evaluate(X[:6], [part[:6] for part in y], batch_size=6, verbose=0)
+    notes.note()
+    return notes.seen
+
+
+CALMLY = {"batch_size": 6, "shuffle": False, "verbose": 0}
+
+
+def test_the_models_metrics_show_the_numbers_of_the_run():
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(2)
+        models.append(listed_outputs())
+        losses = ["mse", "sparse_categorical_crossentropy"]
+        models[-1].compile(keras.optimizers.SGD(0.1), losses, metrics=[["mae"], ["accuracy"]])
+    ours, theirs = (
+        said_by(ws.Trainer(models[0]), models[0], [TARGETS, LABELS]),
+        said_by(models[1], models[1], [TARGETS, LABELS]),
+    )
+    assert len(ours) == len(theirs) == 10
+    for one, two in zip(ours, theirs, strict=True):
+        assert keras.tree.flatten(one) == pytest.approx(keras.tree.flatten(two), rel=1e-5)
+    assert all(by_metric[0] == by_name["loss"] != 0 for by_metric, by_name in ours)
+
+
+class Renamed(keras.Sequential):
+    """Shows other numbers than its metrics', and one that is no part of the program."""
+
+    phase = 0.0
+
+    def get_metrics_result(self):
+        found = super().get_metrics_result()
+        return {"root": found["loss"] ** 0.5, "phase": self.phase}
+
+
+def _set_phase(model, epoch, logs=None):
+    model.phase = float(epoch)
+
+
+def test_an_own_get_metrics_result_is_what_is_shown():
+    shown = []
+    for kind in (ws.Trainer, lambda model: model):
+        keras.utils.set_random_seed(2)
+        model = Renamed([keras.Input((6,)), L.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        train = kind(model)
+        phases = keras.callbacks.LambdaCallback(on_epoch_begin=partial(_set_phase, model))
+        found = train.fit(X, TARGETS, validation_data=(X, TARGETS), callbacks=[phases], epochs=2, **CALMLY).history
+        shown.append((found, train.evaluate(X, TARGETS, return_dict=True, verbose=0)))
+    ours, theirs = shown
+    assert ours[0].keys() == theirs[0].keys() == {"root", "phase", "val_root", "val_phase"}
+    assert ours[0]["phase"] == [0, 1]
+    for one, two in ((ours[0], theirs[0]), ({"of": ours[1]}, {"of": theirs[1]})):
+        for name, values in two.items():
+            assert one[name] == pytest.approx(values, rel=1e-5), name
+    (step,) = ws.Trainer(model).steps(ws.Batches((X, TARGETS), ROWS))
+    assert step.logs["root"] == pytest.approx(step.loss**0.5)
 
 
 def test_metrics_that_are_no_plain_sums():
@@ -325,15 +528,44 @@ def test_metrics_that_are_no_plain_sums():
     )
 
 
-def test_an_overridden_train_step_is_refused():
+@pytest.mark.parametrize(
+    ("steps", "received", "attempts"),
+    [
+        (
+            ["train_step"],
+            "`train_step` of Own",
+            ["delete it and pass Trainer(model, microbatch_size=", "docs/recipes.md"],
+        ),
+        (
+            ["train_step", "test_step"],
+            "`train_step` and `test_step` of Own",
+            ["wholestep.Objective", "is evaluated in"],
+        ),
+        (["compute_metrics"], "`compute_metrics` of Own", ["compile(metrics=...)"]),
+    ],
+)
+def test_overridden_steps_are_refused_in_words_for_who_wrote_them(steps, received, attempts):
+    def step(*arguments):
+        raise AssertionError
+
+    model = type("Own", (keras.Sequential,), dict.fromkeys(steps, step))([keras.Input((6,)), L.Dense(4)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ws.SpecificationError, match="must not override") as caught:
+        ws.Trainer(model)
+    assert f"Received: {received}." in str(caught.value)
+    assert all(attempt in str(caught.value) for attempt in attempts)
+    assert "test_step" not in str(caught.value).split("Try:")[1] or "test_step" in steps
+
+
+def test_an_overridden_predict_step_is_refused_and_a_way_named():
     class Own(keras.Sequential):
-        def train_step(self, *arguments):
+        def predict_step(self, *arguments):
             raise AssertionError
 
     model = Own([keras.Input((6,)), L.Dense(4)])
     model.compile("sgd", "mse")
-    with pytest.raises(ws.SpecificationError, match=r"must not override `train_step`"):
-        ws.Trainer(model).fit(X, TARGETS, verbose=0)
+    with pytest.raises(ws.SpecificationError, match=r"must not override `predict_step`.*delete it if it only calls"):
+        ws.Trainer(model).predict(X, verbose=0)
 
 
 def test_a_loss_without_reduction_is_refused():
@@ -343,16 +575,97 @@ def test_a_loss_without_reduction_is_refused():
         ws.Trainer(model).fit(X, TARGETS, verbose=0)
 
 
-@pytest.mark.parametrize("label", [-1, 4])
-def test_labels_out_of_range_are_refused_before_anything_ran(label):
+def classifier(reduction="sum_over_batch_size"):
     model = dense("softmax")
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    before, labels = model.get_weights(), LABELS.copy()
+    model.compile(keras.optimizers.SGD(0.1), K.SparseCategoricalCrossentropy(reduction=reduction))
+    return model
+
+
+def streamed(*arrays, rows=4):
+    """Batches of these arrays, ready-made."""
+    return [tuple(a[i : i + rows] for a in arrays) for i in range(0, ROWS, rows)]
+
+
+class Rows:
+    """Rows that are loaded one by one."""
+
+    def __init__(self, *arrays):
+        self.arrays = arrays
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        return tuple(a[row] for a in self.arrays)
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+@pytest.mark.parametrize("label", [-1, 4, np.nan, 2.5])
+def test_labels_that_are_no_classes_are_refused_before_anything_ran(call, label):
+    model = classifier()
+    before, labels = model.get_weights(), LABELS.astype("float32")
     labels[7] = label
-    with pytest.raises(ws.BatchError, match=rf"0\.\.3.*Received: {label} in row 7"):
-        ws.Trainer(model).fit(X, labels, batch_size=4, verbose=0)
+    with pytest.raises(ws.BatchError, match=rf"whole and lie in 0\.\.3.*Received: {label}.* in row 7"):
+        getattr(ws.Trainer(model), call)(X, labels, batch_size=4, verbose=0)
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_labels_of_every_loaded_batch_are_checked(call):
+    labels = LABELS.copy()
+    labels[7] = 4
+    trainer = ws.Trainer(classifier())
+    for data, row in ((iter(streamed(X, labels)), 3), (ws.Batches(Rows(X, labels), 4, shuffle=False), 7)):
+        with pytest.raises(ws.BatchError, match=f"Received: 4 in row {row}"):
+            getattr(trainer, call)(data, verbose=0)
+
+
+def test_an_ignored_class_is_no_class_and_allowed():
+    model = dense()
+    model.compile("sgd", K.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1))
+    labels = LABELS.copy()
+    labels[3] = -1
+    assert np.isfinite(ws.Trainer(model).evaluate(X, labels, verbose=0))
+
+
+SIGNED = np.resize(np.array([1, -1, 0.5], "float32"), ROWS)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+def test_negative_sample_weights_count_where_the_update_divides_by_rows(reduction):
+    loss = K.SparseCategoricalCrossentropy(reduction=reduction)
+    sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
+    check_like_keras(
+        lambda: dense("softmax"), X, LABELS, loss=loss, optimizer=sgd, sample_weight=SIGNED, cuts=(5,), rows=ROWS
+    )
+
+
+def test_negative_sample_weights_are_refused_where_a_mean_divides_by_them():
+    trainer = ws.Trainer(classifier("mean_with_sample_weight"))
+    with pytest.raises(ws.BatchError, match=r"must be finite and not negative: the loss is divided by it.*row 1"):
+        trainer.fit(X, LABELS, sample_weight=SIGNED, batch_size=ROWS, verbose=0)
+    with pytest.raises(ws.BatchError, match="must be finite and not negative"):
+        trainer.evaluate(iter(streamed(X, LABELS, SIGNED)), verbose=0)
+
+
+def test_only_the_weights_that_divide_must_not_be_negative():
+    model = listed_outputs()
+    model.compile("sgd", [K.MeanSquaredError(), K.MeanSquaredError(reduction="mean_with_sample_weight")])
+    trainer = ws.Trainer(model)
+    assert np.isfinite(trainer.evaluate(X, [TARGETS, ONE_HOT], sample_weight=[SIGNED, WEIGHT], verbose=0)[0])
+    with pytest.raises(ws.BatchError, match=r"sample_weight\[1\] must be finite and not negative"):
+        trainer.evaluate(X, [TARGETS, ONE_HOT], sample_weight=[WEIGHT, SIGNED], verbose=0)
+
+
+def test_the_third_part_of_an_own_objectives_batch_is_no_sample_weight():
+    class Triplet(ws.Objective):
+        def __call__(self, model, batch, training):
+            one, same, other = (model(part, training=training) for part in batch)
+            return ws.Mean(keras.ops.sum((one - same) ** 2 - (one - other) ** 2, axis=-1))
+
+    trainer = ws.Trainer(dense(), Triplet(), optimizer="sgd")
+    assert np.isfinite(trainer.update((X, X + 1, -abs(X)))["loss"])
 
 
 def test_unpack():

@@ -26,9 +26,10 @@ def test_rows_that_do_not_see_each_other(layers):
     assert found(model(*layers)) == Coupling()
 
 
-@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
 def test_batch_normalisation_couples_and_moves():
-    coupling = found(model(L.BatchNormalization()))
+    both = r"BatchNormalization\)\. Each row meets only the rows of its own microbatch\. Moving statistics move once"
+    with pytest.warns(UserWarning, match=both):
+        coupling = found(model(L.BatchNormalization()))
     assert (coupling.couples, coupling.moves) == (True, True)
     assert not coupling.may_cut
     assert coupling.can_cut
@@ -43,9 +44,13 @@ class Contrast(ws.Objective):
         return ws.Mean(keras.ops.sum((logits - others) ** 2, axis=-1))
 
 
-@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
-def test_an_objective_that_couples():
-    assert found(model(), Contrast(), optimizer="sgd").couples
+def test_a_cut_loss_over_pairs_says_whom_a_row_meets():
+    with pytest.warns(UserWarning, match="microbatch_size=5 is part of") as caught:
+        coupling = found(model(), Contrast(), optimizer="sgd")
+    said = " ".join(str(warning.message) for warning in caught)
+    assert coupling.couples
+    assert "see each other, in a layer or in the loss. Each row meets only the rows of its own microbatch." in said
+    assert "statistics" not in said
 
 
 class Watching(L.Layer):

@@ -21,6 +21,29 @@ def test_a_weighted_mean_does_not_depend_on_the_batches(size):
     assert found["accuracy"] == pytest.approx((logits.argmax(axis=1) == Y).mean())
 
 
+def uneven(case):
+    """Return a model whose batches weigh unevenly, and its x, y and sample weights."""
+    weight = np.linspace(0, 1, ROWS).astype("float32") if case == "mean_with_sample_weight" else None
+    if case == "mask":
+        layers = [keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.Dense(4)]
+        made = keras.Sequential([keras.Input((3,)), *layers])
+        made.compile("sgd", "mse")
+        return made, np.triu(np.ones((ROWS, 3), int)), np.ones((ROWS, 3, 4)), None
+    reduction = "sum_over_batch_size" if weight is None else case
+    ignored = 0 if case == "ignore_class" else None
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignored, reduction=reduction)
+    return model(loss=loss, metrics=[]), X, Y, weight
+
+
+@pytest.mark.parametrize("case", ["mask", "ignore_class", "mean_with_sample_weight"])
+def test_keras_means_the_means_of_uneven_batches_and_ours_divides_once(case):
+    made, x, y, weight = uneven(case)
+    ours = ws.Trainer(made).evaluate(x, y, 4, sample_weight=weight, verbose=0)
+    whole, parts = (made.evaluate(x, y, size, sample_weight=weight, verbose=0) for size in (ROWS, 4))
+    assert ours == pytest.approx(whole, rel=1e-5)
+    assert ours != pytest.approx(parts, rel=1e-4)
+
+
 def test_a_model_of_several_outputs_predicts_them_all():
     x = keras.Input((6,))
     made = keras.Model(x, {"a": keras.layers.Dense(2)(x), "b": [keras.layers.Dense(3)(x)]})
@@ -60,8 +83,86 @@ def test_a_row_that_a_table_does_not_have():
     if keras.backend.backend() == "jax":
         assert np.isnan(trainer.evaluate(*data, verbose=0))
         with pytest.raises(ws.NonFiniteError, match="rows 1"):
-            trainer.update(data)
+            trainer.update(data)["loss"]
         return
     for compute in (lambda: trainer.evaluate(*data, verbose=0), lambda: trainer.update(data)):
         with pytest.raises(Exception, match=r"\[1,1\] = 9 is not in \[0, 9\)|indices.* = 9 is not in \[0, 9\)"):
             compute()
+
+
+class Counts(keras.layers.Layer):
+    """Multiplies by how often it was called: state that moves in every mode."""
+
+    def build(self, shape):
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.count.assign_add(1.0)
+        return x * self.count
+
+
+def check_state_moves_as_in_keras(make, x, y, size):
+    ours, theirs = make(), make()
+    theirs.set_weights(ours.get_weights())
+    trainer = ws.Trainer(ours)
+    for _ in range(2):
+        outputs = (m.predict(x, batch_size=size, verbose=0) for m in (trainer, theirs))
+        np.testing.assert_allclose(*outputs, rtol=1e-6)
+        numbers = [m.evaluate(x, y, batch_size=size, verbose=0) for m in (trainer, theirs)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
+    for a, b in zip(ours.variables, theirs.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    return ours
+
+
+def test_state_that_moves_in_prediction_and_evaluation_is_kept():
+    def make():
+        layers = [keras.Input((3,)), Counts(), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1, use_bias=False)]
+        made = keras.Sequential(layers)
+        made.compile("sgd", "mse")
+        return made
+
+    ours = check_state_moves_as_in_keras(make, np.ones((8, 3)), np.ones((8, 1)), 4)
+    assert float(np.asarray(ours.layers[0].count)) == 8
+
+
+class Always(keras.layers.Dropout):
+    def call(self, x, training=False):
+        return super().call(x, training=True)
+
+
+def test_draws_in_evaluation_go_on():
+    def make():
+        made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), Always(0.5, seed=1)])
+        made.compile("sgd", "mse")
+        return made
+
+    ours = check_state_moves_as_in_keras(make, np.ones((8, 3)), np.ones((8, 4)), 4)
+    first, second = (ws.Trainer(ours).predict(np.ones((8, 3)), verbose=0) for _ in range(2))
+    assert np.any(first != second)
+
+
+def test_a_recurrent_layer_carries_its_state_from_batch_to_batch():
+    # keras.Model.predict loses it on JAX, where the layer's states are none of the model's variables.
+    def make(size, stateful):
+        x = keras.Input(batch_shape=(2, size, 3))
+        return keras.Model(x, keras.layers.GRU(2, stateful=stateful)(x))
+
+    whole, parts = make(6, False), make(3, True)
+    parts.set_weights(whole.get_weights())
+    x = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("float32")
+    halves = np.concatenate([x[:, :3], x[:, 3:]])
+    for made in (whole, parts):
+        made.compile("sgd", "mse")
+    found = ws.Trainer(parts).predict(halves, batch_size=2, verbose=0)[2:]
+    np.testing.assert_allclose(found, whole(x), rtol=1e-5, atol=1e-6)
+
+
+def test_prediction_leaves_the_numbers_of_an_evaluation():
+    made = model()
+    trainer = ws.Trainer(made)
+    trainer.evaluate(X, Y, verbose=0)
+    before = {name: float(value) for name, value in made.get_metrics_result().items()}
+    trainer.predict(X, verbose=0)
+    assert {name: float(value) for name, value in made.get_metrics_result().items()} == before
+    assert before["loss"] > 0

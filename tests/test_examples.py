@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import keras
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -39,10 +40,15 @@ def test_batchnorm_by_hand(monkeypatch, tmp_path):
 @pytest.mark.filterwarnings("default")
 def test_glove(monkeypatch, tmp_path):
     shown = run("glove", monkeypatch, tmp_path)
-    full, windowed, unshuffled = (losses[-1] for losses in shown["losses"].values())
-    assert full < 0.75 * min(windowed, unshuffled)
-    assert shown["differing_bits"] == 0
-    assert not shown["curve_differs"]
+    written, reshaped, fitted, ours, windowed = shown["losses"].values()
+    assert min(written) > 3 * fitted[-1]
+    assert written[-1] > 0.9 * written[0]  # a plateau
+    assert reshaped == pytest.approx(fitted, rel=1e-3)
+    # Keras on TensorFlow squares the gradients of equal embedding rows before it sums them.
+    assert ours == pytest.approx(fitted, rel=1e-3 if keras.backend.backend() == "jax" else 0.1)
+    assert 1.2 * fitted[-1] < windowed[-1] < 0.6 * written[-1]
+    assert "labels of shape (rows,) make against predictions of shape (rows, 1)" in shown["refusal"]
+    assert "values of shape (512, 512)" in shown["refusal"]
     assert {"raised", "raise", "handler"} & set(shown["neighbours"]["exception"])
     assert len(shown["vectors"].read_text().splitlines()) == shown["num_words"]
     assert shown["picture"].exists()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import wholestep as ws
 from wholestep import engines
+from wholestep.cut import Cut
 from wholestep.engines.alone import Alone
 from wholestep.feed import Loaded, Resident, arrange, fill, open_feed, share_out
-from wholestep.step import Cut
 
 
 class Host:

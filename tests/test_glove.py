@@ -94,10 +94,32 @@ def test_a_shuffle_window_permutes_and_shows_no_row_before_its_time(num, window)
     np.testing.assert_array_equal(order, glove.window_shuffled(num, window, seed=3))
 
 
-def test_rows_weigh_seldom_pairs_less(tmp_path):
-    _, log_count, weight = glove.rows(None, None, np.array([0.5, 100, 1e6], np.float32), tmp_path)
-    np.testing.assert_allclose(log_count, np.log([0.5, 100, 1e6]), rtol=1e-6)
-    np.testing.assert_allclose(weight, [0.005**0.75, 1, 1], rtol=1e-6)
+@pytest.fixture
+def few_rows():
+    """Return a model whose output is the sum of its biases, and three rows ((focal, context), count)."""
+    model = glove.network(3, 2)
+    for name in ("target", "other"):
+        model.get_layer(name).set_weights([np.zeros((3, 2))])
+    for name in ("target_bias", "other_bias"):
+        model.get_layer(name).set_weights([np.array([[1.0], [2.0], [3.0]])])
+    return model, ((np.array([0, 1, 2]), np.array([0, 0, 2])), np.array([0.5, 100, 1e6], np.float32))
+
+
+def test_as_written_every_pair_meets_every_count(few_rows):
+    model, (pair, count) = few_rows
+    prediction, weight = np.array([2, 3, 6]), np.array([0.005**0.75, 1, 1])
+    errors = prediction[:, None] - np.log(count)
+    assert float(glove.as_written(model, pair, count)) == pytest.approx(np.mean(weight * errors**2))
+    assert float(glove.mended(model, pair, count)) == pytest.approx(np.mean(weight * np.diag(errors) ** 2))
+    assert model.evaluate(pair, count, verbose=0) == pytest.approx(np.mean(weight * np.diag(errors) ** 2))
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_the_loss_over_all_pairs_is_that_of_evaluate(few_rows, size):
+    model, data = few_rows
+    model.get_layer("target").set_weights([np.arange(6).reshape(3, 2)])
+    model.get_layer("other").set_weights([np.arange(6)[::-1].reshape(3, 2) / 8])
+    assert glove.loss_of(model, data, size) == pytest.approx(model.evaluate(*data, verbose=0), rel=1e-5)
 
 
 @pytest.mark.parametrize("header", [False, True])

@@ -12,12 +12,12 @@ import wholestep as ws
 
 SOURCE = Path(ws.__file__).parent
 FLOORS = [
-    {"errors", "interrupts", "tree"},
+    {"errors", "guards", "interrupts", "tree"},
     {"mean", "order", "source", "sequences", "lengths", "shapes"}
-    | {"state", "tables", "objective", "compiled", "forward"},
+    | {"state", "tables", "objective", "compiled", "misfit", "forward"},
     {"engines"},
     {"buckets", "packing", "grouping", "batches", "feed", "coupling", "tally", "step", "plan", "evaluate", "machine"}
-    | {"alike"},
+    | {"alike", "building", "compilations", "cut", "preprocess", "soundness"},
     {"callbacks", "loop", "launch"},
     {"arguments", "trainer", "demo", "cli", "__init__"},
 ]

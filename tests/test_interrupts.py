@@ -2,13 +2,14 @@
 
 import signal
 import threading
+from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.interrupts import uninterrupted
+from wholestep.interrupts import Terminated, end_when_terminated, uninterrupted
 from wholestep.plan import Planner
 
 
@@ -30,6 +31,24 @@ def test_threads_and_absent_handlers_are_left_alone(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert during == [before, signal.SIG_IGN]
+
+
+def test_the_first_sigterm_ends_a_run_between_two_updates():
+    before, done = signal.getsignal(signal.SIGTERM), []
+
+    def update():
+        with uninterrupted():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("update")
+
+    try:
+        end_when_terminated()
+        with pytest.raises(Terminated):
+            update()
+        signal.raise_signal(signal.SIGTERM)  # while it ends, it is not to be ended again
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done == ["update"]
 
 
 class Items:
@@ -61,7 +80,7 @@ def interrupted_at(call, when, monkeypatch):
 
         if when == "planning" and len(calls) == 2:
             signal.raise_signal(signal.SIGINT)
-        return type(found)(interrupting, *(getattr(found, k) for k in ("cut", "length", "memory", "tables")))
+        return replace(found, call=interrupting)
 
     with monkeypatch.context() as patch:
         patch.setattr(Planner, "program", program)

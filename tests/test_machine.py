@@ -19,7 +19,7 @@ def test_a_batch_that_weighs_nothing_is_named():
     made = model()
     before = made.get_weights()
     with pytest.raises(ws.NonFiniteError, match="the weights of term 'square' sum to zero"):
-        ws.Trainer(made, Weighted()).update((X, np.zeros(len(X), "float32")))
+        ws.Trainer(made, Weighted()).update((X, np.zeros(len(X), "float32")))["loss"]
     for a, b in zip(before, made.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -27,7 +27,7 @@ def test_a_batch_that_weighs_nothing_is_named():
 def test_many_bad_rows_are_counted():
     made = model()
     with pytest.raises(ws.NonFiniteError, match=r"rows 0, 1, 2, 3, 4, 5, 6, 7 and 12 more") as caught:
-        ws.Trainer(made).update((np.full_like(X, np.nan), Y))
+        ws.Trainer(made).update((np.full_like(X, np.nan), Y))["loss"]
     assert caught.value.rows == tuple(range(20))
 
 

@@ -1,5 +1,7 @@
 """How an update is carried out: never what it computes, and nothing compiled or waited for twice."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -45,7 +47,7 @@ def test_the_host_waits_once_a_dispatch():
     assert dispatches <= 6  # 1 + 4 + 15 updates and the like; 20 would be one wait an update
 
 
-@pytest.mark.filterwarnings("ignore:memory_limit has no effect")
+@pytest.mark.filterwarnings("ignore:memory_limit has no effect", "ignore:Even one row at a time")
 def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
     made, whole = model(), model()
     trainer = ws.Trainer(made, memory_limit=1)
@@ -55,6 +57,39 @@ def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
     assert cut.num_microbatches == {"jax": 16, "tensorflow": 1}[ENGINE]
     for a, b in zip(values(made), values(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
+def test_a_row_that_does_not_fit_alone_is_said_so():
+    trainer = ws.Trainer(model(), memory_limit=1)
+    with pytest.warns(UserWarning, match="Even one row at a time needs .* and may use 1: the update is carried out"):
+        trainer.fit(X, Y, batch_size=16, verbose=0)
+    explained = trainer.explain()
+    assert "in 16 microbatches (16 x 1 rows)" in explained
+    assert "of 0 it may use" in explained
+    assert "The data stay on the device (0.0 MiB)." in explained  # another question
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        (lambda: (X, Y), "The data stay on the device"),
+        (lambda: list(zip(X, Y, strict=True)), "Batches are loaded as they are needed (rows come one by one)."),
+        (lambda: iter([(X, Y)]), "Batches are loaded as they are needed (they come ready-made)."),
+    ],
+)
+def test_where_the_data_are_is_explained(data, where):
+    trainer = ws.Trainer(model())
+    trainer.fit(ws.Batches(data()), verbose=0)
+    assert where in trainer.explain()
+
+
+def test_arrays_that_are_too_large_do_not_stay(monkeypatch):
+    monkeypatch.setattr("wholestep.plan._host_bytes", lambda: 64)
+    trainer = ws.Trainer(model())
+    with pytest.warns(UserWarning, match="not cut to fit|one row") if ENGINE == "jax" else contextlib.nullcontext():
+        trainer.fit(X, Y, verbose=0)
+    assert "arrays of 0 MiB may not stay" in trainer.explain()
 
 
 @pytest.mark.skipif(ENGINE == "jax", reason="there the limit has an effect")

@@ -44,7 +44,7 @@ def test_no_bit_differs_between_replicas_in_all_cases(case, plan):
     check(case, *plan)
 
 
-@pytest.mark.parametrize(("weighting", "plan"), zip(WEIGHTINGS, PLANS, strict=True), ids=str)
+@pytest.mark.parametrize(("weighting", "plan"), list(zip(WEIGHTINGS, PLANS, strict=True)), ids=str)
 def test_no_bit_differs_between_replicas_of_a_short_batch(weighting, plan):
     check((weighting, "l2", "adam"), *plan, short=True)
 
@@ -125,6 +125,36 @@ def test_a_run_is_the_same_on_several_replicas(couples, loaded):
         assert_close(alone, run(replicas, couples=couples, loaded=loaded), 2e-6 if JAX or not couples else 2e-5)
 
 
+UNTRAINED = {
+    "seeds of a recurrent layer": lambda: [keras.layers.Reshape((5, 1)), keras.layers.GRU(2)],
+    "seeds of noise": lambda: [keras.layers.GaussianNoise(1e-9)],
+    "statistics": lambda: [keras.layers.Normalization(mean=0.5, variance=2.0)],
+    "frozen kernels": lambda: [adapted(keras.layers.Dense(3))],
+}
+
+
+def adapted(layer):
+    layer.build((None, 5))
+    layer.enable_lora(1)
+    return layer
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(name):
+    x, y = numbers()
+
+    def weights(replicas, size):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(3)
+        with spread_over(replicas):
+            model = keras.Sequential([keras.Input((5,)), *UNTRAINED[name](), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        ws.Trainer(model, microbatch_size=size, replicas=replicas).fit(x, y, batch_size=12, verbose=0)
+        return snapshot(model)
+
+    assert_close(weights(None, "auto"), weights(3, 6), 2e-6)
+
+
 @pytest.mark.filterwarnings("ignore:microbatch_size")
 def test_microbatches_that_mean_something_are_those_of_one_device():
     assert_close(run(None, size=5, couples=True), run(3, size=5, couples=True), 2e-5)
@@ -200,7 +230,7 @@ def test_a_row_that_is_not_finite_is_named():
     assert sorted(caught.value.rows) == [17, 40]
     assert differing(before, {k: v for k, v in snapshot(model).items() if k in before}) == []
     with pytest.raises(ws.NonFiniteError) as caught:
-        ws.Trainer(model, replicas=3, microbatch_size=6).update((x, y))
+        ws.Trainer(model, replicas=3, microbatch_size=6).update((x, y))["loss"]
     assert (caught.value.update, caught.value.rows) == (1, (17, 40))
 
 

@@ -96,7 +96,7 @@ def test_no_bit_differs_between_cuts_of_nested_batches(nest, size, draw):
         keras.utils.clear_session()
         made = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1, kernel_initializer="ones")])
         trainer = ws.Trainer(made, Nest(), optimizer=keras.optimizers.SGD(0.5), microbatch_size=microbatch_size)
-        return trainer.update(batch) | snapshot(made)
+        return dict(trainer.update(batch)) | snapshot(made)
 
     assert differing(updated("auto"), updated(size)) == []
 
@@ -124,8 +124,8 @@ def test_regularisation_counted_per_microbatch_is_caught(monkeypatch):
     whole, _ = one_update(case, "auto")
     honest = Step._regularise
 
-    def twice(step, params, grads, scale):
-        return honest(step, params, honest(step, params, grads, scale)[0], scale)
+    def twice(step, params, grads, scale, captured):
+        return honest(step, params, honest(step, params, grads, scale, captured)[0], scale, captured)
 
     monkeypatch.setattr(Step, "_regularise", twice)
     assert differing(whole, one_update(case, 8)[0])

@@ -44,7 +44,7 @@ def updated(weight, microbatch_size="auto", **arguments):
     optimizer.build(model.trainable_variables)
     trainer = ws.Trainer(model, Tokens(), optimizer=optimizer, microbatch_size=microbatch_size, **arguments)
     logs = trainer.update({"tokens": TOKENS, "weight": weight})
-    return snapshot(model) | logs, trainer
+    return snapshot(model) | dict(logs), trainer
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)

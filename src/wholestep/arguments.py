@@ -1,11 +1,13 @@
 """The checks of a trainer's arguments: what must hold is said before anything runs."""
 
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.compiled import refuse_overrides
 from wholestep.errors import BatchError, SpecificationError, say
 from wholestep.objective import Objective
 from wholestep.source import is_nest_of_arrays, without_none
@@ -33,16 +35,23 @@ def check_model(model: Any, objective: Any) -> None:
                 "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...).",
             )
         )
+    if objective is None:
+        refuse_overrides(model)
 
 
-def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any, replicas: Any) -> None:
+def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any, replicas: Any, jit_compile: Any) -> None:
     """Refuse settings that cannot mean anything."""
+    if jit_compile not in (True, False, "auto"):
+        raise SpecificationError(
+            say('jit_compile must be True, False or "auto".', repr(jit_compile), "leave it out for what is fastest.")
+        )
     if microbatch_size != "auto" and not _is_count(microbatch_size):
         raise SpecificationError(
             say('microbatch_size must be "auto" or at least 1.', repr(microbatch_size), "leave it out for the fastest.")
         )
-    if memory_limit is not None and not memory_limit > 0:
-        raise SpecificationError(say("memory_limit must be a number of bytes.", memory_limit, "leave it out."))
+    if memory_limit is not None and not (_is_number(memory_limit) and memory_limit > 0):
+        must, attempt = "memory_limit must be a number of bytes above 0.", "2**30 for one gibibyte, or leave it out."
+        raise SpecificationError(say(must, repr(memory_limit), attempt))
     if on_nonfinite not in ("raise", "skip"):
         raise SpecificationError(
             say('on_nonfinite must be "raise" or "skip".', repr(on_nonfinite), "choose one of them.")
@@ -94,11 +103,11 @@ def with_loss_scale(optimizer: Any, model: keras.Model) -> Any:
 
 def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
     """Split off the last rows for validation, before any shuffling."""
-    if not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
+    if not _is_number(fraction) or not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
         raise SpecificationError(
             say(
                 "validation_split must lie between 0 and 1, and needs arrays.",
-                f"validation_split={fraction} of {type(arrays[0]).__name__}",
+                f"validation_split={fraction!r} of {type(arrays[0]).__name__}",
                 "pass validation_data.",
             )
         )
@@ -130,6 +139,36 @@ def check_counts(**counts: Any) -> None:
             )
 
 
+def limit_epochs(epochs: int) -> int:
+    """Return the epochs of a run, at most `keras.config.max_epochs()`."""
+    limit = keras.config.max_epochs()
+    if not limit or epochs <= limit:
+        return epochs
+    warnings.warn(f"Limiting epochs to {limit}: keras.config.max_epochs().", UserWarning, stacklevel=3)
+    return limit
+
+
+def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
+    """Return the batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None for all."""
+    limit, wished = keras.config.max_steps_per_epoch(), steps or num_batches
+    if not limit or (wished is not None and wished <= limit):
+        return steps
+    told = f"Limiting an epoch to {limit} batches: keras.config.max_steps_per_epoch()."
+    warnings.warn(told, UserWarning, stacklevel=3)
+    return limit
+
+
+def check_epochs(*, validation_freq: Any = 1, **epochs: Any) -> None:
+    """Refuse epochs that are not whole numbers of at least 0, and validations that are due at none."""
+    for name, value in epochs.items():
+        if not _is_count(value) and not (_is_number(value) and value == 0):
+            raise SpecificationError(say(f"{name} must be a whole number of at least 0.", repr(value), f"{name}=1."))
+    several = isinstance(validation_freq, list | tuple | set)
+    if not all(_is_count(number) for number in (validation_freq if several else [validation_freq])):
+        must = "validation_freq must be a whole number of at least 1, or a list of the epochs, the first being 1."
+        raise SpecificationError(say(must, repr(validation_freq), "validation_freq=1, after every epoch."))
+
+
 def check_data(x: Any, y: Any, sample_weight: Any) -> None:
     """Refuse Python numbers where arrays are wanted, and labels beside a data set that brings its own.
 
@@ -137,6 +176,9 @@ def check_data(x: Any, y: Any, sample_weight: Any) -> None:
         BatchError: as said.
     """
     for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+        if isinstance(part, list | tuple | dict) and not part:
+            attempt = "pass arrays of (rows, ...)." if name == "x" else f"leave {name} out if there is none."
+            raise BatchError(say(f"{name} must hold arrays.", f"an empty {type(part).__name__}", attempt))
         if isinstance(part, list | tuple) and part and isinstance(part[0], int | float):
             raise BatchError(
                 say(f"{name} must hold arrays.", f"a {type(part).__name__} of numbers", f"pass np.asarray({name}).")
@@ -174,6 +216,10 @@ def refuse(**arguments: Any) -> None:
         raise SpecificationError(
             say("Batches say all of the data themselves.", f"{', '.join(given)} as well", "put it into the Batches.")
         )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _is_count(value: Any) -> bool:

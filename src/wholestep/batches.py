@@ -1,7 +1,7 @@
 """Batches: a source, an order and a place in it. The place is two integers."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from wholestep import tree
 from wholestep.errors import BatchError, say
 from wholestep.grouping import ByLength, Grouping, group_by_length, group_evenly, refuse_sizes
 from wholestep.order import whole_seed
-from wholestep.source import Arrays, Ready, Stream, open_source
+from wholestep.source import Arrays, Kept, Ready, RowError, Stream, open_source
 
 Tree = Any
 
@@ -162,11 +162,14 @@ class Batches:
                 raise _no_such_place(epoch, step, done) from None
 
     def in_order(self) -> "Batches":
-        """Return the same batches in one order for all epochs, with a place of their own; a stream is itself."""
-        if isinstance(self.source, Stream):
+        """Return the same batches in one order for all epochs, from the first on; an iterator's are itself."""
+        if isinstance(self.source, Stream) and not self.source.begins_again:
             return self
         ordered = copy.copy(self)
-        ordered.grouping, ordered.position, ordered.unused = self.grouping.in_order(), (0, 0), []
+        ordered.position, ordered.unused = (0, 0), []
+        ordered._stream, ordered._has_ended, ordered._peeked = None, False, None
+        if not isinstance(self.source, Stream):
+            ordered.grouping = self.grouping.in_order()
         return ordered
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
@@ -177,7 +180,10 @@ class Batches:
     def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays, nested as the source nests them."""
         self._check(epoch, step)
-        return self.grouping.load(epoch, step, places)
+        try:
+            return self.grouping.load(epoch, step, places)
+        except RowError as error:
+            raise error.at(epoch, step) from error.__cause__
 
     def __iter__(self) -> Iterator[Tree]:
         """Iterate over the rest of the epoch's batches."""
@@ -250,13 +256,26 @@ class Batches:
             return self.unused[0].host
         if self._has_ended and self.position[1]:
             return next(iter(self.source))
+        if self._peek() is None:
+            raise BatchError(say("The data must have at least one batch.", "none", "pass a stream that is not spent."))
+        return self._peeked
+
+    def _peek(self) -> Tree | None:
+        """Return the next batch of a stream, which keeps it; None if there is none."""
         if self._peeked is None:
             self._peeked = next(self._running(self.position[1]), None)
-            if self._peeked is None:
-                raise BatchError(
-                    say("The data must have at least one batch.", "none", "pass a stream that is not spent.")
-                )
         return self._peeked
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an iterator was seen to end: it cannot begin again."""
+        return self._has_ended and isinstance(self.source, Stream) and not self.source.begins_again
+
+    def is_spent(self) -> bool:
+        """Whether an iterator has no more batches. Waits for its next one, which it keeps."""
+        if not isinstance(self.source, Stream) or self.source.begins_again or self.unused:
+            return False
+        return self._peek() is None
 
 
 def _is_whole(number: Any) -> bool:
@@ -269,16 +288,42 @@ def _no_such_place(epoch: Any, step: Any, num: int | None) -> BatchError:
     return BatchError(say(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))
 
 
+def sized(source: Any, batch_size: int | None, **how: Any) -> Batches:
+    """Return the batches of a source; the batch size is for those that are not ready-made."""
+    batches = Batches(source, **how)
+    return batches if batches.is_ready or batch_size is None else Batches(source, batch_size, **how)
+
+
 def in_sequence(source: Any, batch_size: int | None) -> Batches:
     """Return the batches of a source in their own order; the batch size is for those that are not ready-made."""
-    batches = Batches(source, shuffle=False)
-    return batches if batches.is_ready or batch_size is None else Batches(source, batch_size, shuffle=False)
+    return sized(source, batch_size, shuffle=False)
 
 
-def check_weights(batch: Tree, *, all_zero: bool, numbers: np.ndarray | None = None) -> None:
-    """Refuse sample weights that are negative or not finite, or (`all_zero`) that weigh no row at all.
+def kept(batches: Batches) -> Batches:
+    """Return batches that `in_order` begin with the first each time: those of an iterator are kept as they come."""
+    once = isinstance(batches.source, Stream) and not batches.source.begins_again
+    return Batches(Kept(iter(batches))) if once else batches
+
+
+def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None) -> None:
+    """Let batches stand where this epoch of a run begins, unless they stand within it already."""
+    num, (at, step) = batches.num_batches, batches.position
+    if steps_per_epoch is None or num is None:
+        place, is_within = (epoch, 0), at == epoch
+    else:
+        place = divmod(epoch * steps_per_epoch, num)
+        is_within = 0 <= at * num + step - epoch * steps_per_epoch < steps_per_epoch
+    if not is_within:
+        batches.seek(*place)
+
+
+def check_weights(
+    batch: Tree, *, all_zero: bool, divisors: Collection[int] | None = None, numbers: np.ndarray | None = None
+) -> None:
+    """Refuse sample weights that are not finite, that are negative, or (`all_zero`) that weigh no row at all.
 
     Args:
+        divisors: the leaves by which a mean is divided: only these must not be negative; None for all.
         numbers: what the rows are called, if not by their places.
 
     Raises:
@@ -286,16 +331,17 @@ def check_weights(batch: Tree, *, all_zero: bool, numbers: np.ndarray | None = N
     """
     if not isinstance(batch, tuple) or len(batch) < 3:
         return
-    for label, weight in tree.named_leaves(batch[2], "sample_weight"):
-        bad = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)).reshape(len(weight), -1).all(axis=1))
+    for place, (label, weight) in enumerate(tree.named_leaves(batch[2], "sample_weight")):
+        divides = divisors is None or place in divisors
+        good = np.isfinite(weight) & (weight >= 0) if divides else np.isfinite(weight)
+        bad = np.flatnonzero(~good.reshape(len(weight), -1).all(axis=1))
         if bad.size:
-            raise BatchError(
-                say(
-                    f"{label} must be finite and not negative.",
-                    f"{weight[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}",
-                    "give rows that shall not count the weight 0.",
-                )
-            )
+            must = f"{label} must be finite and not negative: the loss is divided by it."
+            attempt = 'give rows that shall not count the weight 0; reduction="sum_over_batch_size" divides by rows.'
+            received = f"{weight[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
+            if not divides:
+                must, attempt = f"{label} must be finite.", "give rows that shall not count the weight 0."
+            raise BatchError(say(must, received, attempt))
         if all_zero and not np.any(weight):
             raise BatchError(
                 say(f"{label} must weigh at least one row.", "weights that are all 0", "leave sample_weight out.")

@@ -1,5 +1,6 @@
 """Keras callbacks, unchanged. Who needs the state gets it between updates; who needs numbers, one dispatch late."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,33 @@ from wholestep.errors import SpecificationError, say
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+class Hooks:
+    """The hooks of a batch, told once for so many batches (`steps_per_execution`), as Keras tells them."""
+
+    def __init__(self, each: int, begin: Callable, end: Callable):
+        self.each = self.left = each
+        self._begin, self._end = begin, end
+        self._open: tuple | None = None
+
+    def begin(self, step: int) -> None:
+        """Tell that a batch begins, if it is the first of several."""
+        if step % self.each == 0:
+            self._begin(step)
+
+    def end(self, step: int, logs: Any) -> None:
+        """Tell that a batch has ended, if it is the last of several."""
+        self._open = step - step % self.each + self.each - 1, logs
+        self.left = self._open[0] - step
+        if self.left == 0:
+            self.close()
+
+    def close(self) -> None:
+        """Tell the end of several batches that are fewer than the others."""
+        if self._open is not None:
+            last, self._open, self.left = self._open, None, self.each
+            self._end(*last)
 
 
 class Watch:
@@ -51,6 +79,10 @@ class Watch:
             )
         self.model = model
         self.callbacks = callbacks
+        self.each = getattr(model, "steps_per_execution", 1) or 1
+        self._train = Hooks(self.each, callbacks.on_train_batch_begin, callbacks.on_train_batch_end)
+        self.test = Hooks(self.each, callbacks.on_test_batch_begin, callbacks.on_test_batch_end)
+        self.predict = Hooks(self.each, callbacks.on_predict_batch_begin, callbacks.on_predict_batch_end)
         if peers.count > 1 and history:
             _check_savers(callbacks, engine.sharded(model.variables))
         hooked = [c for c in callbacks.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
@@ -62,11 +94,20 @@ class Watch:
         """Tell the callbacks of one update of the epoch."""
         if not self.needs_state:
             self.begin(step)
-        self.callbacks.on_train_batch_end(step, logs)
+        self._train.end(step, logs)
 
     def begin(self, step: int) -> None:
         """Tell the callbacks that an update begins; who needs the state is told before it does."""
-        self.callbacks.on_train_batch_begin(step)
+        self._train.begin(step)
+
+    def end(self) -> None:
+        """Tell the callbacks of updates that they do not know of yet: no more follow them."""
+        self._train.close()
+
+    @property
+    def left(self) -> int:
+        """How many updates may follow before the callbacks are told."""
+        return self._train.left
 
     @property
     def has_test_hooks(self) -> bool:

@@ -20,6 +20,16 @@ from wholestep.objective import Objective, Reading, Score
 
 Tensor = Any
 
+_STEPS = {
+    "train_step": "if `train_step` accumulates gradients, delete it and pass Trainer(model, microbatch_size=...); if "
+    "it has a loss of its own (a VAE, a GAN), write that as a wholestep.Objective, as docs/recipes.md shows, and pass "
+    "Trainer(model, MyObjective(), optimizer=...).",
+    "test_step": "if `test_step` has the loss of such a `train_step`, the objective is evaluated in its place; else "
+    "delete it.",
+    "compute_metrics": "give `compute_metrics`' metrics to compile(metrics=...), or to Trainer(metrics=...) with an "
+    "objective that feeds them by name.",
+}
+
 
 class LabelRange(NamedTuple):
     """The class numbers that one leaf of the labels may hold."""
@@ -41,26 +51,29 @@ class _Call(NamedTuple):
 class CompiledObjective(Objective):
     """What `model.compile(...)` said, as an objective over batches (x, y) or (x, y, sample_weight).
 
-    `label_ranges` is valid once the objective has been traced.
+    `label_ranges` and `divisors` (the leaves of the sample weights by which a mean is divided) are valid once the
+    objective has been traced.
     """
 
     def __init__(self, model: keras.Model, metrics: list):
-        _refuse_overrides(model)
         self.extra_metrics = metrics
         self.label_ranges: list[LabelRange] = []
+        self.divisors: set[int] = set()
 
     def __call__(self, model: keras.Model, batch: Any, training: bool) -> Reading:
         """Return the compiled losses' terms and the compiled metrics' updates."""
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
         scores = [*_scores(model, y, y_pred, weight), *(Score(m, y, y_pred) for m in self.extra_metrics)]
-        if type(model).compute_loss is not keras.Model.compute_loss:
-            loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training)
-            return Reading({"": Whole(loss)}, {}, scores)
+        if is_overridden(model, "compute_loss"):
+            loss = model._compute_loss(x, y, y_pred, weight, training=training)
+            return Reading({"": _own_loss(model, loss)}, {}, scores, is_complete=True)
         calls = _calls(model, y, y_pred, weight)
         self.label_ranges = [found for call in calls for found in _label_range(call, tree.leaves(y))]
-        many = len(calls) > 1
-        return Reading({f"{call.name}_loss" if many else "": _term(call) for call in calls}, {}, scores)
+        dividing = [call.weight for call in calls if getattr(call.loss, "reduction", None) == "mean_with_sample_weight"]
+        self.divisors = {i for i, leaf in enumerate(tree.leaves(weight)) if any(leaf is w for w in dividing)}
+        names = _distinct([f"{call.name}_loss" for call in calls]) if len(calls) > 1 else [""] * len(calls)
+        return Reading({name: _term(call) for name, call in zip(names, calls, strict=True)}, {}, scores)
 
 
 def unpack(batch: Any) -> tuple[Any, Any, Any]:
@@ -95,11 +108,50 @@ def layers(model: keras.Model) -> list[keras.layers.Layer]:
     return list(model._flatten_layers())
 
 
+def is_overridden(model: keras.Model, name: str) -> bool:
+    """Whether a model has a method of its own in place of Keras'."""
+    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
+
+
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the metrics to carry: all but the loss trackers, whose place our own sums take."""
-    losses = model._compile_loss.metrics if model._compile_loss is not None else []
-    trackers = [model._loss_tracker, *losses]
+    """Return the metrics to carry: all but the loss trackers, whose place our own sums take.
+
+    Those of single losses are carried if a `compute_loss` of the model's own may move them.
+    """
+    trackers = loss_trackers(model).values()
     return [m for m in model.metrics if not any(m is t for t in trackers)]
+
+
+def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
+    """Return the metrics whose place our own sums take, by what they are called in the logs."""
+    if not model.compiled:
+        return {}
+    has_own = is_overridden(model, "compute_loss") or model._compile_loss is None
+    losses = [] if has_own else model._compile_loss.metrics
+    return {"loss": model._loss_tracker, **dict(zip(_distinct([m.name for m in losses]), losses, strict=True))}
+
+
+def tracked(model: keras.Model, numbers: dict[str, Any]) -> list[tuple[keras.Variable, Any]]:
+    """Return the variables of the loss trackers, and what they hold where these are the numbers of an epoch."""
+    found = [(tracker, numbers[name]) for name, tracker in loss_trackers(model).items() if name in numbers]
+    return [pair for tracker, number in found for pair in ((tracker.total, number), (tracker.count, 1))]
+
+
+def own_results(model: keras.Model) -> dict[str, Any]:
+    """Return what a `get_metrics_result` of the model's own says of its metrics now; nothing, if it has none."""
+    return dict(model.get_metrics_result()) if is_overridden(model, "get_metrics_result") else {}
+
+
+def in_order(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """Return what `evaluate` returns of these logs: a number, or the list of `keras.Model.evaluate`."""
+    trackers = [] if model._compile_loss is None else model._compile_loss.metrics
+    renamed = dict(zip(map(id, trackers), _distinct([m.name for m in trackers]), strict=True))
+    names = []
+    for metric in model.metrics:
+        parts = metric.metrics if metric is model._compile_metrics else [metric]
+        names += [renamed.get(id(part), part.name) for part in parts]
+    values = [logs[name] for name in names if name in logs] + [logs[k] for k in sorted(logs) if k not in names]
+    return values[0] if len(values) == 1 else values
 
 
 def made_of(model: keras.Model, extra: list) -> list:
@@ -123,8 +175,11 @@ def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric]
     return [*(compiled.metrics if compiled is not None else []), *extra]
 
 
-def check_labels(ranges: list[LabelRange], batch: Any) -> None:
+def check_labels(ranges: list[LabelRange], batch: Any, numbers: np.ndarray | None = None) -> None:
     """Refuse class numbers that the model has no output for: backends would count them as nothing, or as garbage.
+
+    Args:
+        numbers: what the rows are called, if not by their places.
 
     Raises:
         BatchError: as said, naming the first row.
@@ -132,29 +187,31 @@ def check_labels(ranges: list[LabelRange], batch: Any) -> None:
     labels = tree.named_leaves(unpack(batch)[1], "y")
     for place, num_classes, ignored in ranges:
         label, values = labels[place]
-        outside = (values < 0) | (values >= num_classes)
-        outside = outside if ignored is None else outside & (values != ignored)
-        bad = np.flatnonzero(np.reshape(outside, (len(values), -1)).any(axis=1))
+        good = (values >= 0) & (values < num_classes)
+        good = good if values.dtype.kind != "f" else good & (values == np.floor(values))
+        good = good if ignored is None else good | (values == ignored)
+        bad = np.flatnonzero(~np.reshape(good, (len(values), -1)).all(axis=1))
         if bad.size:
-            raise BatchError(
-                say(
-                    f"Class numbers in {label} must lie in 0..{num_classes - 1}: the model has {num_classes} outputs.",
-                    f"{values[bad[0]]} in row {bad[0]}",
-                    "renumber the classes, widen the last layer, or set ignore_class.",
-                )
+            must = (
+                f"Class numbers in {label} must be whole and lie in 0..{num_classes - 1}: the model has {num_classes}"
             )
+            received = f"{values[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
+            attempt = "renumber the classes, widen the last layer, or set ignore_class."
+            raise BatchError(say(f"{must} outputs.", received, attempt))
 
 
-def _refuse_overrides(model: keras.Model) -> None:
-    for method in ("train_step", "test_step", "compute_metrics"):
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise SpecificationError(
-                say(
-                    f"A model trained by its compiled losses must not override `{method}`.",
-                    type(model).__name__,
-                    "write the loss as a wholestep.Objective and pass Trainer(model, MyObjective(), optimizer=...).",
-                )
+def refuse_overrides(model: keras.Model) -> None:
+    """Refuse steps of the user's own, which are not ours to cut, in the words of who may have written them."""
+    own = [m for m in _STEPS if getattr(type(model), m) is not getattr(keras.Model, m)]
+    if own:
+        steps = " and ".join(f"`{m}`" for m in own)
+        raise SpecificationError(
+            say(
+                f"A model trained by its compiled losses must not override {' or '.join(f'`{m}`' for m in _STEPS)}.",
+                f"{steps} of {type(model).__name__}",
+                " ".join(_STEPS[m] for m in own),
             )
+        )
 
 
 @contextmanager
@@ -175,6 +232,27 @@ def _recording(compile_loss: Any, calls: list[_Call]) -> Iterator[None]:
         yield
     finally:
         compile_loss._flat_losses, compile_loss._metrics = entries, metrics
+
+
+def _own_loss(model: keras.Model, loss: Any) -> Whole:
+    shape = None if loss is None else tuple(ops.shape(loss))
+    if shape != ():
+        received = "None" if shape is None else f"shape {shape}"
+        attempt = "return keras.ops.mean(...) there; or write the loss as a wholestep.Objective, which may be cut."
+        raise SpecificationError(
+            say(f"`compute_loss` of {type(model).__name__} must return one number.", received, attempt)
+        )
+    return Whole(ops.convert_to_tensor(loss))
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Number names that come again, as Keras does with metrics.
+
+    >>> _distinct(["mse_loss", "mse_loss", "a_loss"])
+    ['mse_loss', 'mse_loss_1', 'a_loss']
+    """
+    counts = [names[:i].count(name) for i, name in enumerate(names)]
+    return [f"{name}_{count}" if count else name for name, count in zip(names, counts, strict=True)]
 
 
 def _coefficient(given: float | None) -> float:
@@ -212,7 +290,7 @@ def _term(call: _Call) -> Term:
     if len(values.shape) == 0:
         return Whole(ops.cast(loss(call.y_true, call.y_pred, call.weight), dtype), call.coefficient)
     mask = _both(get_keras_mask(call.y_pred), get_keras_mask(values))
-    return _reduce(ops.cast(values, dtype), _fit(call.weight, values), _fit(mask, values), call)
+    return _reduce(ops.cast(values, dtype), _checked(_fit(call.weight, values), values), _fit(mask, values), call)
 
 
 def _reduce(values: Tensor, weight: Tensor, mask: Tensor, call: _Call) -> Term:
@@ -243,6 +321,15 @@ def _fit(weight: Tensor, values: Tensor) -> Tensor:
     while weight is not None and len(weight.shape) > len(values.shape) and weight.shape[-1] == 1:
         weight = ops.squeeze(weight, axis=-1)
     return None if weight is None else ops.cast(weight, values.dtype)
+
+
+def _checked(weight: Tensor, values: Tensor) -> Tensor:
+    """Refuse weights of more axes than the values have: those of a single row would broadcast."""
+    if weight is not None and len(weight.shape) > len(values.shape):
+        must = "sample_weight must hold one number for each row, or for each of the places that the loss tells apart."
+        received = f"weights of shape {tuple(weight.shape)} beside losses of shape {tuple(values.shape)}"
+        raise BatchError(say(must, received, "pass weights of shape (rows,)."))
+    return weight
 
 
 def _extend(weight: Tensor, values: Tensor) -> Tensor:

@@ -62,13 +62,23 @@ class Coupling:
     def why(self) -> str:
         """Why the batch may not be cut, in plain words."""
         reasons = {
-            "the rows of a batch see each other (as in BatchNormalization)": self.couples,
+            "the rows of a batch see each other (as in BatchNormalization)": self.couples and self.moves,
+            "the rows of a batch see each other, in a layer or in the loss": self.couples and not self.moves,
             "the forward pass moves statistics of the batch": self.moves and not self.couples,
             "whether the rows see each other could not be found out from these rows": self.unknown,
             "a loss or metric came as one number instead of one per row": self.whole,
             "a loss from add_loss is neither a sum nor a mean over rows": self.extra == "whole",
         }
         return "; ".join(reason for reason, holds in reasons.items() if holds)
+
+    @property
+    def cut_means(self) -> str:
+        """What cutting such a batch means, in plain words."""
+        meets = "each row meets only the rows of its own microbatch"
+        moves = "moving statistics move once per update, by the mean over the microbatches"
+        known = f"If they do, {meets}." if self.unknown else f"{meets.capitalize()}."
+        sentences = {known: self.couples or self.unknown, f"{moves.capitalize()}.": self.moves}
+        return " ".join(sentence for sentence, holds in sentences.items() if holds)
 
 
 def probe(engine: Any, forward: Forward, state: State, block: Block) -> Coupling:
@@ -114,7 +124,7 @@ def adds_up(engine: Any, forward: Forward, state: State, block: Block) -> bool:
 
     def after(state: State, parts: list) -> tuple[list, list]:
         def update(metrics: list, batch: Any) -> list:
-            return forward.sums(engine.params(state), state.buffers, metrics, batch, None).metrics
+            return forward.sums(engine.params(state), state.buffers, metrics, (), batch, None).metrics
 
         one, two = (update(state.metrics, part) for part in parts)
         both = update(one, parts[1])

@@ -11,11 +11,11 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.batches import Batches
+from wholestep.cut import Cut
 from wholestep.errors import BatchError, say
 from wholestep.grouping import Even
 from wholestep.interrupts import uninterrupted
 from wholestep.source import Stream
-from wholestep.step import Cut
 
 _AHEAD = 2
 
@@ -64,12 +64,18 @@ class Resident:
         self.batches = batches
         self.cuts: dict[tuple[int, int], Cut] = {}
         self.data = engine.resident(batches.arrays)
+        self.where = f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
         self.most = len(batches)
 
-    def blocks(self, num: int | None, size: Callable[[], int]) -> Iterator[Block]:
-        """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the epoch)."""
+    def blocks(self, num: int | None, size: Callable[[], int], *, once: bool = False) -> Iterator[Block]:
+        """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the epoch).
+
+        Args:
+            once: whether they end with the epoch in any case.
+        """
         (epoch, step), per_epoch = self.batches.position, len(self.batches)
         left = per_epoch - step if num is None else num
+        left = min(left, per_epoch - step) if once else left
         while left:
             several = min(left, size(), per_epoch - step)
             yield from self._blocks(epoch, step, several)
@@ -105,25 +111,29 @@ class Loaded:
     processes, each loads only the rows that its own replicas work on.
     """
 
-    def __init__(self, engine: Any, batches: Batches):
+    def __init__(self, engine: Any, batches: Batches, why: str = ""):
         self.engine = engine
         self.batches = batches
+        self.where = f"Batches are loaded as they are needed{why and f' ({why})'}."
         self.most = 1
         self.cuts: dict[tuple[int, int], Cut] = {}
         self._largest: dict[tuple, int] = {}
         self._stop = threading.Event()
 
-    def blocks(self, num: int | None, size: Callable[[], int]) -> Iterator[Block]:
+    def blocks(self, num: int | None, size: Callable[[], int], *, once: bool = False) -> Iterator[Block]:
         """Yield blocks of one update, `num` in all (None: to the end of the epoch).
 
         Whoever has used a block moves the batches' position to that after it.
+
+        Args:
+            once: whether they end with the epoch in any case.
         """
         ready: queue.Queue = queue.Queue(_AHEAD)
         latest: deque[Block] = deque(maxlen=2)  # the update that is under way, and the one before it
         self._end: tuple[int, int] | None = None  # the place after a stream that has ended
         self._in_hand: list[Block] = []
         self._stop.clear()
-        thread = threading.Thread(target=self._work, args=(ready, num), name="wholestep-feed", daemon=True)
+        thread = threading.Thread(target=self._work, args=(ready, num, once), name="wholestep-feed", daemon=True)
         try:
             thread.start()
             while (item := ready.get()) is not None:
@@ -140,15 +150,20 @@ class Loaded:
                 with uninterrupted():
                     self._put_back([*latest, *_drain(ready), *self._in_hand])
 
+    def in_hand(self, full: Callable[[Any], int]) -> Block:
+        """Return the one batch there is, without a thread; `full` says to how many rows it may be filled up."""
+        host, after = self.batches.take((0, 0))
+        return self._block(host, None, (0, 0), after)._replace(full=full(host))
+
     def go_back(self, block: Block, done: int) -> None:
         """Stand behind the first `done` updates of a block again: the others were not carried out."""
         self.batches.position = block.place[0], block.place[1] + done
         if self._stop.is_set():
             self._put_back([block])
 
-    def _work(self, ready: queue.Queue, num: int | None) -> None:
+    def _work(self, ready: queue.Queue, num: int | None, once: bool) -> None:
         try:
-            for block in self._load(num):
+            for block in self._load(num, once):
                 if not _put(ready, block, self._stop):
                     self._in_hand.append(block)
                     return
@@ -163,21 +178,22 @@ class Loaded:
         unused = [block._replace(data=None) for block in unused]
         batches.unused = unused + batches.unused if batches.is_ready else []
 
-    def _load(self, num: int | None) -> Iterator[Block]:
+    def _load(self, num: int | None, once: bool) -> Iterator[Block]:
         batches, done, place = self.batches, 0, self.batches.position
         epoch = place[0]
         while batches.unused and done != num:
             block = batches.unused.pop(0)
             done, place = done + 1, block.position
             yield block._replace(data=self._placed(block.host))
-        while done != num and (num is not None or place[0] == epoch):
+        ends = once or num is None
+        while done != num and (not ends or place[0] == epoch):
             try:
                 own = self._own(place)
                 host, after = batches.take(place, slice(None) if own is None else own)
             except StopIteration:
                 assert isinstance(batches.source, Stream)
                 self._end = (place[0] + 1, 0)
-                if num is None or not batches.source.begins_again or place[1] == 0:
+                if ends or not batches.source.begins_again or place[1] == 0:
                     return
                 place = self._end
                 continue
@@ -221,9 +237,13 @@ Feed = Resident | Loaded
 
 def open_feed(engine: Any, batches: Batches, limit: int) -> Feed:
     """Return a feed; arrays of at most `limit` bytes become resident."""
-    if batches.arrays is not None and not batches.shapes and tree.num_bytes(batches.arrays) <= limit:
+    if batches.is_ready:
+        return Loaded(engine, batches, "they come ready-made")
+    if batches.arrays is None or batches.shapes:
+        return Loaded(engine, batches, "of a few shapes" if batches.shapes else "rows come one by one")
+    if (size := tree.num_bytes(batches.arrays)) <= limit:
         return Resident(engine, batches)
-    return Loaded(engine, batches)
+    return Loaded(engine, batches, f"arrays of {size / 2**20:.0f} MiB may not stay, beyond {limit / 2**20:.0f}")
 
 
 def fill(engine: Any, block: Block, num_rows: int) -> Block:

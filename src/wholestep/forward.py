@@ -8,10 +8,12 @@ import keras
 from keras import ops
 
 from wholestep import tree
+from wholestep.compiled import CompiledObjective, own_results, tracked
 from wholestep.errors import SpecificationError, say
 from wholestep.mean import Term, Whole, check
+from wholestep.misfit import explained
 from wholestep.objective import Objective, Reading, read
-from wholestep.state import Variables
+from wholestep.state import State, Variables
 from wholestep.tables import Lookups
 
 Tensor = Any
@@ -20,12 +22,16 @@ NOTHING = Lookups([])
 
 
 class Outcome(NamedTuple):
-    """What one microbatch adds: sums by term as (value, weight), the model's other losses, and the new state."""
+    """What one microbatch adds: sums by term as (value, weight), the model's other losses, and the new state.
+
+    `assigned` are the new values of the parameters that the forward pass assigned, in the order of `Forward.assigned`.
+    """
 
     sums: dict[str, tuple[Tensor, Tensor]]
     extra: Tensor
     buffers: list
     metrics: list
+    assigned: list
 
 
 class Rows(NamedTuple):
@@ -48,12 +54,29 @@ class Fact:
 class Forward:
     """The objective as a pure function of values: the only place where a model is called.
 
-    `facts` (one Fact a term, in order) `has_extra` (whether `add_loss` or an activity regulariser spoke) and
-    `has_whole` (whether a loss or metric came as one number) are valid once a function has been traced.
+    `facts` (one Fact a term, in order) `has_extra` (whether `add_loss` or an activity regulariser spoke), `has_whole`
+    (whether a loss or metric came as one number) and `is_complete` (see `Reading`) are valid once a function has been
+    traced (`is_traced`). So are
+
+    - `captured`: variables that the objective reads, but the trainer does not own (of another model, or alone);
+    - `written`: those that the objective assigns besides; they become state;
+    - `assigned`: the places of the parameters that the forward pass assigns, where the engine keeps such assignments.
+
+    Args:
+        freezes_reads: whether a variable that a traced function reads would be a constant of the program.
+        keeps_assigned: whether an assignment to a parameter stays, as in `keras.Model.fit` on this engine.
     """
 
     def __init__(
-        self, model: keras.Model, objective: Objective, metrics: list, variables: Variables, *, training: bool
+        self,
+        model: keras.Model,
+        objective: Objective,
+        metrics: list,
+        variables: Variables,
+        *,
+        training: bool,
+        freezes_reads: bool,
+        keeps_assigned: bool = False,
     ):
         self.model = model
         self.objective = objective
@@ -61,25 +84,38 @@ class Forward:
         self.variables = variables
         self.training = training
         self.facts: dict[str, Fact] = {}
+        self.is_traced = False
         self.has_extra = False
         self.has_whole = False
+        self.is_complete = False
+        self._captured: list[keras.Variable] = []
+        self.written: list[keras.Variable] = []
+        self.assigned: list[int] = []
+        self.moves_buffers = False
+        self._freezes_reads = freezes_reads
+        self._keeps_assigned = keeps_assigned
 
-    def sums(self, params, buffers, metrics, batch, row_weights, places=(), *, lookups: Lookups = NOTHING) -> Outcome:
+    def sums(
+        self, params, buffers, metrics, captured, batch, row_weights, places=(), *, lookups: Lookups = NOTHING
+    ) -> Outcome:
         """Run the objective on one (micro)batch and sum what it returned.
 
         Args:
+            captured: the values of the variables in `captured`, or of its first ones.
             places: by group of `lookups`, where each lookup finds its row; `params` hold these rows for its tables.
         """
-        scope = self._scope(params, buffers, metrics, lookups)
+        scope = self._scope(params, buffers, metrics, captured, lookups)
         with scope, lookups.answering(params, places):
             # With rows in hand a second look is not possible; there has been one on whole tables before.
-            reading = self._read(batch, None if lookups.tables else lambda: self._scope(params, buffers, metrics))
+            look_again = None if lookups.tables else lambda: self._scope(params, buffers, metrics, captured)
+            reading = self._read(batch, look_again)
             for score in reading.scores:
                 score.update(row_weights)
             terms = reading.terms | reading.reported
             sums = {label: tuple(_wide(s) for s in term.sums(row_weights)) for label, term in terms.items()}
             extra = self._extra(scope)
-        return Outcome(sums, extra, *self._after(scope, buffers, metrics))
+        assigned = [scope.get_current_value(self.variables.params[i]) for i in self.assigned]
+        return Outcome(sums, extra, *self._after(scope, buffers, metrics), assigned)
 
     def rows(self, params, buffers, metrics, batch, *, lookups: Lookups = NOTHING) -> Rows:
         """Run the objective and keep each row's own values and weights; what the tables of `lookups` lack is NaN."""
@@ -90,12 +126,12 @@ class Forward:
             extra = self._extra(scope)
         return Rows(values, extra, self._after(scope, buffers, metrics)[0])
 
-    def ids(self, params, buffers, metrics, batch, *, lookups: Lookups) -> list[Tensor]:
+    def ids(self, params, buffers, metrics, captured, batch, *, lookups: Lookups) -> list[Tensor]:
         """Return the row numbers that the objective looks up on one (micro)batch, by group of `lookups`.
 
         They depend on the batch alone, mostly: then the compiler drops the forward pass.
         """
-        scope = self._scope(params, buffers, metrics)
+        scope = self._scope(params, buffers, metrics, captured)
         noted: list[list[Tensor]] = [[] for _ in lookups.tables]
         with scope, lookups.noting(noted, params):
             self._call(batch)
@@ -113,26 +149,40 @@ class Forward:
             after.append(self._after(scope, buffers, metrics)[1])
         return after[0], after[1]
 
-    def predict(self, params, buffers, inputs) -> Any:
-        """Return the model's outputs."""
-        pairs = zip([*self.variables.params, *self.variables.buffers], [*params, *buffers], strict=True)
-        with keras.StatelessScope(list(pairs)):
+    def predict(self, params, buffers, metrics, captured, inputs) -> tuple[Any, list]:
+        """Return the model's outputs, and the buffers after them."""
+        scope = self._scope(params, buffers, metrics, captured)
+        with scope:
             has_mode = self.model._call_has_training_arg
-            return self.model(inputs, training=False) if has_mode else self.model(inputs)
+            with explained(self.model, self.objective, inputs, inputs_only=True):
+                outputs = self.model(inputs, training=False) if has_mode else self.model(inputs)
+        return outputs, _values(scope, self.variables.buffers, buffers)
 
-    def results(self, metrics: list) -> dict[str, Tensor]:
+    def results(self, metrics: list, captured=()) -> dict[str, Tensor]:
         """Return what the Keras metrics say now, by name."""
         results: dict[str, Tensor] = {}
-        with keras.StatelessScope(list(zip(self.variables.metrics, metrics, strict=True))):
+        with self._scope([], [], metrics, captured):
             for metric in self.metrics:
                 result = metric.result()
                 results |= result if isinstance(result, dict) else {metric.name: result}
             return {name: ops.convert_to_tensor(value) for name, value in results.items()}
 
-    def penalty(self, params: list) -> Tensor:
-        """Return the weight regularisation, a function of the parameters alone."""
-        pairs = zip(self.variables.params, params, strict=True)
-        return sum(_wide(v.regularizer(p)) for v, p in pairs if v.regularizer is not None)
+    def own_results(self, metrics: list, numbers: dict[str, Tensor], captured=()) -> dict[str, Tensor]:
+        """Return what a `get_metrics_result` of a compiled model's own says now, by name; nothing, if it has none."""
+        if not isinstance(self.objective, CompiledObjective):
+            return {}
+        with self._scope([], [], metrics, captured) as scope:
+            held = tracked(self.model, numbers)
+            scope.state_mapping |= {id(v): ops.convert_to_tensor(value, v.dtype) for v, value in held}
+            return {name: ops.convert_to_tensor(value) for name, value in own_results(self.model).items()}
+
+    def penalty(self, params: list, captured=()) -> Tensor:
+        """Return the weight regularisation, a function of the parameters and of what the regularisers read."""
+        # Of a table that is not regularised there may be but some rows in hand: no value for its variable.
+        pairs = [(v, p) for v, p in zip(self.variables.params, params, strict=True) if v.regularizer is not None]
+        with self._scope([], [], [], captured) as scope:
+            scope.state_mapping |= {id(v): p for v, p in pairs}
+            return sum(_wide(v.regularizer(p)) for v, p in pairs)
 
     @property
     def cannot_pad(self) -> bool:
@@ -141,15 +191,84 @@ class Forward:
 
     @property
     def has_penalty(self) -> bool:
-        """Whether any trainable variable is regularised."""
-        return any(v.regularizer is not None for v in self.variables.params)
+        """Whether any trainable variable is regularised by the update. Valid once traced."""
+        return not self.is_complete and any(v.regularizer is not None for v in self.variables.params)
 
-    def _scope(self, params, buffers, metrics, lookups: Lookups = NOTHING) -> "_Scope":
+    def _scope(self, params, buffers, metrics, captured=(), lookups: Lookups = NOTHING) -> "_Scope":
+        """Return the scope in which variables have these values; a group that is left empty is not to be asked."""
         v, apart = self.variables, {table.param for table in lookups.tables}
-        pairs = [(v.params, params), (v.buffers, buffers), (v.metrics, metrics)]
-        mapping = [pair for known, values in pairs for pair in zip(known, values, strict=True)]
+        pairs = [(v.params, params), (v.buffers, buffers), (v.metrics, metrics), (self.captured, captured)]
+        mapping = [pair for known, values in pairs for pair in zip(known, values, strict=False)]
         mapping = [pair for i, pair in enumerate(mapping) if i not in apart]
-        return _Scope({id(v.params[i]) for i in apart}, mapping, collect_losses=True)
+        return _Scope(self, {id(v.params[i]) for i in apart}, mapping, collect_losses=True)
+
+    def note_read(self, variable: keras.Variable) -> None:
+        """Take note of a variable that has no value in hand: another's becomes an input.
+
+        Raises:
+            SpecificationError: a metric's result or a regulariser reads the model's own variables.
+        """
+        if not self._freezes_reads:
+            return
+        v = self.variables
+        if any(variable is known for group in (v.params, v.buffers, v.metrics) for known in group):
+            must = "A metric's result and a regulariser must not read other variables of the model."
+            attempt = "let the objective report it: return (loss, {name: Mean(...)})."
+            raise SpecificationError(say(must, variable.path, attempt))
+        if not any(variable is known for known in self._captured):
+            self._captured.append(variable)
+
+    def note_written(self, variable: keras.Variable, value: Tensor, current: Tensor | None) -> Tensor:
+        """Take note of a variable that is assigned, and return what it holds from then on.
+
+        Raises:
+            SpecificationError: it is the optimizer's.
+        """
+        v = self.variables
+        if any(variable is known for known in v.slots):
+            must = "An objective must not assign the optimizer's variables: they are what the update computes."
+            raise SpecificationError(say(must, variable.path, "assign it between updates, or in a callback."))
+        place = next((i for i, known in enumerate(v.params) if known is variable), None)
+        if place is not None:
+            return self._reassigned(place, value, current) if self._keeps_assigned else value
+        if any(variable is known for known in v.buffers):
+            self.moves_buffers = True
+        elif not any(variable is known for group in (v.metrics, self.written) for known in group):
+            self.written.append(variable)
+        return value
+
+    @property
+    def captured(self) -> list[keras.Variable]:
+        """The variables that the objective reads, and that are no state of the trainer's."""
+        return [v for v in self._captured if not any(v is known for known in self.variables.buffers)]
+
+    @property
+    def inputs(self) -> list[keras.Variable]:
+        """Those of `captured` that are inputs of a program; in training the optimizer's own are state."""
+        slots = {id(v) for v in self.variables.slots} if self.training else set()
+        return [v for v in self.captured if id(v) not in slots]
+
+    def learn(self, engine: Any, state: State, trace: Callable[[State], Any]) -> State:
+        """Trace until nothing new is found; return the state with what the objective reads and assigns besides.
+
+        What it assigns is state from then on.
+        """
+        while True:
+            known = len(self.captured)
+            state = state._replace(captured=engine.read(self.inputs, state))
+            trace(state)
+            if self.written:
+                self.variables.buffers.extend(self.written)
+                self.written = []
+                state = state._replace(buffers=engine.take(self.variables)[2])
+            elif len(self.captured) == known:
+                return state
+
+    def _reassigned(self, place: int, value: Tensor, current: Tensor) -> Tensor:
+        """Return the assigned value, of which the gradient is that of the parameter: as Keras has it on TensorFlow."""
+        if place not in self.assigned:
+            self.assigned.append(place)
+        return ops.stop_gradient(ops.cast(value, current.dtype)) + (current - ops.stop_gradient(current))
 
     def _read(self, batch, fresh_scope: Callable[[], keras.StatelessScope] | None) -> Reading:
         reading, num_rows = self._call(batch), tree.num_rows(batch)
@@ -161,14 +280,18 @@ class Forward:
             _refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
         self.has_whole = any(isinstance(t, Whole) for t in terms.values()) or any(s.is_whole for s in reading.scores)
         self.facts = _facts(terms, counts=True) | _facts(reported, counts=False)
-        return Reading(terms, reported, reading.scores)
+        self.is_complete = reading.is_complete
+        self.is_traced = True
+        return reading._replace(terms=terms, reported=reported)
 
     def _call(self, batch) -> Reading:
-        return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
+        with explained(self.model, self.objective, batch):
+            return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
 
     def _extra(self, scope: keras.StatelessScope) -> Tensor:
-        self.has_extra = bool(scope.losses)
-        return sum((_wide(ops.sum(loss)) for loss in scope.losses), ops.zeros((), keras.config.floatx()))
+        losses = [] if self.is_complete else scope.losses
+        self.has_extra = bool(losses)
+        return sum((_wide(ops.sum(loss)) for loss in losses), ops.zeros((), keras.config.floatx()))
 
     def _after(self, scope: keras.StatelessScope, buffers: list, metrics: list) -> tuple[list, list]:
         v = self.variables
@@ -176,17 +299,26 @@ class Forward:
 
 
 class _Scope(keras.StatelessScope):
-    """Notes which variables were read. Those that are `apart` must not be: they have no value here."""
+    """Notes which variables were read and assigned. Those that are `apart` must not be: they have no value here."""
 
-    def __init__(self, apart: set[int], *arguments: Any, **options: Any):
+    def __init__(self, forward: Forward, apart: set[int], *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
+        self.forward = forward
         self.apart = apart
         self.read: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         assert id(variable) not in self.apart, f"{variable.path} is read, but only rows of it are in hand"
         self.read.add(id(variable))
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        if value is None:
+            self.forward.note_read(variable)
+        return value
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        current = self.state_mapping.get(id(variable))
+        super().add_update((variable, self.forward.note_written(variable, value, current)))
 
 
 def _checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:

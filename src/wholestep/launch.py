@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from wholestep.interrupts import Terminated, end_when_terminated
+
 _GRACE = 6.0  # seconds that processes have to say why they end, once one of them has
 
 
@@ -21,7 +23,7 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
 
     Each has an equal share of the processor's cores, if there are enough: threads of one would keep another's messages
     waiting. Their output comes line by line, with the process's number before it. When one ends with an error, the
-    others are ended. An interrupt (Ctrl-C) ends all, and so does the end of this process, however it ends.
+    others are ended. An interrupt (Ctrl-C) or SIGTERM ends all, and so does the end of this process, however it ends.
     """
     environment = os.environ | {
         "WHOLESTEP_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
@@ -41,12 +43,14 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
     copiers = [threading.Thread(target=_copy, args=(*stream, lock), daemon=True) for stream in streams]
     for copier in copiers:
         copier.start()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.getsignal(signal.SIGTERM)
+    end_when_terminated()
     try:
         return _watch(processes)
-    except KeyboardInterrupt:
-        print("wholestep launch: interrupted; all processes end.", file=sys.stderr)
-        return 128 + signal.SIGINT
+    except (KeyboardInterrupt, Terminated) as stop:
+        number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
+        print(f"wholestep launch: interrupted ({number.name}); all processes end.", file=sys.stderr)
+        return 128 + number
     finally:
         signal.signal(signal.SIGTERM, before)
         _end(processes)
@@ -66,7 +70,9 @@ def join() -> None:
 
 
 def run(script: str, arguments: list[str]) -> int:
-    """Run a script in this process of a run, which it has joined."""
+    """Run a script in this process of a run, which it has joined. SIGTERM ends it between two updates."""
+    from wholestep.engines import peers
+
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
@@ -74,6 +80,8 @@ def run(script: str, arguments: list[str]) -> int:
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise RuntimeError(f"the script left with exit code {stop.code}") from stop
+    except Terminated as stop:
+        peers.end_terminated(stop)
     return 0
 
 
@@ -126,10 +134,11 @@ def _end(processes: list[subprocess.Popen]) -> None:
 
 
 def _copy(index: int, lines: TextIO, to: TextIO, lock: threading.Lock) -> None:
-    for line in lines:
-        with lock:
-            to.write(f"[{index}] {line}" if line.endswith("\n") else f"[{index}] {line}\n")
-            to.flush()
+    with lines:
+        for line in lines:
+            with lock:
+                to.write(f"[{index}] {line}" if line.endswith("\n") else f"[{index}] {line}\n")
+                to.flush()
 
 
 def _free_port() -> int:

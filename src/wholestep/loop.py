@@ -1,9 +1,21 @@
 """The loop: a block of updates goes to the device, and the numbers of the one before are read while it works."""
 
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import keras
+
+from wholestep.batches import Batches
 from wholestep.callbacks import Watch
-from wholestep.feed import Feed
+from wholestep.errors import BatchError, say
+from wholestep.evaluate import join
+from wholestep.feed import Feed, Loaded
+from wholestep.guards import Guard
 from wholestep.machine import Machine, Report
 from wholestep.state import State
+from wholestep.tally import OWN, shown
 
 
 def run_epoch(
@@ -22,7 +34,7 @@ def run_epoch(
     if step > 0 and not logs:  # it was left after the last batch of a stream: the epoch is the next one
         state, logs = run(machine, state, feed, num, first, watch)
     machine.meet(feed)
-    return state, logs
+    return state, machine.show(logs)
 
 
 def _run(machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch) -> tuple[State, dict]:
@@ -33,40 +45,243 @@ def _run(machine: Machine, state: State, feed: Feed, num: int | None, first: int
     for block in feed.blocks(num, lambda: pace.size):
         state, report = machine.dispatch(state, feed, block, first + done)
         if late is not None:
-            logs = _tell(machine, state, feed, late, first, watch)
+            logs, failed = _tell(machine, state, feed, late, first, watch)
             pace.note(len(late.block.counts), late.program.length)
+            if failed:
+                return state, logs  # what was sent after it was not applied either
         late, done = report, done + len(block.counts)
         if watch.stops:
             break
     if late is not None:
-        logs = _tell(machine, state, feed, late, first, watch)
+        logs, _ = _tell(machine, state, feed, late, first, watch)
+    watch.end()
     return state, logs
 
 
 def _run_watched(
     machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch
 ) -> tuple[State, dict]:
-    """Somebody looks at the state, or changes it, between any two updates."""
+    """Somebody looks at the state, or changes it, between any two updates, or as many as are one execution."""
     logs: dict = {}
-    for i, block in enumerate(feed.blocks(num, lambda: 1)):
-        watch.begin(i)
-        state, report = machine.dispatch(machine.take(state), feed, block, first + i)
-        logs = _tell(machine, state, feed, report, first, watch)
+    done = 0
+    for block in feed.blocks(num, lambda: watch.left):
+        if done % watch.each == 0:
+            watch.begin(done)
+            state = machine.take(state)
+        state, report = machine.dispatch(state, feed, block, first + done)
+        logs, _ = _tell(machine, state, feed, report, first, watch)
+        done += len(block.counts)
         if watch.stops:
             break
+    watch.end()
     return machine.take(state), logs
 
 
-def _tell(machine: Machine, state: State, feed: Feed, report: Report, first: int, watch: Watch) -> dict:
-    """Tell the watchers of a dispatch's updates; return the last logs. The first failed update ends the run."""
+def _tell(machine: Machine, state: State, feed: Feed, report: Report, first: int, watch: Watch) -> tuple[dict, bool]:
+    """Tell the watchers of a dispatch's updates; return the last numbers, and whether the run ends: one failed."""
     failure = machine.note_failures(report)
     last = len(report.block.counts) - 1 if failure is None else failure
-    for i in range(last + 1) if watch.has_hooks else ():
-        logs = report.logs(i)
-        watch.tell(report.first + i - first, logs | {"loss": report.loss(i)} if i == failure else logs)
+    for i in range(last + 1 if watch.has_hooks else 0):
+        numbers = _numbers(report, i, failure)
+        logs = machine.show(numbers) if watch.needs_state else shown(numbers)
+        watch.tell(report.first + i - first, logs)
     if failure is not None:
+        watch.end()
         feed.go_back(report.block, failure)
     # TerminateOnNaN and its like end the run in their own way.
     if failure is not None and not watch.stops:
         raise machine.failure(state, report, failure)
-    return report.logs(last)
+    return _numbers(report, last, failure), failure is not None
+
+
+def _numbers(report: Report, i: int, failure: int | None) -> dict:
+    """Return the numbers of update i; those of a failed one end with its own loss, which the sums do not hold."""
+    numbers = report.numbers(i)
+    return numbers | {k: report.loss(i) for k in ("loss", OWN + "loss") if k in numbers and i == failure}
+
+
+def check_any(logs: dict, epoch: int) -> None:
+    """Refuse an epoch without a batch."""
+    if not logs:
+        raise BatchError(
+            say(
+                f"Epoch {epoch + 1} must have at least one batch.",
+                "a source with no batches left",
+                "pass something that can be iterated over again, or steps_per_epoch.",
+            )
+        )
+
+
+def ends_early(batches: Batches, epoch: int, epochs: int, steps_per_epoch: int | None) -> bool:
+    """Whether an iterator has ended before the run, which then ends with a warning."""
+    is_short = steps_per_epoch is not None and batches.has_ended
+    if not is_short and (epoch + 1 == epochs or not batches.is_spent()):
+        return False
+    warnings.warn(
+        f"The data ended in epoch {epoch + 1} of {epochs}: training ends there. Pass something that can be iterated "
+        "over again, or ask for fewer updates.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return True
+
+
+# ---- the user's own loop ----
+
+
+class Step:
+    """One update that `Trainer.steps` has carried out.
+
+    Args:
+        number: the update's number, from 1; the optimizer's `iterations` if nothing was skipped.
+        epoch: the epoch of the data, from 0.
+        batch: the batch's place in its epoch, from 0.
+    """
+
+    def __init__(self, number: int, epoch: int, batch: int, report: Report):
+        self.number = number
+        self.epoch = epoch
+        self.batch = batch
+        self._report = report
+
+    @cached_property
+    def logs(self) -> dict[str, Any]:
+        """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device."""
+        return self._report.logs(0)
+
+    @property
+    def loss(self) -> float:
+        """The loss of this update alone. Waits for the device."""
+        return self._report.loss(0)
+
+
+def run_steps(
+    machine: Machine, batches: Batches, epochs: int, number: Callable[[], int], guard: Guard
+) -> Iterator[Step]:
+    """Carry out one update after the other, for a loop of the user's own; `number` tells that of the last update.
+
+    The state is taken anew for every update, so `guard` is left in between, and any thread may use the trainer there.
+    """
+    feed, state = machine.feed(batches), machine.take()
+    for _ in range(epochs):
+        with guard:
+            state, late, first = machine.begin_epoch(state), None, number() + 1
+        for i, block in enumerate(feed.blocks(None, lambda: 1)):
+            with guard:
+                state, report = machine.dispatch(machine.take(state), feed, block, first + i)
+                _check_applied(machine, state, feed, late)
+            late = report
+            yield Step(first + i, *block.place, report)
+        with guard:
+            _check_applied(machine, machine.take(state), feed, late)
+        machine.meet(feed)
+
+
+class Logs(Mapping):
+    """The loss and the metrics of one update, by name. Reading them waits for the device; nothing else does.
+
+    `dict(logs)` is a plain dict.
+    """
+
+    def __init__(self, machine: Machine, report: Report):
+        self._machine = machine
+        self._report: Report | None = report
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        report = self._report
+        assert report is not None
+        self._machine.settle(report)
+        if report.error is not None:
+            raise report.error
+        self._report = None  # which holds the batch
+        return report.logs(0)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+def run_update(machine: Machine, batches: Batches, number: int) -> Logs:
+    """Carry out one update, of this number, on a batch in hand."""
+    feed = machine.feed(batches)
+    assert isinstance(feed, Loaded)
+    block = feed.in_hand(machine.rows_to_fill)
+    machine.unread = machine.dispatch(machine.begin_epoch(machine.take()), feed, block, number)[1]
+    return Logs(machine, machine.unread)
+
+
+def _check_applied(machine: Machine, state: State, feed: Feed, report: Report | None) -> None:
+    if report is not None and (failure := machine.note_failures(report)) is not None:
+        feed.go_back(report.block, failure)
+        raise machine.failure(state, report, failure)
+
+
+# ---- without an update ----
+
+
+def run_evaluation(machine: Machine, batches: Batches, steps: int | None, watch: Watch) -> dict:
+    """Return the logs over `steps` batches (None: all)."""
+    told, batches, report = watch.callbacks, batches.in_order(), None
+    machine.model.stop_evaluating = False
+    told.on_test_begin()
+    state = machine.begin_epoch(machine.take())
+    for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1, once=True)):
+        watch.test.begin(i)
+        if report is None:
+            state = machine.evaluation.begin(state, block)
+        machine.check(block)
+        state, report = machine.evaluation.add(state, block)
+        batches.position = block.position
+        watch.test.end(i, machine.show_evaluation(state, report) if watch.has_test_hooks else None)
+        if machine.model.stop_evaluating:
+            break
+    else:
+        _note_missing(0 if report is None else i + 1, steps)
+    watch.test.close()
+    if report is None:
+        raise BatchError(say("There must be at least one batch.", "none", "pass data that are not spent."))
+    logs = machine.show_evaluation(state, report)
+    machine.engine.peers.meet(f"evaluated {i + 1} batches")
+    told.on_test_end(logs)
+    return logs
+
+
+def run_prediction(machine: Machine, batches: Batches, steps: int | None, watch: Watch, *, is_whole: bool) -> Any:
+    """Return the outputs for the rows of `steps` batches (None: all); of whole batches, the first part is the input."""
+    told, outputs = watch.callbacks, []
+    machine.model.stop_predicting = False
+    told.on_predict_begin()
+    state = machine.take()
+    for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1, once=True)):
+        watch.predict.begin(i)
+        state, output = machine.evaluation.predict(state, block, is_whole)
+        outputs.append(output)
+        batches.position = block.position
+        several = outputs[i - i % watch.each :]
+        watch.predict.end(i, {"outputs": keras.tree.map_structure(_joined, *several)})
+        if machine.model.stop_predicting:
+            break
+    else:
+        _note_missing(len(outputs), steps)
+    watch.predict.close()
+    told.on_predict_end()
+    machine.engine.peers.meet(f"predicted {len(outputs)} batches")
+    return join(machine.engine.fetch(outputs))
+
+
+def _joined(*outputs: Any) -> Any:
+    return outputs[0] if len(outputs) == 1 else keras.ops.concatenate(outputs)
+
+
+def _note_missing(num: int, steps: int | None) -> None:
+    if num and steps is not None and num < steps:
+        warnings.warn(f"The data ended after {num} of {steps} batches.", UserWarning, stacklevel=4)

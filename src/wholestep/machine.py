@@ -10,19 +10,22 @@ import numpy as np
 from wholestep import engines, tree
 from wholestep.alike import facts_of_code, facts_of_data, facts_of_values
 from wholestep.batches import Batches, check_weights
-from wholestep.compiled import CompiledObjective, check_labels
+from wholestep.compilations import Compilations
+from wholestep.compiled import CompiledObjective, check_labels, loss_trackers, own_results, tracked
 from wholestep.errors import NonFiniteError, say
 from wholestep.evaluate import Evaluation
 from wholestep.feed import Block, Feed, arrange, fill, open_feed
 from wholestep.forward import Forward
 from wholestep.interrupts import uninterrupted
 from wholestep.mean import Mean
+from wholestep.misfit import check_parts, named
 from wholestep.objective import Objective
 from wholestep.plan import Planner, Program
+from wholestep.soundness import look, unsound
 from wholestep.state import State, Variables
 from wholestep.step import APPLIED, OWN_LOSS, Step
 from wholestep.tables import Lookups
-from wholestep.tally import Layout
+from wholestep.tally import Layout, shown
 
 _SECONDS_PER_DISPATCH = 0.1
 
@@ -34,6 +37,7 @@ class Report:
         self.block = block
         self.first = first
         self.program = program
+        self.error: NonFiniteError | None = None
         self._engine = engine
         self._layout = layout
         self._on_device = values
@@ -56,10 +60,14 @@ class Report:
         """How many of the updates were not applied."""
         return int(np.sum(self.values[:, -1] != 1))
 
+    def numbers(self, i: int) -> dict[str, Any]:
+        """Return the numbers of the epoch up to update i: the loss, the metrics, and what the model makes of them."""
+        numbers = self._layout.unpack(self.values[i])
+        return {k: v for k, v in numbers.items() if k not in (OWN_LOSS, APPLIED)}
+
     def logs(self, i: int) -> dict[str, Any]:
         """Return what callbacks see of update i: the loss and the metrics over the epoch so far."""
-        logs = self._layout.unpack(self.values[i])
-        return {k: v for k, v in logs.items() if k not in (OWN_LOSS, APPLIED)}
+        return shown(self.numbers(i))
 
     def loss(self, i: int) -> float:
         """Return the loss of update i alone."""
@@ -99,6 +107,7 @@ class Options(NamedTuple):
     memory_limit: int | None
     on_nonfinite: str
     replicas: int | str | None = None
+    jit_compile: bool | str = "auto"
 
 
 class Machine:
@@ -118,7 +127,7 @@ class Machine:
         pads: bool | None,
         options: Options,
     ):
-        self.engine = engines.choose(optimizer, model, options.replicas)
+        self.engine = engines.choose(optimizer, model, options.replicas, options.jit_compile)
         self.model = model
         self.objective = objective
         self.optimizer = optimizer
@@ -127,7 +136,10 @@ class Machine:
         slots = [] if optimizer is None else optimizer.variables
         metric_variables = [v for metric in metrics for v in metric.variables]
         self.variables = Variables(model.trainable_variables, slots, model.non_trainable_variables, metric_variables)
-        self.forward = Forward(model, objective, metrics, self.variables, training=True)
+        engine = self.engine
+        reads = {"freezes_reads": engine.freezes_reads}
+        assigns = {"keeps_assigned": engine.keeps_assigned}
+        self.forward = Forward(model, objective, metrics, self.variables, training=True, **reads, **assigns)
         dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         scales = dynamic or getattr(optimizer, "loss_scale_factor", None) is not None
         self.step = Step(
@@ -138,11 +150,20 @@ class Machine:
             stops=options.on_nonfinite == "raise",
         )
         self.planner = Planner(self.engine, self.step, options.microbatch_size, options.memory_limit, pads)
-        watching = Forward(model, objective, metrics, self.variables, training=False)
+        watching = Forward(model, objective, metrics, self.variables, training=False, **reads)
         self.evaluation = Evaluation(self.engine.alone(), watching)
+        self.compilations = Compilations()
         self.num_skipped = 0
         self.pace = Pace(self.engine.peers)
         self._checked: Any = None
+        self._sizes: dict[tuple, list[int]] = {}
+        self.unread: Report | None = None
+        self.where_data_are = ""
+
+    def be_quiet(self, is_quiet: bool) -> None:
+        """Say nothing of programs that take long to compile, or say it, in the first process."""
+        is_quiet = is_quiet or self.engine.peers.index > 0
+        self.compilations.is_quiet = self.evaluation.compilations.is_quiet = is_quiet
 
     # ---- state ----
 
@@ -151,19 +172,42 @@ class Machine:
         params, slots, buffers = self.engine.take(self.variables)
         if state is None:
             stopped, marks = self.engine.place((np.int32(0), np.zeros(self.step.num_marks, np.int32)))
-            return State(params, slots, buffers, self._empty_metrics(), (), stopped, marks)
+            return State(params, slots, buffers, self._metrics(), (), stopped, marks)
         return state._replace(params=params, slots=slots, buffers=buffers)
 
     def begin_epoch(self, state: State) -> State:
         """Return the state with empty sums and metrics."""
-        sums = self.engine.place(self.step.tally.empty()) if self.forward.facts else ()
+        sums = self.engine.place(self.step.tally.empty()) if self.forward.is_traced else ()
         stopped = self.engine.place(np.int32(0))
         return state._replace(metrics=self._empty_metrics(), sums=sums, stopped=stopped)
 
+    def show(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """Let Keras' loss trackers hold an epoch's numbers, and return them as `keras.Model.fit` does.
+
+        The metrics' own variables hold theirs already.
+        """
+        for variable, value in tracked(self.model, numbers):
+            variable.assign(value)
+        logs = shown(numbers)
+        own = own_results(self.model) if logs is not numbers else {}
+        # Read again, as Keras does: it may look at what is no part of the program, such as the learning rate.
+        fresh = {name: np.asarray(value).copy() for name, value in own.items()}
+        same = fresh.keys() == logs.keys()
+        return {name: value if value.ndim else float(value) for name, value in fresh.items()} if same else logs
+
+    def show_evaluation(self, state: State, report: Any) -> dict[str, Any]:
+        """Do the same of an evaluation, and let the metrics' variables hold theirs."""
+        self.evaluation.engine.give_metrics(self.variables, state.metrics)
+        return self.show(self.evaluation.logs(report))
+
     def _empty_metrics(self) -> list:
-        for metric in self.metrics:
+        for metric in (*self.metrics, *loss_trackers(self.model).values()):
             metric.reset_state()
-        return self.engine.place([keras.ops.convert_to_numpy(v) for v in self.variables.metrics])
+        return self._metrics()
+
+    def _metrics(self) -> list:
+        # Copies, as the state is spent; by asarray, as np.array asks a variable for a copy, which warns.
+        return self.engine.place([np.asarray(v).copy() for v in self.variables.metrics])
 
     # ---- dispatch ----
 
@@ -178,7 +222,9 @@ class Machine:
             code = facts_of_code(self.model, self.objective, self.optimizer, self.options)
             values = facts_of_values(self.engine.foreign([*v.params, *v.slots, *v.buffers]))
             self.engine.peers.agree(code | values | facts_of_data(batches))
-        return open_feed(self.evaluation.engine if evaluates else self.engine, batches, self.planner.limit // 2)
+        feed = open_feed(self.evaluation.engine if evaluates else self.engine, batches, self.planner.room_for_data)
+        self.where_data_are = self.where_data_are if evaluates else feed.where
+        return feed
 
     def dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
         """Send one block of updates, the first of this number, to the device. Spends the state; waits for nothing.
@@ -186,8 +232,13 @@ class Machine:
         The Keras variables hold the new state, and the batches stand behind the block, or nothing has happened; only
         if the program itself fails, what it spent is lost.
         """
+        with named(block):
+            return self._dispatch(state, feed, block, first)
+
+    def _dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
         planner, batches, peers = self.planner, feed.batches, self.engine.peers
         peers.at(f"preparing update {first}")
+        state = self._caught_up(planner.learn(state, block))
         short, is_short = batches.comes_short, block.rows.shape[1] < block.full
         # The short batch of a bucket may be one row, which tells nothing of others: ask before it comes.
         asks = is_short or (short and batches.shapes)
@@ -200,28 +251,39 @@ class Machine:
                 known is None or known.cut != feed.cuts[key]
             ):  # a plan, and another cut, want other rows than were loaded
                 block = block._replace(host=batches.load(*block.place), own=None)
-        program = planner.program(state, block, short=short, most=feed.most)
+        is_new = planner.known(block, short=short, most=feed.most) is None
+        with self.compilations.watched(block, is_new=is_new, num_shapes=len(batches.shapes)):
+            program = planner.program(state, block, short=short, most=feed.most)
+        state = self._caught_up(state)
         state = state if state.sums else self.begin_epoch(state)
         self.check(block)
         feed.cuts.setdefault(key, program.cut)
         data, rows = arrange(self.engine, block, program.cut)
         rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
         arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))
+        captured = self.engine.read(program.captured, state)
         with peers.dispatching(f"computing update {first}"), uninterrupted():
-            state, reports = program.call(state, data, *arguments)
+            state, reports = program.call(state._replace(captured=()), captured, data, *arguments)
             self.engine.give(self.variables, state)
             batches.position = block.position
         last = first + len(block.counts) - 1
         peers.at(f"at work after update {last} (reading data, or in a callback)")
         return state, Report(self.engine, self.step.tally.layout, reports, block, first, program)
 
+    def _caught_up(self, state: State) -> State:
+        """Return the state with what was found to be assigned, and so to be state, since it was taken."""
+        return state if len(state.buffers) == len(self.variables.buffers) else self.take(state)
+
     def check(self, block: Block) -> None:
-        """Look at weights and labels before they are used: arrays once, loaded batches each."""
-        if block.is_resident and self._checked is block.host:
+        """Look at weights and labels before they are used: arrays once, loaded batches each. Needs a trace."""
+        objective = self.objective
+        if not isinstance(objective, CompiledObjective) or (block.is_resident and self._checked is block.host):
             return
-        check_weights(block.host, all_zero=block.is_resident, numbers=block.own)
-        if isinstance(self.objective, CompiledObjective):
-            check_labels(self.objective.label_ranges, block.host)
+        numbers = _names(block)
+        with named(block):
+            check_parts(self.model, block.host)
+            check_weights(block.host, all_zero=block.is_resident, divisors=objective.divisors, numbers=numbers)
+            check_labels(objective.label_ranges, block.host, numbers)
         self._checked = block.host if block.is_resident else None
 
     # ---- several processes ----
@@ -230,6 +292,38 @@ class Machine:
         """Wait until all processes have come to the same place in the data."""
         epoch, step = feed.batches.position
         self.engine.peers.meet(f"stands at batch {step} of epoch {epoch}")
+
+    # ---- a batch in hand ----
+
+    def rows_to_fill(self, host: Any) -> int:
+        """Return to how many rows a batch in hand may be filled up: to those of one before it, or to a power of two.
+
+        So batches of ever other sizes are few programs.
+        """
+        count = tree.num_rows(host)
+        shape = tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in tree.leaves(host))
+        known, power = self._sizes.setdefault(shape, []), 1 << (count - 1).bit_length()
+        fitting = [size for size in known if count <= size <= 2 * power]
+        if not fitting:
+            fitting = [power if known else count]
+            known.extend(fitting)
+        return min(fitting)
+
+    def settle(self, report: Report | None = None) -> None:
+        """Make sure that the last update in hand was applied, if nobody has read its numbers yet.
+
+        Args:
+            report: of which update; None for whichever was the last.
+
+        Raises:
+            NonFiniteError: it was not applied.
+        """
+        if self.unread is None or report not in (None, self.unread):
+            return
+        last, self.unread = self.unread, None
+        if self.note_failures(last) is not None:
+            last.error = self.failure(self.take(), last, 0)
+            raise last.error
 
     # ---- what went wrong ----
 
@@ -247,15 +341,16 @@ class Machine:
         names = block.rows[i][:count] if block.ids[i] is None else block.ids[i]
         lookups = Lookups(self.step.tables, self.engine)
 
-        def by_row(state: State, data: Any, rows: Any) -> Any:
+        def by_row(state: State, data: Any, rows: Any) -> tuple:
             pieces = [self.engine.batch(data, rows[start : start + size]) for start, size in cut.pieces]
             batch = tree.map_leaves(lambda *leaves: keras.ops.concatenate(leaves)[:count], *pieces)
             params = self.engine.params(state)
-            return self.forward.rows(params, state.buffers, state.metrics, batch, lookups=lookups)
+            found = self.forward.rows(params, state.buffers, state.metrics, batch, lookups=lookups)
+            return found, look(self.engine, self.variables, state)
 
         data, rows = arrange(self.engine, block, cut)
         arguments = (state, data, self.engine.place(rows[i]))
-        found = self.engine.fetch(self.engine.compile(by_row, arguments, spends=False)(*arguments))
+        found, before = self.engine.fetch(self.engine.compile(by_row, arguments, spends=False)(*arguments))
         reasons, bad = [], np.zeros((0,), int)
         for label, (values, weights) in found.values.items():
             rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == count else np.zeros((0,), int)
@@ -266,13 +361,25 @@ class Machine:
             elif self.forward.facts[label].kind is Mean and np.sum(weights) == 0:
                 reasons.append(f"the weights of {name} sum to zero")
         reasons = reasons or ["the gradient is not finite, though every row's loss is"]
+        attempt = 'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").'
+        if paths := unsound(self.variables, before, are_rows_left=bad.size < count):
+            verb = "is" if len(paths) == 1 else "are"
+            reasons, bad = [f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"], bad[:0]
+            attempt = "look at what set the weights before: a file, an assignment, a learning rate that is too high."
         message = say(
             f"Update {number} must have a finite loss and gradient. It was not applied; the weights are those after "
             f"update {number - 1}.",
             "; ".join(reasons),
-            'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").',
+            attempt,
         )
         return NonFiniteError(message, number, tuple(_numbers(names, bad.astype(int))))
+
+
+def _names(block: Block) -> np.ndarray | None:
+    """Return what the rows that a block holds are called; None for their places."""
+    if block.is_resident or block.ids[0] is None:
+        return block.own
+    return block.ids[0] if block.own is None else block.ids[0][block.own]
 
 
 def _stack(values: np.ndarray, length: int) -> np.ndarray:
@@ -284,6 +391,6 @@ def _numbers(names: np.ndarray, places: np.ndarray) -> list[int]:
     return [int(row) for place in places for row in np.atleast_1d(names[place])]
 
 
-def _few(rows: list[int]) -> str:
-    shown = ", ".join(str(row) for row in rows[:8])
-    return shown + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
+def _few(names: list) -> str:
+    shown = ", ".join(str(name) for name in names[:8])
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -5,10 +5,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
+from keras.src import backend
 from keras.src.backend import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 
@@ -32,6 +34,10 @@ class Objective(ABC):
 
     The model's own regularisation is added once by the update. Row i of the result must belong to row i of the batch.
 
+    A `keras.Variable` that it reads besides (of another model, of a metric or optimizer, or alone) has its newest value
+    whenever updates are sent to the device; one that it assigns is state, kept from update to update. Python numbers
+    and bare arrays are read once and for all: what shall change must be a `keras.Variable`, or come in the batch.
+
     >>> import keras, wholestep as ws
     >>> class Squared(ws.Objective):
     ...     def __call__(self, model, batch, training):
@@ -42,6 +48,18 @@ class Objective(ABC):
     @abstractmethod
     def __call__(self, model: keras.Model, batch: Any, training: bool) -> Any:
         """Return the unreduced loss of the batch."""
+
+
+def build(objective: Any, model: keras.Model, batch: Any) -> None:
+    """Create the variables that an objective asks for, from the shapes of one batch. Nothing is computed or moved."""
+
+    def call(batch: Any, training: bool) -> Tensor:
+        objective(model, batch, training)
+        return ops.zeros(())
+
+    shapes = tree.map_leaves(lambda leaf: keras.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)), batch)
+    for training in (True, False):  # a model may have parts that only one of them calls
+        backend.compute_output_spec(partial(call, training=training), shapes)
 
 
 @dataclass(frozen=True)
@@ -100,11 +118,15 @@ def _lengthen(weight: Tensor, rank: int) -> Tensor:
 
 
 class Reading(NamedTuple):
-    """What an objective returned, in one form: loss terms, terms that are only reported, and metric updates."""
+    """What an objective returned, in one form: loss terms, terms that are only reported, and metric updates.
+
+    `is_complete`: the terms are the whole loss, and the model's regularisation and `add_loss` are not to be added.
+    """
 
     terms: dict[str, Term]
     reported: dict[str, Term]
     scores: list[Score]
+    is_complete: bool = False
 
 
 def read(result: Any, metrics: dict[str, keras.metrics.Metric]) -> Reading:

@@ -4,17 +4,19 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import keras
 import numpy as np
 
 from wholestep import tree
 from wholestep.coupling import Coupling, adds_up, inference, leaves_out, probe
+from wholestep.cut import Cut
 from wholestep.errors import SpecificationError, say
 from wholestep.feed import Block, arrange
 from wholestep.state import State
-from wholestep.step import Cut, Step
+from wholestep.step import Step
 from wholestep.tables import describe
 
 _MOST_UPDATES = 256
@@ -30,6 +32,8 @@ class Program:
     length: int
     memory: int | None
     tables: list[str]
+    captured: list[keras.Variable]
+    how: str
 
 
 @dataclass
@@ -38,7 +42,8 @@ class Planner:
 
     Args:
         microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.
-        memory_limit: bytes that a program may use beside its arguments; None for half of the device's memory.
+        memory_limit: bytes that a program may use beside its arguments; None for the device's, or half of the
+            host's.
         pads: whether every metric can be told to leave rows out; None if that must be tried.
         programs: by what a block looks like.
         coupling: what couples the rows; None if that must be tried.
@@ -65,12 +70,29 @@ class Planner:
         if program is None:
             self.engine.peers.at("compiling")
             program = self._plan(state, block, short, _length(block, most))
-            self.programs[_key(block, short, most)] = program
+            self.programs[self._key(block, short, most)] = program
         return program
 
     def known(self, block: Block, *, short: bool, most: int) -> Program | None:
         """Return the same program, if there has been such a block; None else."""
-        return self.programs.get(_key(block, short, most))
+        return self.programs.get(self._key(block, short, most))
+
+    def _key(self, block: Block, short: bool, most: int) -> tuple:
+        length, num_buffers = _length(block, most), len(self.step.forward.variables.buffers)
+        return _signature(block), block.rows.shape[1], short, length > 1, num_buffers
+
+    def learn(self, state: State, block: Block) -> State:
+        """Find out what the objective reads and assigns besides the model's variables, once, before anything else."""
+        if self.step.forward.is_traced:
+            return state
+        num_rows = block.rows.shape[1]
+        cut = Cut(((1, num_rows),), num_rows, split=self.engine.is_split)
+        data, rows = arrange(self.engine, block, cut)
+        return self._learn(cut, state, data, *self.engine.place((rows[0], np.int32(num_rows))))
+
+    def _learn(self, cut: Cut, state: State, data: Any, rows: Any, count: Any) -> State:
+        trace = partial(self.step.learn, cut, data=data, rows=rows, count=count)
+        return self.step.forward.learn(self.engine, state, trace)
 
     def may_pad(self, state: State, block: Block) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
@@ -96,8 +118,20 @@ class Planner:
 
     @cached_property
     def limit(self) -> int:
-        """The memory limit in bytes, the same in all processes."""
+        """The bytes that a program may use beside its arguments, the same in all processes."""
         return self._share(self.memory_limit or self.engine.device_bytes() or _host_bytes() // 2)
+
+    @cached_property
+    def room_for_data(self) -> int:
+        """The bytes that arrays may take which stay on the device, whatever a program may use."""
+        return self._share((self.engine.device_bytes() or _host_bytes() // 2) // 2)
+
+    @property
+    def pads_short(self) -> bool | None:
+        """Whether short batches are filled up with rows of weight 0; None if that has not been tried."""
+        if self.pads is False or (self.coupling is not None and not self.coupling.may_pad):
+            return False
+        return None if self.coupling is None else self.pads
 
     def _share(self, found: Any) -> Any:
         """Return what process 0 found: of measured and tried things, all processes must conclude the same."""
@@ -127,6 +161,11 @@ class Planner:
                 return program
             size = -(-size // 2)
             program = self._compile(self._cut(whole, size, state, block), length, state, block)
+        if program.memory is not None and program.memory > self.limit:
+            self._say(
+                f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: the update is carried "
+                "out all the same. Raise memory_limit, or make the model smaller."
+            )
         return program
 
     def _cut(self, whole: Cut, size: int, state: State, block: Block) -> Cut:
@@ -143,9 +182,8 @@ class Planner:
             return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows, split=split)
         if not coupling.may_cut:
             self._say(
-                f"microbatch_size={size} is part of what this update means: {coupling.why}. Statistics are those of "
-                "each microbatch of at most that many rows, and moving statistics move once per update by the mean "
-                "over the microbatches. Leave microbatch_size out for the statistics of the whole batch."
+                f"microbatch_size={size} is part of what this update means: {coupling.why}. {coupling.cut_means} "
+                f"A microbatch has at most {size} rows; leave microbatch_size out to compute the batch as a whole."
             )
         small, larger = divmod(whole.rows, num)
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
@@ -187,21 +225,25 @@ class Planner:
         engine, step = self.engine, self.step
         data, rows = arrange(engine, block, cut)
         places, count = engine.place((rows[0], np.int32(cut.rows)))
-        step.learn(cut, state, data, places, count)
+        state = self._learn(cut, state, data, places, count)
         if cut.padded and step.forward.cannot_pad:
             cut = replace(cut, padded=False)
-            step.learn(cut, state, data, places, count)
+            state = self._learn(cut, state, data, places, count)
         state = state._replace(sums=engine.place(step.tally.empty()))
         touching, wholes = step.touching(cut, state, data, places)
         cut = replace(cut, split=False) if touching.tables else cut  # which need the lookups of all replicas
         update = step.update(cut, touching)
         one = (state, data, places, count)
         length = 1 if engine.loops_slowly(update, *one) else length
-        run = step.run(update, length, one)
-        several = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(length))
-        call = engine.compile(run, (state, data, *engine.place(several)), repeats=length > 1)
+        loops = length > 1 or engine.always_xla
+        run = step.run(update, length, one, loops=loops)
+        none = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(0))
+        captured, values = step.forward.inputs, state.captured
+        example = state._replace(captured=()), values, data, *engine.place(none)
+        call = engine.compile(run, example, repeats=loops)
         needs = self._share(engine.memory(call))
-        return Program(call, cut, length, needs, describe(touching, wholes, cut.num_microbatches))
+        tables = describe(touching, wholes, cut.num_microbatches)
+        return Program(call, cut, length, needs, tables, captured, engine.how(call))
 
     def _say(self, message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -210,10 +252,6 @@ class Planner:
 def _length(block: Block, most: int) -> int:
     """Return how many updates a program for such blocks carries out at most."""
     return max(1, min(most, _MOST_UPDATES, _MOST_ROW_NUMBERS // block.rows.shape[1]))
-
-
-def _key(block: Block, short: bool, most: int) -> tuple:
-    return _signature(block), block.rows.shape[1], short, _length(block, most) > 1
 
 
 def _signature(block: Block) -> tuple:
@@ -225,26 +263,34 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def explain(planner: Planner, sharded: list[str]) -> str:
-    """Return how an update is carried out, in plain words; `sharded` are the variables that no device holds whole."""
+def explain(planner: Planner, sharded: list[str], data: str) -> str:
+    """Return how an update is carried out, in plain words.
+
+    Args:
+        sharded: the variables that no device holds whole.
+        data: where the data are, in words.
+    """
     engine, coupling, program = planner.engine, planner.coupling, list(planner.programs.values())[-1]
     cut = program.cut
     parts = " and ".join(f"{num} x {size} rows" for num, size in cut.sections)
     several = len(planner.programs)
     lines = [
-        *([f"{several} programs for updates of several shapes; the latest:"] if several > 1 else []),
+        *([f"{several} programs for updates of several shapes; the last one made:"] if several > 1 else []),
         f"One update takes {cut.rows} rows"
         + (f" in {cut.num_microbatches} microbatches ({parts})." if cut.num_microbatches > 1 else " at once."),
         *_spread(cut, engine),
-        _padding(cut),
+        _padding(cut, planner.pads_short),
+        *([data] if data else []),
         f"Up to {program.length} updates go to the device in one dispatch ({engine.name})."
         if program.length > 1
         else f"Each update is a dispatch of its own ({engine.name}).",
     ]
+    lines += [program.how] if program.how else []
     if sharded:
         lines.append(f"Sharded, never gathered for the update: {', '.join(sharded)}.")
     if program.memory is not None:
-        lines.append(f"The program needs {program.memory / 2**20:.1f} MiB beside the data and the weights.")
+        needs, limit = program.memory / 2**20, planner.limit / 2**20
+        lines.append(f"The program needs {needs:.1f} MiB beside the data and the weights, of {limit:.0f} it may use.")
     lines += program.tables
     if coupling is not None:
         lines.append(
@@ -266,8 +312,14 @@ def _spread(cut: Cut, engine: Any) -> list[str]:
     return [*lines, "Arrays are global: every replica sees the statistics of all rows."]
 
 
-def _padding(cut: Cut) -> str:
+def _padding(cut: Cut, pads_short: bool | None) -> str:
     extra = cut.places - cut.rows
-    if extra and cut.padded:
-        return f"The last {extra} places are padding of weight 0, and so are those that a short batch leaves."
-    return "Short batches are filled up with rows of weight 0." if cut.padded else "No row is padding."
+    lines = [f"The last {extra} places are padding of weight 0."] if extra else []
+    if not cut.padded:
+        return "".join(lines) or "No row is padding."
+    shorter = {
+        True: "Shorter batches are filled up with rows of weight 0.",
+        False: "Shorter batches run in their own shape, as padding would count.",
+        None: "Whether shorter batches can be filled up with rows of weight 0 is tried when one comes.",
+    }
+    return " ".join([*lines, shorter[pads_short]])

@@ -1,6 +1,7 @@
 """Where rows come from: arrays, a sequence of rows, ready-made batches, or a stream of them."""
 
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +9,15 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import BatchError, say
+from wholestep.errors import BatchError, SpecificationError, say
 
 Tree = Any
+_ATTEMPTS = {
+    "O": "leave out what is None; pass rows of uneven length as a list, with tokens=... and length=...",
+    "U": "encode strings as integers first: call the model's TextVectorization, StringLookup or Hashing on the data, "
+    "and train the model that takes what it returns.",
+    "c": "the real and the imaginary part as two features, np.stack([z.real, z.imag], axis=-1).",
+}
 _UNEVEN = "tokens=... and length=..., if rows are of uneven length."
 
 
@@ -62,8 +69,8 @@ class Items:
     def _get(self, rows: np.ndarray) -> Any:
         numbers = [int(row) for row in rows]
         if hasattr(self.items, "__getitems__"):
-            return self.items.__getitems__(numbers)
-        return [self.items[number] for number in numbers]
+            return _read(self.items.__getitems__, numbers, f"rows {', '.join(map(str, numbers[:8]))}", self.num_rows)
+        return [_read(self.items.__getitem__, number, f"row {number}", self.num_rows) for number in numbers]
 
 
 @dataclass(frozen=True)
@@ -76,11 +83,12 @@ class Ready:
     @property
     def num_batches(self) -> int | None:
         """The number of batches in an epoch; None if there is no end."""
-        return self.batches.num_batches
+        return length_of(self.batches, lambda batches: batches.num_batches)
 
     def load(self, rows: np.ndarray) -> Tree:
         """Return one batch, by its number."""
-        return self.transform(numpy_batch(self.batches[int(rows[0])]))
+        number = int(rows[0])
+        return self.transform(numpy_batch(_read(self.batches.__getitem__, number, f"batch {number}", self.num_batches)))
 
     def begin_epoch(self) -> None:
         """Tell the data set that an epoch begins."""
@@ -102,10 +110,9 @@ class Stream:
     def num_batches(self) -> int | None:
         """The number of batches in an epoch; None if unknown."""
         try:
-            length = len(self.batches)  # type: ignore[arg-type]
+            return length_of(self.batches)
         except TypeError:
             return None
-        return length if length >= 0 else None
 
     @property
     def begins_again(self) -> bool:
@@ -113,9 +120,36 @@ class Stream:
         return not isinstance(self.batches, Iterator)
 
     def __iter__(self) -> Iterator[Tree]:
+        told, num = self.num_batches, 0
         for batch in self.batches:
+            num += 1
             # A copy: a generator may fill the same arrays again while this batch waits for its turn.
             yield self.transform(tree.map_leaves(np.array, numpy_batch(batch)))
+        if self.begins_again and told not in (None, num):
+            must = "The length of the data must be the number of batches; all that came were used."
+            received = f"{num} batches of {type(self.batches).__name__}, whose length says {told}"
+            warnings.warn(say(must, received, "mend its __len__, or leave it out."), UserWarning, stacklevel=2)
+
+
+class Kept:
+    """The batches of an iterator, from the first on whenever they are asked for: what came is kept on the host."""
+
+    def __init__(self, batches: Iterator):
+        self._rest = batches
+        self._kept: list = []
+
+    def __iter__(self) -> Iterator[Tree]:
+        place = 0
+        while place < len(self._kept) or self._draws():
+            yield self._kept[place]
+            place += 1
+
+    def _draws(self) -> bool:
+        for batch in self._rest:
+            # A copy, as in Stream.
+            self._kept.append(tree.map_leaves(np.array, batch))
+            return True
+        return False
 
 
 Source = Arrays | Items | Ready | Stream
@@ -140,12 +174,16 @@ def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None, *,
         if num_rows == 0:
             raise BatchError(say("The data must have at least one row.", "0 rows", "pass arrays that are not empty."))
         return Arrays(arrays, num_rows, transform) if by_length else Arrays(transform(arrays), num_rows)
+    if type(source).__module__.startswith("tensorflow.python.distribute"):
+        must, attempt = "The data must be whole.", "give the tf.data.Dataset itself; the trainer shares the rows."
+        raise BatchError(say(must, f"a {type(source).__name__}, which a strategy has shared out", attempt))
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not _is_stream(source):
-        if len(source) == 0:
+        num_rows = length_of(source)
+        if num_rows == 0:
             raise BatchError(
                 say("The data must have at least one row.", "0 rows", "pass a sequence that is not empty.")
             )
-        return Items(source, len(source), transform)
+        return Items(source, num_rows, transform)
     if hasattr(source, "__iter__"):
         return Stream(source, transform)
     raise BatchError(
@@ -155,6 +193,44 @@ def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None, *,
             "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator of batches.",
         )
     )
+
+
+def length_of(source: Any, ask: Callable = len) -> Any:
+    """Return the length that a source tells, a whole number from 0; None if it tells that there is none.
+
+    Raises:
+        BatchError: it tells anything else.
+    """
+    cause: Exception | None = None
+    try:
+        length = ask(source)
+    except (ValueError, OverflowError) as error:  # what Python says to a length below 0
+        length, cause = str(error), error
+    if cause is None and (length is None or (isinstance(length, int | np.integer) and length >= 0)):
+        return length
+    must = f"The length of {type(source).__name__} must be a whole number of at least 0."
+    raise BatchError(say(must, length, "mend its __len__; leave it out if it is not known.")) from cause
+
+
+class RowError(BatchError):
+    """A source has no row, or batch, of a number below its own length."""
+
+    def __init__(self, what: str, length: Any, error: Exception, place: str = ""):
+        must = "A data set must have every row, or batch, below its own length."
+        received = f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
+        super().__init__(say(must, received, "mend its __getitem__, or its __len__."))
+        self.parts = (what, length, error)
+
+    def at(self, epoch: int, step: int) -> "RowError":
+        """Return the same, with the place in the data."""
+        return RowError(*self.parts, f" in step {step} of epoch {epoch}")
+
+
+def _read(get: Callable, number: Any, what: str, length: Any) -> Any:
+    try:
+        return get(number)
+    except IndexError as error:
+        raise RowError(what, length, error) from error
 
 
 def numpy_batch(batch: Any) -> Tree:
@@ -235,20 +311,20 @@ def check_dtypes(batch: Tree) -> None:
     """Refuse leaves that are not numbers."""
     for label, leaf in tree.named_leaves(batch):
         if leaf.dtype.kind not in "biuf":
-            attempt = "encode strings as integers first."
-            if leaf.dtype.kind == "O":
-                attempt = "leave out what is None; pass rows of uneven length as a list, with tokens=... and length=..."
-            raise BatchError(say(f"{label} must hold numbers.", f"dtype {leaf.dtype}", attempt))
+            must = f"{label} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
+            raise BatchError(say(must, f"dtype {leaf.dtype}", _ATTEMPTS.get(leaf.dtype.kind, _ATTEMPTS["U"])))
 
 
 def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
     """Return the transform (x, y) -> (x, y, weight of the row's class), a class not named weighing 1.
 
     Raises:
+        SpecificationError: not a mapping of class numbers to finite weights.
         BatchError: the batch has weights already, or labels that are not one class a row.
     """
+    _check_class_weight(class_weight)
     classes = np.asarray(sorted(class_weight), dtype=np.int64)
-    weights = np.asarray([class_weight[c] for c in classes], dtype=keras.config.floatx())
+    weights = np.asarray([class_weight[c] for c in sorted(class_weight)], dtype=keras.config.floatx())
 
     def transform(batch: Tree) -> Tree:
         if not isinstance(batch, tuple) or len(batch) != 2:
@@ -266,6 +342,19 @@ def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
         return (*batch, np.where(found, weights[place], 1).astype(weights.dtype))
 
     return transform
+
+
+def _check_class_weight(given: Any) -> None:
+    attempt = "{0: 1.0, 1: 5.0}, a weight for each class; leave it out for 1 each."
+    if isinstance(given, Mapping):
+        names = [c for c in given if not isinstance(c, int | float | np.number) or not float(c).is_integer()]
+        others = [w for w in given.values() if not isinstance(w, int | float | np.number) or not np.isfinite(w)]
+        if given and not names and not others:
+            return
+        attempt = "the classes' numbers: {0: 1.0, 1: 5.0}." if names else attempt
+    elif isinstance(given, list | tuple | np.ndarray):
+        attempt = "class_weight=dict(enumerate(weights))."
+    raise SpecificationError(say("class_weight must map class numbers to finite weights.", repr(given), attempt))
 
 
 def _classes(y: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ class State(NamedTuple):
     `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are the running
     sums of the epoch, see `Tally`; empty before the first trace. `stopped` is 1 from the first
     update that was not applied because it was not finite. `marks` are room for `tables.touch`; their content does not
-    matter.
+    matter. `captured` are the values of `Forward.inputs`: read anew at every dispatch, never changed, not spent.
     """
 
     params: Any
@@ -22,6 +22,7 @@ class State(NamedTuple):
     sums: Any
     stopped: Any
     marks: Any
+    captured: Any = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
+from wholestep.cut import Cut
 from wholestep.forward import Forward, Outcome
 from wholestep.mean import Mean
 from wholestep.state import State
@@ -24,41 +24,6 @@ Tensor = Any
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, beside the logs: the update's own loss; 1 if it was applied
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How the rows of one update are cut into microbatches.
-
-    Args:
-        sections: (number of microbatches, rows in each), one after the other.
-        rows: what the user's batch holds; the sections may hold more, the last ones then being padding.
-        padded: whether places beyond the number of real rows must weigh nothing.
-        extra: how the losses that `add_loss` and activity regularisers made on a microbatch add up: "sum" or "mean".
-        split: whether each replica folds its own rows of every microbatch, to be summed once; else arrays are global.
-    """
-
-    sections: tuple[tuple[int, int], ...]
-    rows: int
-    padded: bool = False
-    extra: str = "sum"
-    split: bool = False
-
-    @property
-    def num_microbatches(self) -> int:
-        """The number of microbatches in an update."""
-        return sum(count for count, _ in self.sections)
-
-    @property
-    def pieces(self) -> list[tuple[int, int]]:
-        """The first place and the number of places of each microbatch."""
-        sizes = [size for count, size in self.sections for _ in range(count)]
-        return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
-
-    @property
-    def places(self) -> int:
-        """The number of rows that the sections hold, padding included."""
-        return sum(count * size for count, size in self.sections)
-
-
 class Sums(NamedTuple):
     """What is carried from microbatch to microbatch; every part is a plain sum."""
 
@@ -67,6 +32,7 @@ class Sums(NamedTuple):
     extra: Tensor
     buffers: list
     metrics: list
+    assigned: list
 
 
 class Step:
@@ -87,6 +53,11 @@ class Step:
         self._sums = engine.traced(forward.sums)
         self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables, engine.is_split)
 
+    def _captured(self, state: State) -> list:
+        """The values of all that the objective reads besides."""
+        slots, others = {id(v): i for i, v in enumerate(self.forward.variables.slots)}, iter(state.captured)
+        return [state.slots[slots[id(v)]] if id(v) in slots else next(others) for v in self.forward.captured]
+
     @property
     def num_marks(self) -> int:
         """How many marks the tables need, see `tables.Touching.touch`."""
@@ -101,25 +72,28 @@ class Step:
         def whole_update(state: State, data: Any, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
             params = engine.params(state, apart)
             scale = engine.loss_scale(state) if self.scales else ops.ones((), "float32")
+            state = state._replace(captured=self._captured(state))
             weights = self._weigh(cut, params, state, data, rows, count)
             marks, touched, places = touching.touch(state.marks, look_up(params, state, data, rows))
             params, state = self._in_hand(params, touched), state._replace(marks=marks)
 
-            def fold(data: Any, metrics: list) -> tuple[tuple, list, list]:
-                own = engine.own(params), state._replace(metrics=metrics)
-                total = self._fold(cut, part, *own, places, weights, scale, data, rows, count)
-                return (total.grads, total.sums, total.extra), total.metrics, total.buffers
+            def fold(data: Any, metrics: list, given: tuple) -> tuple[tuple, list, tuple]:
+                params, state, *others = given
+                total = self._fold(cut, part, data, engine.own(params), state._replace(metrics=metrics), *others)
+                return (total.grads, total.sums, total.extra), total.metrics, (total.buffers, total.assigned)
 
-            (grads, sums, extra), metrics, buffers = engine.total(
-                fold, data, state.metrics, split=cut.split, syncs=True
+            given = params, state, places, weights, scale, rows, count
+            (grads, sums, extra), metrics, alike = engine.total(
+                fold, data, state.metrics, given, split=cut.split, syncs=True
             )
-            total = Sums(grads, sums, extra, buffers, metrics)
-            grads, penalty = self._regularise(params, total.grads, scale)
+            total = Sums(grads, sums, extra, alike[0], metrics, alike[1])
+            grads, penalty = self._regularise(params, total.grads, scale, state.captured)
             loss = self.tally.loss(total.sums, total.extra + penalty)
             ok = self._is_good(state, loss, grads)
             sums = self.tally.add(state.sums, total.sums, total.extra + penalty, count)
+            captured, state = state.captured, state._replace(captured=())
             state = self._advance(state, total, sums, grads, ok, touched, touching.optimizer)
-            return state, self._report(state, loss, ok)
+            return state, self._report(state, captured, loss, ok)
 
         return engine.traced(whole_update)
 
@@ -147,41 +121,52 @@ class Step:
     def _lookups(self, tables: list[Table], state: State, data: Any, rows: Any) -> Lookups:
         lookups = Lookups(tables, self.engine)
 
-        def look_up(params: list, buffers: list, metrics: list, data: Any, rows: Tensor) -> list[Tensor]:
-            return self.forward.ids(params, buffers, metrics, self.engine.batch(data, rows), lookups=lookups)
+        def look_up(params: list, buffers: list, metrics: list, captured: list, data: Any, rows: Tensor) -> list:
+            return self.forward.ids(params, buffers, metrics, captured, self.engine.batch(data, rows), lookups=lookups)
 
-        self.engine.shapes(look_up, self.engine.params(state), state.buffers, state.metrics, data, rows)
+        captured = self._captured(state)
+        self.engine.shapes(look_up, self.engine.params(state), state.buffers, state.metrics, captured, data, rows)
         return lookups
 
     def learn(self, cut: Cut, state: State, data: Any, rows: Any, count: Any) -> None:
-        """Trace the objective on a microbatch, so that the facts of its terms are known before the first program."""
+        """Trace all that an update calls of the user's, so that its facts are known before the first program.
 
-        def microbatch(params: list, buffers: list, metrics: list, data: Any, rows: Tensor, count: Tensor) -> Outcome:
-            batch = self.engine.batch(data, rows)
-            return self._sums(params, buffers, metrics, batch, self._row_weights(cut, rows.shape[0], count, count))
+        The objective and the metrics on a microbatch, the regularisers, and what the metrics say.
+        """
 
-        rows = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
-        self.engine.shapes(microbatch, self.engine.params(state), state.buffers, state.metrics, data, rows, count)
+        def microbatch(params, buffers, metrics, captured, data, rows: Tensor, count: Tensor) -> Outcome:
+            batch, row_weights = self.engine.batch(data, rows), self._row_weights(cut, rows.shape[0], count, count)
+            outcome = self._sums(params, buffers, metrics, captured, batch, row_weights)
+            if self.forward.has_penalty:
+                self.forward.penalty(params, captured)
+            self.tally.logs(tuple(map(ops.convert_to_tensor, self.tally.empty())), outcome.metrics, captured)
+            return outcome
 
-    def run(self, update: Callable, length: int, example: tuple) -> Callable:
-        """Return the program (state, data, rows, counts, num) -> (state, reports): `num` <= `length` updates.
+        rows, captured = ops.convert_to_tensor(rows)[: cut.sections[0][1]], self._captured(state)
+        values = self.engine.params(state), state.buffers, state.metrics, captured
+        self.engine.shapes(microbatch, *values, data, rows, count)
+
+    def run(self, update: Callable, length: int, example: tuple, *, loops: bool) -> Callable:
+        """Return the program (state, captured, data, rows, counts, num) -> (state, reports): `num` <= `length` updates.
 
         The number is known only at run time, so one program serves a whole epoch, its tail and a user's own loop:
         how updates are grouped into dispatches cannot change a bit of them.
         """
         engine = self.engine
-        if length == 1:
+        if not loops:
 
-            def once(state: State, data: Any, rows: Tensor, counts: Tensor, num: Tensor) -> tuple[State, Tensor]:
-                state, report = update(state, data, rows[0], counts[0])
+            def once(state: State, captured: list, data: Any, rows: Tensor, counts: Tensor, num: Tensor) -> tuple:
+                state, report = update(state._replace(captured=captured), data, rows[0], counts[0])
                 return state, report[None]
 
             return once
         report = engine.shapes(update, *example)[1]
 
-        def several(state: State, data: Any, rows: Tensor, counts: Tensor, num: Tensor) -> tuple[State, Tensor]:
-            reports = ops.zeros((length, *report.shape), report.dtype)
-            return engine.repeat(lambda i, s: update(s, data, rows[i], counts[i]), num, state, reports)
+        def several(state: State, captured: list, data: Any, rows: Tensor, counts: Tensor, num: Tensor) -> tuple:
+            def one(i: Tensor, state: State) -> tuple[State, Tensor]:
+                return update(state._replace(captured=captured), data, rows[i], counts[i])
+
+            return engine.repeat(one, num, state, ops.zeros((length, *report.shape), report.dtype))
 
         return several
 
@@ -192,13 +177,16 @@ class Step:
         sums = self._sums
         if touching.tables:
             sums = self.engine.traced(partial(self.forward.sums, lookups=touching.lookups))
+        sums = self.engine.inlined(sums)
 
-        def part(params, buffers, metrics, places, weights, scale, data, rows, first, count) -> tuple[list, Outcome]:
+        def part(
+            params, buffers, metrics, captured, places, weights, scale, data, rows, first, count
+        ) -> tuple[list, Outcome]:
             batch = self.engine.batch(data, rows)
             row_weights = self._row_weights(cut, rows.shape[0], first, count)
 
             def share(params: list) -> tuple[Tensor, Outcome]:
-                outcome = sums(params, buffers, metrics, batch, row_weights, places)
+                outcome = sums(params, buffers, metrics, captured, batch, row_weights, places)
                 num_rows = tree.num_rows(batch)
                 extra = outcome.extra * self._extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
                 outcome = outcome._replace(extra=extra)
@@ -216,20 +204,21 @@ class Step:
         if cut.num_microbatches == 1 and not cut.split:
             return None
 
-        def weigh(data: Any, total: dict, piece: tuple) -> dict:
-            rows, first, _ = piece
+        def weigh(data: Any, given: tuple, total: dict, piece: tuple) -> dict:
+            (params, state, _, count), (rows, first, _) = given, piece
             row_weights = self._row_weights(cut, rows.shape[0], first, count)
-            batch = self.engine.batch(data, rows)
-            sums = self._sums(params, state.buffers, state.metrics, batch, row_weights).sums
+            values, batch = (params, state.buffers, state.metrics, state.captured), self.engine.batch(data, rows)
+            sums = self._sums(*values, batch, row_weights).sums
             return {k: total[k] + sums[k][1] for k in total}
 
         means = [k for k, fact in self.forward.facts.items() if fact.kind is Mean]
         total = {k: ops.zeros((), keras.config.floatx()) for k in means}
 
-        def over(data: Any, total: dict) -> tuple[tuple, dict, tuple]:
-            return (), self._over(cut, partial(weigh, data), total, rows), ()
+        def over(data: Any, total: dict, given: tuple) -> tuple[tuple, dict, tuple]:
+            return (), self._over(cut, partial(weigh, data, given), total, given[2]), ()
 
-        return self.engine.total(over, data, total, split=cut.split, syncs=False)[1]
+        given = params, state, rows, count
+        return self.engine.total(over, data, total, given, split=cut.split, syncs=False)[1]
 
     def _look_up(self, cut: Cut, touching: Touching) -> Callable:
         """The row numbers that the whole batch looks up in the tables, by group, before the first gradient.
@@ -242,12 +231,13 @@ class Step:
             if not touching.tables:
                 return []
             if cut.num_microbatches == 1:
-                return ids_of(params, state.buffers, state.metrics, self.engine.batch(data, rows))
+                values = params, state.buffers, state.metrics, state.captured
+                return ids_of(*values, self.engine.batch(data, rows))
 
             def note(noted: list, piece: tuple) -> list:
                 rows, first, number = piece
                 buffers, batch = self._buffers_of(state, first), self.engine.batch(data, rows)
-                ids = ids_of(params, buffers, state.metrics, batch)
+                ids = ids_of(params, buffers, state.metrics, state.captured, batch)
                 starts = [number * count for count in touching.counts]
                 return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
 
@@ -262,24 +252,26 @@ class Step:
         return [self.engine.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)]
 
     def _fold(
-        self, cut: Cut, part: Callable, params, state: State, places: list, weights, scale, data, rows, count
+        self, cut: Cut, part: Callable, data, params, state: State, places: list, weights, scale, rows, count
     ) -> Sums:
         if cut.num_microbatches == 1:
             start, first = self.engine.first(rows.shape[0]), ops.zeros((), "int32")
             buffers = self._buffers_of(state, ops.full((), start, "int32")) if start else state.buffers
-            grads, outcome = part(params, buffers, state.metrics, places, weights, scale, data, rows, first, count)
+            values = params, buffers, state.metrics, state.captured
+            grads, outcome = part(*values, places, weights, scale, data, rows, first, count)
             return Sums(grads, *outcome)
 
         def add(total: Sums, piece: tuple) -> Sums:
             rows, first, number = piece
             buffers = self._buffers_of(state, first + self.engine.first(rows.shape[0]))
             own = [_section(p, number, cut) for p in places]
-            grads, outcome = part(params, buffers, total.metrics, own, weights, scale, data, rows, first, count)
+            values = params, buffers, total.metrics, state.captured
+            grads, outcome = part(*values, own, weights, scale, data, rows, first, count)
             share = _row_share(cut, rows.shape[0], first, count)
             return self._add(total, grads, outcome, buffers, share)
 
         total = self._over(cut, add, self._nothing(params, state), rows)
-        return total._replace(buffers=[b + move for b, move in zip(state.buffers, total.buffers, strict=True)])
+        return total._replace(buffers=[_moved(b, move) for b, move in zip(state.buffers, total.buffers, strict=True)])
 
     def _over(self, cut: Cut, function: Callable, carry: Any, rows: Tensor) -> Any:
         """Fold a function of (carry, (rows of a microbatch, place of its first row, its number)) over all of them."""
@@ -297,7 +289,8 @@ class Step:
         grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
         zero = ops.zeros((), keras.config.floatx())
         sums = dict.fromkeys(self.forward.facts, (zero, zero))
-        return Sums(grads, sums, zero, [ops.zeros_like(b) for b in state.buffers], state.metrics)
+        assigned = [ops.zeros_like(params[i]) for i in self.forward.assigned]
+        return Sums(grads, sums, zero, [ops.zeros_like(b) for b in state.buffers], state.metrics, assigned)
 
     def _add(self, total: Sums, grads: list, outcome: Outcome, buffers: list, share: Tensor) -> Sums:
         return Sums(
@@ -306,6 +299,7 @@ class Step:
             total.extra + outcome.extra,
             self._buffer_moves(total.buffers, outcome.buffers, buffers, share),
             outcome.metrics,
+            [old + ops.cast(share, old.dtype) * new for old, new in zip(total.assigned, outcome.assigned, strict=True)],
         )
 
     def _row_weights(self, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
@@ -334,17 +328,17 @@ class Step:
         """Moving statistics move by the rows' mean of what each microbatch would; counters and seeds move once."""
         floats = self.forward.variables.floats
         return [
-            move + ops.cast(share, move.dtype) * (a - b) if is_float else a - b
+            move + ops.cast(share, move.dtype) * (a - b) if is_float else _apart(a, b)
             for move, a, b, is_float in zip(moves, after, before, floats, strict=True)
         ]
 
-    def _regularise(self, params: list, grads: list, scale: Tensor) -> tuple[list, Tensor]:
+    def _regularise(self, params: list, grads: list, scale: Tensor, captured: list) -> tuple[list, Tensor]:
         """Add the model's weight regularisation, once."""
         if not self.forward.has_penalty:
             return grads, ops.zeros((), keras.config.floatx())
 
         def scaled(params: list) -> tuple[Tensor, Tensor]:
-            penalty = self.forward.penalty(params)
+            penalty = self.forward.penalty(params, captured)
             return penalty * ops.cast(scale, penalty.dtype), penalty
 
         more, penalty = self.engine.differentiate(scaled, params)
@@ -356,16 +350,30 @@ class Step:
 
     def _advance(self, state: State, total: Sums, sums, grads: list, ok: Tensor, touched: list, optimizer) -> State:
         new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
+        assigned = dict(zip(self.forward.assigned, total.assigned, strict=True))
         if touched:
-            state = self.engine.apply_to_rows(state, new, grads, ok, touched, optimizer)
+            state = self.engine.apply_to_rows(state, new, grads, ok, assigned, touched, optimizer)
         else:
-            state = self.engine.apply(state, new, grads, ok)
+            state = self.engine.apply(state, new, grads, ok, assigned)
         stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
         return state._replace(stopped=stopped)
 
-    def _report(self, state: State, loss: Tensor, ok: Tensor) -> Tensor:
-        logs = self.tally.logs(state.sums, state.metrics)
+    def _report(self, state: State, captured: list, loss: Tensor, ok: Tensor) -> Tensor:
+        logs = self.tally.logs(state.sums, state.metrics, captured)
         return self.tally.layout.pack(logs | {OWN_LOSS: loss, APPLIED: ops.cast(ok, keras.config.floatx())})
+
+
+def _apart(after: Tensor, before: Tensor) -> Tensor:
+    """How far a buffer has moved; of truth values, whether it has."""
+    return ops.logical_xor(after, before) if _is_bool(before) else after - before
+
+
+def _moved(before: Tensor, move: Tensor) -> Tensor:
+    return ops.logical_xor(before, move) if _is_bool(before) else before + move
+
+
+def _is_bool(value: Tensor) -> bool:
+    return keras.backend.standardize_dtype(value.dtype) == "bool"
 
 
 def _accumulator(dtype: Any) -> str:

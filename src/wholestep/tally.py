@@ -11,6 +11,8 @@ from wholestep.mean import Mean, accumulate, ratio
 
 Tensor = Any
 
+OWN = "="  # before a name: what a `get_metrics_result` of the model's own says
+
 
 class Tally:
     """How the sums of one forward function become a loss, an epoch and a report.
@@ -46,13 +48,21 @@ class Tally:
         pairs.append((rows * once, rows))
         return accumulate(epoch, ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)]))
 
-    def logs(self, epoch: tuple[Tensor, Tensor], metrics: list) -> dict[str, Tensor]:
-        """Return what is reported of an epoch so far: the loss, the Keras metrics, each named term."""
+    def logs(self, epoch: tuple[Tensor, Tensor], metrics: list, captured=()) -> dict[str, Tensor]:
+        """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and the model's own."""
         facts = self.forward.facts
         means = ratio(*epoch)
         counted = [fact.coefficient * means[i] for i, fact in enumerate(facts.values()) if fact.counts]
         named = {k: means[i] for i, k in enumerate(facts) if k}
-        return {"loss": sum(counted, means[len(facts)])} | self.forward.results(metrics) | named
+        numbers = {"loss": sum(counted, means[len(facts)])} | self.forward.results(metrics, captured) | named
+        own = self.forward.own_results(metrics, numbers, captured)
+        return numbers | {OWN + name: value for name, value in own.items()}
+
+
+def shown(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return of an epoch's numbers what a user sees: the model's own results if it makes any, else all."""
+    own = {name.removeprefix(OWN): value for name, value in numbers.items() if name.startswith(OWN)}
+    return own or numbers
 
 
 class Layout:

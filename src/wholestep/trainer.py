@@ -1,52 +1,35 @@
 """Trainer: `fit`, `evaluate`, `predict`, and the user's own loop. Every argument is checked here."""
 
 import warnings
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 
 from wholestep import arguments, compiled
-from wholestep.batches import Batches, in_sequence
+from wholestep.batches import Batches, go_to_epoch, kept
+from wholestep.building import Builder
 from wholestep.callbacks import Watch
 from wholestep.engines import scope
-from wholestep.errors import BatchError, SpecificationError, say
-from wholestep.evaluate import join
-from wholestep.feed import Feed
-from wholestep.loop import run_epoch
-from wholestep.machine import Machine, Options, Report
+from wholestep.errors import SpecificationError, say
+from wholestep.guards import Guard, check_process
+from wholestep.loop import (
+    Step,
+    check_any,
+    ends_early,
+    run_epoch,
+    run_evaluation,
+    run_prediction,
+    run_steps,
+    run_update,
+)
+from wholestep.machine import Machine, Options
 from wholestep.objective import Objective, leave_rows_out
 from wholestep.plan import explain
+from wholestep.preprocess import Prepare, as_input, open_in_sequence, open_prepared, preparation, strings_as_arrays
 from wholestep.source import class_weighted, is_nest_of_arrays, without_none
-from wholestep.state import State
-
-
-class Step:
-    """One update that `Trainer.steps` has carried out.
-
-    Args:
-        number: the update's number, from 1; the optimizer's `iterations` if nothing was skipped.
-        epoch: the epoch of the data, from 0.
-        batch: the batch's place in its epoch, from 0.
-    """
-
-    def __init__(self, number: int, epoch: int, batch: int, report: Report):
-        self.number = number
-        self.epoch = epoch
-        self.batch = batch
-        self._report = report
-
-    @cached_property
-    def logs(self) -> dict[str, Any]:
-        """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device."""
-        return self._report.logs(0)
-
-    @property
-    def loss(self) -> float:
-        """The loss of this update alone. Waits for the device."""
-        return self._report.loss(0)
 
 
 class Trainer:
@@ -59,11 +42,15 @@ class Trainer:
         metrics: further Keras metrics; with an objective of one's own, those that it feeds by name.
         seed: the seed of the order of the rows.
         microbatch_size: rows that are computed at once. Less memory, same update. "auto" takes the largest that fits.
-        memory_limit: bytes that "auto" may use; None for half of the device's memory.
+        memory_limit: bytes that "auto" may use beside the data and the weights; None for the device's memory, half of
+            the host's. (Arrays stay on the device as long as they take at most half of that memory, whatever is said.)
         on_nonfinite: "raise" stops before an update whose loss or gradient is not finite; "skip" leaves it out.
         replicas: how many devices share the rows of a batch, or "all"; None for what `keras.distribution` says, else
             one, or with several processes all of theirs. Same update. For TensorFlow, build the model in the scope of
             a `tf.distribute` strategy instead.
+        jit_compile: on TensorFlow, whether XLA compiles the updates. "auto" is what `compile` said, or else tries it
+            where several updates go in one dispatch; what it was is in `explain()`. (Without a GPU, Keras turns "auto"
+            into False when it compiles a model: there False must be said here.)
 
     Raises:
         SpecificationError: arguments that cannot mean anything.
@@ -89,14 +76,18 @@ class Trainer:
         memory_limit: int | None = None,
         on_nonfinite: str = "raise",
         replicas: int | str | None = None,
+        jit_compile: bool | str = "auto",
     ):
+        check_process()
         arguments.check_model(model, objective)
-        arguments.check_choices(microbatch_size, memory_limit, on_nonfinite, replicas)
+        arguments.check_choices(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
         self.model = model
         self.seed = seed
         self._given = objective
         self._metrics = [keras.metrics.get(m) for m in metrics]
-        self._options = Options(microbatch_size, memory_limit, on_nonfinite, replicas)
+        self._options = Options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
+        self._builder = Builder(model, objective)
+        self._guard = Guard()
         self._machine: Machine | None = None
         self._made_for: list = []
         self._epochs = 0
@@ -129,6 +120,10 @@ class Trainer:
     ) -> keras.callbacks.History:
         """Train for `epochs` epochs, with the arguments, callbacks and History of `keras.Model.fit`.
 
+        The order of the rows goes on from call to call; `initial_epoch` begins with the rows of that epoch, also of
+        `Batches` that stand elsewhere. An iterator that ends before the last epoch ends the run with a warning; as
+        validation data its batches are kept on the host, and are the same after every epoch.
+
         Returns:
             The History: each epoch's loss and metrics. The loss of an epoch is the sum of all weighted values over the
             sum of all weights, not a mean of its batches' means.
@@ -138,36 +133,48 @@ class Trainer:
             NonFiniteError: a loss or gradient was not finite; that update was not applied.
         """
         arguments.check_counts(steps_per_epoch=steps_per_epoch, validation_steps=validation_steps)
-        if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = arguments.split((x, y, sample_weight), validation_split)
-        batches = self._batches(x, y, sample_weight, batch_size, shuffle, class_weight)
-        machine = self._build(batches)
-        steps = steps_per_epoch or batches.num_batches
-        watch = self._watch(machine, callbacks, verbose, epochs, steps, history=True)
-        self.model.stop_training = False
-        logs: dict = {}
-        watch.callbacks.on_train_begin()
-        begin = getattr(self.model, "_initial_epoch", None) or initial_epoch
-        if batches is not x:
-            batches.seek(begin or self._epochs)
-        feed, state = machine.feed(batches), machine.take()
-        for epoch in range(begin, epochs):
-            watch.callbacks.on_epoch_begin(epoch)
-            state = machine.begin_epoch(machine.take(state))
-            first = self._number() + 1
-            state, logs = run_epoch(machine, state, feed, steps_per_epoch, first, watch)
-            self._ended_early(logs, batches, epoch)
-            if validation_data is not None and arguments.is_due(epoch, validation_freq):
-                size = validation_batch_size or batch_size
-                logs |= self._validate(validation_data, size, validation_steps, watch)
-            watch.callbacks.on_epoch_end(epoch, logs)
-            self._epochs = max(self._epochs, batches.position[0])
-            if watch.stops:
-                break
-        self._finish()
-        watch.callbacks.on_train_end(logs)
-        machine.engine.peers.meet("has ended training")  # what the first has written can be read by all
-        return self.model.history
+        arguments.check_counts(validation_batch_size=validation_batch_size)
+        arguments.check_epochs(epochs=epochs, initial_epoch=initial_epoch, validation_freq=validation_freq)
+        with self._guard:
+            if validation_split and validation_data is None:
+                (x, y, sample_weight), validation_data = arguments.split((x, y, sample_weight), validation_split)
+            size = validation_batch_size or batch_size
+            validation = None
+            if validation_data is not None:
+                validation = kept(open_in_sequence(validation_data, size, self._preparation("evaluate")))
+            batches = self._batches("fit", x, y, sample_weight, batch_size, shuffle, class_weight)
+            machine = self._build(batches)
+            epochs = arguments.limit_epochs(epochs)
+            steps_per_epoch = arguments.limit_steps(steps_per_epoch, batches.num_batches)
+            steps = steps_per_epoch or batches.num_batches
+            watch = self._watch(machine, callbacks, verbose, epochs, steps, history=True)
+            self.model.stop_training = False
+            logs: dict = {}
+            watch.callbacks.on_train_begin()
+            begin = getattr(self.model, "_initial_epoch", None) or initial_epoch
+            if begin:
+                go_to_epoch(batches, begin, steps_per_epoch)
+            elif not isinstance(x, Batches):
+                batches.seek(self._epochs)
+            if validation is not None:
+                validation_steps = arguments.limit_steps(validation_steps, validation.num_batches)
+            feed, state = machine.feed(batches), machine.take()
+            with self._counting(batches):
+                for epoch in range(begin, epochs):
+                    watch.callbacks.on_epoch_begin(epoch)
+                    state = machine.begin_epoch(machine.take(state))
+                    first = self._number() + 1
+                    state, logs = run_epoch(machine, state, feed, steps_per_epoch, first, watch)
+                    check_any(logs, epoch)
+                    if validation is not None and arguments.is_due(epoch, validation_freq):
+                        logs |= self._validate(validation, validation_steps, watch)
+                    watch.callbacks.on_epoch_end(epoch, logs)
+                    if watch.stops or ends_early(batches, epoch, epochs, steps_per_epoch):
+                        break
+            self._finish()
+            watch.callbacks.on_train_end(logs)
+            machine.engine.peers.meet("has ended training")  # what the first has written can be read by all
+            return self.model.history
 
     def steps(self, data: Any, epochs: int = 1) -> Iterator[Step]:
         """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
@@ -177,38 +184,57 @@ class Trainer:
         average of the weights leaves that in the model, as `fit` does; a loop that is left early keeps the weights.
 
         Args:
-            data: `Batches`, or whatever they take (then in batches of 32).
+            data: `Batches`, or whatever they take (then in batches of 32, in the order of the trainer's next epoch).
             epochs: how many epochs of the data, from where they stand.
 
         Yields:
             A `Step` for every update.
         """
-        yield from self._steps(data if isinstance(data, Batches) else Batches(data, seed=self.seed), epochs)
+        arguments.check_epochs(epochs=epochs)
+        batches = open_prepared(data, None, self._preparation("fit"), seed=self.seed)
+        if not isinstance(data, Batches):
+            batches.seek(self._epochs)
+        with self._counting(batches):
+            yield from self._steps(batches, epochs)
         self._finish()
 
-    def _steps(self, batches: Batches, epochs: int) -> Iterator[Step]:
-        machine = self._build(batches)
-        self._number()
-        feed, state = machine.feed(batches), machine.take()
-        for _ in range(epochs):
-            state, late, number = machine.begin_epoch(state), None, self._number()
-            for block in feed.blocks(None, lambda: 1):
-                number += 1
-                state, report = machine.dispatch(machine.take(state), feed, block, number)
-                self._check_applied(machine, state, feed, late)
-                late = report
-                yield Step(number, *block.place, report)
-            self._check_applied(machine, state, feed, late)
-            machine.meet(feed)
+    @contextmanager
+    def _counting(self, batches: Batches) -> Iterator[None]:
+        """Count the epochs that are begun in here: the next call takes the order of another one."""
+        try:
+            yield
+        finally:
+            epoch, step = batches.position
+            self._epochs = max(self._epochs, epoch + (step > 0))
 
-    def update(self, batch: Any) -> dict[str, Any]:
+    def _steps(self, batches: Batches, epochs: int) -> Iterator[Step]:
+        with self._guard:
+            machine = self._build(batches)
+            self._number()
+            machine.be_quiet(False)
+            return run_steps(machine, batches, epochs, self._number, self._guard)
+
+    def update(self, batch: Any) -> Mapping[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
+
+        Batches may have any number of rows: a smaller one is filled up with rows of weight 0 to a size that has been
+        compiled already, wherever rows may be padded.
 
         Args:
             batch: what the objective takes; (x, y) or (x, y, sample_weight) for a compiled model.
+
+        Returns:
+            The numbers by name; `dict(logs)` is a plain dict. They wait for the device when they are read, and so does
+            the trainer's next call.
+
+        Raises:
+            NonFiniteError: the loss or gradient was not finite, and the update not applied. Raised where its numbers
+                are read, or by whatever this trainer is asked to do next.
         """
-        (step,) = self._steps(Batches(iter([batch])), epochs=1)
-        return step.logs
+        with self._guard:
+            batches = open_prepared(iter([batch]), None, self._preparation("fit"))
+            machine = self._build(batches)
+            return run_update(machine, batches, self._number() + 1)
 
     # ---- without an update ----
 
@@ -223,13 +249,20 @@ class Trainer:
         callbacks: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """Return the loss and the metrics over all rows, as `keras.Model.evaluate` does."""
+        """Return the loss and the metrics over all rows, with the arguments of `keras.Model.evaluate`.
+
+        The loss is the sum of all weighted values over the sum of all weights. Keras means the batches' means by their
+        rows, which differs under masks, `ignore_class` and `reduction="mean_with_sample_weight"`, unless all rows come
+        in one batch.
+        """
         arguments.check_counts(steps=steps)
-        batches = self._batches(x, y, sample_weight, batch_size, False, None)
-        machine = self._build(batches)
-        watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
-        logs = self._evaluate(machine, batches, steps, watch)
-        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+        with self._guard:
+            batches = self._batches("evaluate", x, y, sample_weight, batch_size, False, None)
+            machine = self._build(batches)
+            steps = arguments.limit_steps(steps, batches.num_batches)
+            watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
+            logs = run_evaluation(machine, batches, steps, watch)
+            return logs if return_dict else compiled.in_order(self.model, logs)
 
     def predict(
         self,
@@ -246,47 +279,46 @@ class Trainer:
                 say(
                     "The model must not override `predict_step`.",
                     type(self.model).__name__,
-                    "call model.predict itself.",
+                    "delete it if it only calls the model; else call model.predict itself: the weights are in it.",
                 )
             )
-        whole = isinstance(x, Batches)
-        batches = x.in_order() if isinstance(x, Batches) else in_sequence(x, batch_size)
-        arguments.check_row_order(batches)
-        if not all(layer.built for layer in compiled.layers(self.model)):
-            inputs = batches.example()
-            self.model(compiled.unpack(inputs)[0] if whole or batches.is_ready else inputs)
-        machine = self._build(batches, for_prediction=True)
-        watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
-        told, outputs = watch.callbacks, []
-        told.on_predict_begin()
-        state = machine.take()
-        for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1)):
-            told.on_predict_batch_begin(i)
-            outputs.append(machine.evaluation.predict(state, block, whole or batches.is_ready))
-            batches.position = block.position
-            told.on_predict_batch_end(i, {"outputs": outputs[-1]})
-        told.on_predict_end()
-        machine.engine.peers.meet(f"predicted {len(outputs)} batches")
-        return join(machine.engine.fetch(outputs))
+        with self._guard:
+            prepare = preparation(self.model, "predict")
+            whole = isinstance(x, Batches) or prepare is not None
+            batches = open_in_sequence(x if prepare is None else as_input(x), batch_size, prepare).in_order()
+            arguments.check_row_order(batches)
+            machine = self._build(batches, predicts=True, are_whole=whole or batches.is_ready)
+            steps = arguments.limit_steps(steps, batches.num_batches)
+            watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
+            return run_prediction(machine, batches, steps, watch, is_whole=whole or batches.is_ready)
 
     def explain(self) -> str:
         """Return how updates are carried out, in plain words. Complete once one has been."""
+        self._settle()
         machine = self._machine
         if machine is None or not machine.planner.programs:
             return "No update has been carried out yet: the plan is made from the first batch."
-        return explain(machine.planner, machine.engine.sharded(machine.variables.params))
+        return explain(machine.planner, machine.engine.sharded(machine.variables.params), machine.where_data_are)
 
     @property
     def num_skipped(self) -> int:
         """How many updates were left out because they were not finite."""
+        self._settle()
         return 0 if self._machine is None else self._machine.num_skipped
 
     # ---- how ----
 
-    def _batches(self, x, y, sample_weight, batch_size, shuffle, class_weight) -> Batches:
+    def _preparation(self, method: str) -> Prepare | None:
+        """Return what the model's own `method` does to every batch first, unless an objective takes its place."""
+        return None if self._given is not None else preparation(self.model, method)
+
+    def _batches(self, method, x, y, sample_weight, batch_size, shuffle, class_weight) -> Batches:
         if isinstance(x, Batches):
             arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
-            return x
+            return open_prepared(x, None, self._preparation(method))
+        prepare = self._preparation(method)
+        if prepare is not None:  # which may take strings
+            x, y = strings_as_arrays(x), strings_as_arrays(y)
         arguments.check_data(x, y, sample_weight)
         if class_weight is not None and sample_weight is not None:
             raise SpecificationError(
@@ -295,23 +327,18 @@ class Trainer:
         alone = y is None and sample_weight is None and (self._given is not None or not is_nest_of_arrays(x))
         source = x if alone else without_none((x, y, sample_weight))
         transform = None if class_weight is None else class_weighted(class_weight)
-        return Batches(source, batch_size, seed=self.seed, shuffle=bool(shuffle), transform=transform)
+        how = {"seed": self.seed, "shuffle": bool(shuffle), "transform": transform}
+        batches = open_prepared(source, batch_size, prepare, **how)
+        if batches.is_ready and batch_size is not None:
+            told = f"batch_size={batch_size} has no effect: these batches are ready-made."
+            warnings.warn(told, UserWarning, stacklevel=3)
+        return batches
 
-    def _build(self, batches: Batches, for_prediction: bool = False) -> Machine:
+    def _build(self, batches: Batches, **how: bool) -> Machine:
         """Return the machine for the model as it is now, creating its variables from a batch if need be."""
+        self._settle()
         self._adopt_optimizer()
-        objective = self._given
-        if objective is None and not for_prediction:
-            with scope(self.model):
-                compiled.build(self.model, batches.example())
-        elif not all(layer.built for layer in compiled.layers(self.model)):
-            raise SpecificationError(
-                say(
-                    "The model must be built.",
-                    "a model without variables",
-                    "call it once on a batch, or give it an Input.",
-                )
-            )
+        self._builder.build(batches, **how)
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
             with scope(self.model):
@@ -322,6 +349,10 @@ class Trainer:
             arguments.check_trainable(self.model, optimizer)
             self._machine, self._made_for = self._make(), made_for
         return self._machine
+
+    def _settle(self) -> None:
+        if self._machine is not None:
+            self._machine.settle()
 
     def _adopt_optimizer(self) -> None:
         """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
@@ -342,6 +373,7 @@ class Trainer:
     def _watch(
         self, machine: Machine, callbacks: Any, verbose: Any, epochs: int, steps: int | None, *, history: bool = False
     ) -> Watch:
+        machine.be_quiet(not verbose)
         told = {"verbose": verbose, "epochs": epochs, "steps": steps, "history": history}
         return Watch(self.model, callbacks, **told, engine=machine.engine)
 
@@ -352,46 +384,10 @@ class Trainer:
             )
         return int(np.asarray(self.model.optimizer.iterations)) + self.num_skipped
 
-    def _check_applied(self, machine: Machine, state: State, feed: Feed, report: Report | None) -> None:
-        if report is not None and (failure := machine.note_failures(report)) is not None:
-            feed.go_back(report.block, failure)
-            raise machine.failure(state, report, failure)
-
     def _finish(self) -> None:
         """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
         self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
-    def _ended_early(self, logs: dict, batches: Batches, epoch: int) -> None:
-        if not logs:
-            raise BatchError(
-                say(
-                    f"Epoch {epoch + 1} must have at least one batch.",
-                    "a source with no batches left",
-                    "pass something that can be iterated over again, or steps_per_epoch.",
-                )
-            )
-
-    def _validate(self, data: Any, batch_size: int | None, steps: int | None, watch: Watch) -> dict:
-        data = data if isinstance(data, Batches) else in_sequence(data, batch_size)
-        logs = self._evaluate(self._build(data), data, steps, watch)
+    def _validate(self, batches: Batches, steps: int | None, watch: Watch) -> dict:
+        logs = run_evaluation(self._build(batches), batches, steps, watch)
         return {f"val_{name}": value for name, value in logs.items()}
-
-    def _evaluate(self, machine: Machine, batches: Batches, steps: int | None, watch: Watch) -> dict:
-        told, batches, total, report = watch.callbacks, batches.in_order(), None, None
-        told.on_test_begin()
-        state = machine.begin_epoch(machine.take())
-        still = state._replace(metrics=[], sums=[], stopped=[], marks=[])
-        for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1)):
-            told.on_test_batch_begin(i)
-            if total is None:
-                machine.check(block)
-                total = machine.evaluation.begin(state, block)
-            total, report = machine.evaluation.add(total, still, block)
-            batches.position = block.position
-            told.on_test_batch_end(i, machine.evaluation.logs(report) if watch.has_test_hooks else None)
-        if report is None:
-            raise BatchError(say("There must be at least one batch.", "none", "pass data that are not spent."))
-        logs = machine.evaluation.logs(report)
-        machine.engine.peers.meet(f"evaluated {i + 1} batches")
-        told.on_test_end(logs)
-        return logs

@@ -9,6 +9,7 @@ class Alone:
 
     index = 0
     count = 1
+    doing = "starting"
 
     def agree(self, facts: dict[str, str]) -> None:
         """Make sure that all processes say the same."""
@@ -22,7 +23,11 @@ class Alone:
         return [value]
 
     def at(self, doing: str) -> None:
-        """Take note of what this process is doing, to be told if it hangs."""
+        """Take note of what this process is doing, to be told if it hangs or is ended."""
+        self.doing = doing
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this process has failed."""
 
     def dispatching(self, doing: str) -> AbstractContextManager:
         """Take note that this process sends a program in which all take part."""

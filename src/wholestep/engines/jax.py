@@ -1,5 +1,6 @@
 """The engine on JAX: everything is a value, and a program is one XLA computation."""
 
+import warnings
 import zlib
 from collections.abc import Callable, Collection
 from typing import Any
@@ -25,13 +26,24 @@ class Engine:
 
     name = "jax"
 
-    def __init__(self, optimizer: Any = None, model: Any = None, replicas: int | str | None = None):
+    always_xla = False  # nobody can ask for what there is no other way than
+
+    def __init__(
+        self,
+        optimizer: Any = None,
+        model: Any = None,
+        replicas: int | str | None = None,
+        jit_compile: bool | str = "auto",
+    ):
+        if jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_eager(model)):
+            warnings.warn("jit_compile=False has no effect: on JAX an update is always compiled.", stacklevel=2)
         self.optimizer = optimizer
         self.layout = find_layout(replicas)
         self.peers = peers.connect()
         self.waits = 0
         self.compilations = 0
         self._given: dict[int, tuple] = {}
+        self._seen: dict[int, tuple] = {}
 
     @property
     def num_replicas(self) -> int:
@@ -47,6 +59,8 @@ class Engine:
         return self.num_replicas > 1 and not isinstance(distribution, keras.distribution.ModelParallel)
 
     coupling_layers: tuple = ()
+    freezes_reads = True  # what a traced function reads is a constant of the program
+    keeps_assigned = False  # `keras.Model.fit` drops what the forward pass assigns to a parameter
 
     def alone(self) -> "Engine":
         """Return the engine for evaluation: this one."""
@@ -75,9 +89,35 @@ class Engine:
     def give(self, variables: Variables, state: State) -> None:
         """Let the Keras variables hold the values of the state. Waits for nothing."""
         groups = [(variables.params, state.params), (variables.slots, state.slots), (variables.buffers, state.buffers)]
-        for known, values in [*groups, (variables.metrics, state.metrics)]:
+        for known, values in groups:
             for variable, value in zip(known, values, strict=True):
                 variable._value = self._alone(variable, value)
+        self.give_metrics(variables, state.metrics)
+
+    def give_metrics(self, variables: Variables, metrics: list) -> None:
+        """Let the variables of the Keras metrics hold these values. Waits for nothing."""
+        for variable, value in zip(variables.metrics, metrics, strict=True):
+            variable._value = self._alone(variable, value)
+
+    def read(self, variables: list, state: State) -> list:
+        """Return the values of variables that are not the trainer's own. They are not spent.
+
+        A variable that shares an array with the state, as after `target.assign(online)`, gets one of its own.
+        """
+        spent = {id(value) for value in (*state.params, *state.slots, *state.buffers)} if variables else set()
+        for variable in variables:
+            if id(variable.value) in spent:
+                variable._value = jnp.copy(variable.value)
+        return [self._read(v, v.value) for v in variables]
+
+    def _read(self, variable: Any, value: jax.Array) -> jax.Array:
+        if self.layout is None:
+            return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
+        seen, placed = self._seen.get(id(variable), (None, None))
+        if seen is not value:
+            placed = self.layout.put(value, self.layout.of(variable))
+            self._seen[id(variable)] = value, placed
+        return placed
 
     def foreign(self, variables: list) -> list:
         """Return the variables whose values are not those that `give` gave them."""
@@ -139,6 +179,10 @@ class Engine:
         """Return the function, traced once for each shape of its arguments, wherever it is called."""
         return jax.jit(function)
 
+    def inlined(self, function: Callable) -> Callable:
+        """Return a traced function as it is: its gradient may be taken anywhere."""
+        return function
+
     def frame(self) -> Any:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
         return jnp.zeros(())._trace
@@ -191,17 +235,20 @@ class Engine:
         """Return the parameters as they are on every device."""
         return params
 
-    def total(self, function: Callable, data: Tree, carried: Tree, *, split: bool, syncs: bool) -> tuple:
-        """Run (data, carried) -> (sums, carried, alike), and return the totals over all replicas.
+    def total(
+        self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
+    ) -> tuple[Tree, Tree, Tree]:
+        """Run (data, carried, given) -> (sums, carried, alike), and return the totals over all replicas.
 
         Args:
+            given: all other arrays that the function works with.
             split: whether each replica works on its own rows alone. Else arrays are global, and every sum is a total;
                 but then XLA reduces the gradient of each microbatch.
             syncs: whether statistics are those of all rows: they always are.
         """
         if not split or self.layout is None:
-            return function(data, carried)
-        return self.layout.total(function, data, carried)
+            return function(data, carried, given)
+        return self.layout.total(function, data, carried, given)
 
     def lookup(self, table: Any, places: Any) -> Any:
         """Return these rows of a table; NaN for places beyond the last."""
@@ -235,8 +282,12 @@ class Engine:
         with keras.StatelessScope(list(zip(self.optimizer.variables, state.slots, strict=True))):
             return self.optimizer.scale_loss(jnp.ones((), "float32"))
 
-    def apply(self, state: State, new: State, grads: list, ok: Any) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
+    def apply(self, state: State, new: State, grads: list, ok: Any, assigned: dict[int, Any]) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state` as it is.
+
+        Args:
+            assigned: by their places, what the forward pass assigned to parameters: nothing on this engine.
+        """
 
         def update() -> State:
             params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
@@ -246,7 +297,7 @@ class Engine:
         return jax.lax.cond(ok, update, lambda: state)
 
     def apply_to_rows(
-        self, state: State, new: State, grads: list, ok: Any, touched: list[Touched], optimizer: Any
+        self, state: State, new: State, grads: list, ok: Any, assigned: dict, touched: list[Touched], optimizer: Any
     ) -> State:
         """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
         params, slots = [*state.params], [*state.slots]
@@ -288,6 +339,10 @@ class Engine:
             self.peers.agree({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
         return lowered.compile()
 
+    def how(self, program: Any) -> str:
+        """Return how a program is carried out, in plain words: there is one way."""
+        return ""
+
     def memory(self, program: Any) -> int | None:
         """Return the bytes that the program needs beside its arguments and results."""
         analysis = program.memory_analysis()
@@ -305,6 +360,11 @@ class Engine:
         """
         on_cpu = jax.local_devices()[0].platform == "cpu"
         return on_cpu and "conv_general_dilated" in _primitives(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _is_eager(model: keras.Model) -> bool:
+    """Whether a model was compiled with jit_compile=False; run_eagerly says so of itself."""
+    return not model.jit_compile and not model.run_eagerly and model._resolve_auto_jit_compile()
 
 
 def _narrow(leaf: Any) -> Any:

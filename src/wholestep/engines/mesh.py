@@ -63,15 +63,18 @@ class Layout:
         shape = (*shares.shape, *leaf.shape[1:])
         return jax.make_array_from_callback(shape, self.rows, lambda index: leaf[shares[index[0]]])
 
-    def total(self, function: Callable, data: Tree, carried: Tree) -> tuple[Tree, Tree, Tree]:
-        """Run (data, carried) -> (sums, carried, alike) on every replica; add up sums and carried changes."""
+    def total(self, function: Callable, data: Tree, carried: Tree, given: Tree) -> tuple[Tree, Tree, Tree]:
+        """Run (data, carried, given) -> (sums, carried, alike) on every replica; add up sums and carried changes.
 
-        def work(data: Tree, carried: Tree) -> tuple[Tree, Tree, Tree]:
+        The function must close over no array: outside, arrays are global, and inside they are each replica's own.
+        """
+
+        def work(data: Tree, carried: Tree, given: Tree) -> tuple[Tree, Tree, Tree]:
             if isinstance(data, Shares):
                 data = Shares(jax.tree.map(lambda leaf: leaf[0], data.leaves))
             self.is_inside = True
             try:
-                sums, after, alike = function(data, carried)
+                sums, after, alike = function(data, carried, given)
             finally:
                 self.is_inside = False
             moves = jax.tree.map(jnp.subtract, after, carried)
@@ -81,8 +84,8 @@ class Layout:
         everywhere = PartitionSpec()
         of_data = PartitionSpec(self.axis) if isinstance(data, Shares) else everywhere
         options: dict[str, Any] = {"axis_names": {self.axis}, "check_vma": False}
-        specs = {"in_specs": (of_data, everywhere), "out_specs": everywhere}
-        return jax.shard_map(work, mesh=self.mesh, **specs, **options)(data, carried)
+        specs = {"in_specs": (of_data, everywhere, everywhere), "out_specs": everywhere}
+        return jax.shard_map(work, mesh=self.mesh, **specs, **options)(data, carried, given)
 
     @property
     def own_replicas(self) -> list[int]:

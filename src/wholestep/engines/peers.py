@@ -13,6 +13,7 @@ import json
 import math
 import os
 import random
+import signal
 import statistics
 import sys
 import threading
@@ -31,6 +32,7 @@ from jax._src import distributed
 
 from wholestep.engines.alone import Alone
 from wholestep.errors import PeerError, SpecificationError, say
+from wholestep.interrupts import Terminated, end_when_terminated
 
 PATIENCE = 30.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
 START = 600.0  # the same while it does what may take long
@@ -90,6 +92,7 @@ def join() -> None:
         raise PeerError(
             say("A process must know the run that it belongs to.", str(error).rstrip("."), attempt)
         ) from error
+    end_when_terminated()  # not before: jax.distributed takes the signal for itself, and does nothing with it
     seed = connect().share(int.from_bytes(os.urandom(4), "little"))
     # As keras.utils.set_random_seed, which imports tensorflow beside: Keras draws its seeds from Python's numbers.
     random.seed(seed)
@@ -108,7 +111,7 @@ class Peers:
         self.index = index
         self.count = count
         self._store = distributed.global_state.client
-        self._doing, self._waits, self._since = "starting", "", time.monotonic()
+        self.doing, self._waits, self._since = "starting", "", time.monotonic()
         self._call, self._dispatched = "", deque[float](maxlen=20)
         self._number = 0
         self._keys: list[str] = []
@@ -177,7 +180,7 @@ class Peers:
 
     def at(self, doing: str) -> None:
         """Take note of what this process is doing, to be told if it hangs."""
-        self._doing, self._waits, self._since = doing, "", time.monotonic()
+        self.doing, self._waits, self._since = doing, "", time.monotonic()
 
     def dispatching(self, doing: str) -> AbstractContextManager:
         """Take note that this process sends a program in which all take part."""
@@ -192,8 +195,8 @@ class Peers:
         Raises:
             PeerError: the connection broke; if it is known by then which process ended, this one ends instead.
         """
-        before = self._doing
-        self._doing, self._waits, self._since = doing, call or self._call or "a program", time.monotonic()
+        before = self.doing
+        self.doing, self._waits, self._since = doing, call or self._call or "a program", time.monotonic()
         try:
             yield
         except (jax.errors.JaxRuntimeError, ValueError) as error:
@@ -211,7 +214,7 @@ class Peers:
         _is_over.set()
         if not isinstance(error, PeerError):  # which all have
             with suppress(jax.errors.JaxRuntimeError):  # the store may be gone
-                self._say(f"Process {self.index} failed while {self._doing}: {type(error).__name__}: {error}.")
+                self._say(f"Process {self.index} failed while {self.doing}: {type(error).__name__}: {error}.")
         if self.index == 0:
             time.sleep(3 * _INTERVAL)  # the store lives here: let the others read it
 
@@ -242,7 +245,7 @@ class Peers:
         times = list(self._dispatched)
         gaps = [b - a for a, b in pairwise(times)]
         step = statistics.median(gaps) if gaps else 0.0
-        return Beat(number, self._doing, self._waits, time.monotonic() - self._since, step)
+        return Beat(number, self.doing, self._waits, time.monotonic() - self._since, step)
 
     def _verdict(self, seen: dict) -> str | None:
         now = time.monotonic()
@@ -264,7 +267,7 @@ class Peers:
             if ticked - before > 3 * _INTERVAL:  # this process was silent itself, and could hear nobody
                 self._heard = ticked
             unheard = ticked - self._heard
-            if self._doing != _ENDING and unheard > silence(self._patience) + _INTERVAL:
+            if self.doing != _ENDING and unheard > silence(self._patience) + _INTERVAL:
                 self._end(f"Process 0 has given no sign of life for {unheard:.0f} s: killed, or stopped?")
             if self._launcher is not None and os.getppid() != int(self._launcher):
                 self._end("The launcher is gone.")
@@ -274,7 +277,7 @@ class Peers:
         if _is_over.is_set():
             return
         _is_over.set()
-        end(f"{verdict} Process {self.index} ends too; it was {self._doing}.")
+        end(f"{verdict} Process {self.index} ends too; it was {self.doing}.")
 
     # ---- the store ----
 
@@ -362,10 +365,23 @@ def _calm_gloo() -> None:
 
 def end(message: str) -> None:
     """End this process at once, with exit code 1 and a message."""
+    _print(message)
+    os._exit(1)
+
+
+def end_terminated(stop: Terminated) -> None:
+    """End this process as SIGTERM asks, with exit code 143 and a message; the others of its run are told, and end."""
+    peers = connect()
+    what = "is asked to end (SIGTERM), and does so after a whole number of updates"
+    _print(f"Process {peers.index} {what}; it was {peers.doing}.")
+    peers.fail(stop)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _print(message: str) -> None:
     with suppress(OSError):  # there may be nobody left to read it
         print(f"wholestep: {message}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-    os._exit(1)
 
 
 def _difference(expected: dict, facts: dict) -> str:

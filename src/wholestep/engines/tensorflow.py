@@ -1,6 +1,7 @@
 """The engine on TensorFlow: parameters and slots are updated in place, everything else is a value."""
 
 import copy
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -14,22 +15,33 @@ from wholestep.tables import Touched
 
 Tree = Any
 
-# XLA's convolutions on CPU are many times slower than TensorFlow's own (measured: 20x), and it has no strings.
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
-_NOT_FOR_XLA = ("Conv", "Depthwise", "String", "PyFunc", "EagerPyFunc", "Unique", "Where")
+# XLA's convolutions on CPU are many times slower than TensorFlow's own (measured: 20x); sizes that only the values tell
+# fail in the middle of a run; what Python computes cannot be told from its graph. Of all others, trying tells.
+_NOT_FOR_XLA = ("Conv", "Depthwise", "Unique", "Where", "PyFunc", "EagerPyFunc")
 
 
 class Engine:
     """The verbs of `wholestep.engines`, on TensorFlow. Counts `waits` and `compilations`."""
 
     name = "tensorflow"
+    freezes_reads = False  # a program reads variables anew whenever it runs
+    keeps_assigned = True  # `keras.Model.fit` keeps what the forward pass assigns to a parameter
 
-    def __init__(self, optimizer: Any = None, model: Any = None, replicas: int | str | None = None):
+    def __init__(
+        self,
+        optimizer: Any = None,
+        model: Any = None,
+        replicas: int | str | None = None,
+        jit_compile: bool | str = "auto",
+    ):
         self.optimizer = optimizer
         self.replicas = find_replicas(model, replicas)
         self.peers = Alone()
         self.waits = 0
         self.compilations = 0
+        self.always_xla, self._why_no_xla = _choose_xla(model, jit_compile)
+        self._with_xla: list = []
         self._variables: list = []
 
     @property
@@ -71,9 +83,18 @@ class Engine:
 
     def give(self, variables: Variables, state: State) -> None:
         """Let the Keras variables hold the values of the state."""
-        for known, values in [(variables.buffers, state.buffers), (variables.metrics, state.metrics)]:
-            for variable, value in zip(known, values, strict=True):
-                variable.value.assign(value, read_value=False)
+        for variable, value in zip(variables.buffers, state.buffers, strict=True):
+            variable.value.assign(value, read_value=False)
+        self.give_metrics(variables, state.metrics)
+
+    def give_metrics(self, variables: Variables, metrics: list) -> None:
+        """Let the variables of the Keras metrics hold these values."""
+        for variable, value in zip(variables.metrics, metrics, strict=True):
+            variable.value.assign(value, read_value=False)
+
+    def read(self, variables: list, state: State) -> list:
+        """Return the values of variables that are not the trainer's own: none, as programs read them themselves."""
+        return []
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters as they are now; those `apart` as variables, which are not read as a whole."""
@@ -108,6 +129,14 @@ class Engine:
         if self.replicas is not None:  # a replica cannot talk to the others from inside of another function
             return function
         return tf.function(function, autograph=False)
+
+    def inlined(self, function: Callable) -> Callable:
+        """Return a traced function to be traced where it is called, as one must be whose gradient is taken.
+
+        What the gradient needs as a constant (the axes of a transposition) would come out of a function of its own as a
+        value, and XLA would compile anew for each value.
+        """
+        return getattr(function, "python_function", function)
 
     def frame(self) -> Any:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
@@ -152,17 +181,18 @@ class Engine:
         )
 
     def total(
-        self, function: Callable, data: Tree, carried: Tree, *, split: bool, syncs: bool
+        self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
     ) -> tuple[Tree, Tree, Tree]:
-        """Run (data, carried) -> (sums, carried, alike) on every replica, and return the totals.
+        """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
 
         Args:
+            given: all other arrays that the function works with.
             split: whether there are replicas, each with its own rows.
             syncs: whether BatchNormalization takes its statistics over all replicas; not where they do not matter.
         """
         if not split or self.replicas is None:
-            return function(data, carried)
-        return self.replicas.total(function, data, carried, syncs)
+            return function(data, carried, given)
+        return self.replicas.total(lambda data, carried: function(data, carried, given), data, carried, syncs)
 
     def lookup(self, table: Any, places: Any) -> Any:
         """Return these rows of a table; NaN for places beyond the last."""
@@ -206,10 +236,16 @@ class Engine:
         """Return what the optimizer multiplies the loss by."""
         return self.optimizer.scale_loss(tf.ones((), "float32"))
 
-    def apply(self, state: State, new: State, grads: list, ok: Any) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state` as it is."""
+    def apply(self, state: State, new: State, grads: list, ok: Any, assigned: dict[int, Any]) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state` as it is.
+
+        Args:
+            assigned: by their places, what the forward pass assigned to parameters; the update starts from there.
+        """
 
         def update() -> State:
+            for i, value in assigned.items():
+                self._variables[i].value.assign(value, read_value=False)
             if self.replicas is None:
                 self.optimizer.apply(grads, self._variables)
             else:
@@ -219,9 +255,12 @@ class Engine:
         return tf.cond(ok, update, lambda: state)
 
     def apply_to_rows(
-        self, state: State, new: State, grads: list, ok: Any, touched: list[Touched], optimizer: Any
+        self, state: State, new: State, grads: list, ok: Any, assigned: dict, touched: list[Touched], optimizer: Any
     ) -> State:
         """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
+        for i, value in assigned.items():
+            whole = self._variables[i].value
+            whole.assign(tf.where(ok, value, whole), read_value=False)
         moves = []
         for table, rows, homes in touched:
             wholes = table.places(self._variables, self.optimizer.variables)
@@ -249,13 +288,34 @@ class Engine:
 
         XLA takes seconds to compile and then halves the time of small steps. The choice depends on the program alone,
         never on a measurement: the same program must give the same bits again.
+
+        Args:
+            repeats: whether the function repeats a step as often as its last argument says, which is 0 in `examples`:
+                then calling it compiles it, and does nothing.
         """
         self.compilations += 1
         specs = _specs(examples)
         graph = tf.function(function, autograph=False).get_concrete_function(*specs)
-        if not repeats or self.replicas is not None or any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
+        if not repeats or self.replicas is not None or self._why_no_xla:
             return graph
-        return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*specs)
+        if not self.always_xla and any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
+            return graph
+        try:
+            compiled = tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*specs)
+            compiled(*examples)
+        except (tf.errors.OpError, ValueError, NotImplementedError) as error:
+            self._why_no_xla = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
+            if self.always_xla:
+                warnings.warn(f"jit_compile=True has no effect: {self._why_no_xla}.", UserWarning, stacklevel=2)
+            return graph
+        self._with_xla.append(compiled)
+        return compiled
+
+    def how(self, program: Callable) -> str:
+        """Return how a program is carried out, in plain words."""
+        if any(program is compiled for compiled in self._with_xla):
+            return "XLA compiles it."
+        return f"TensorFlow runs it without XLA: {self._why_no_xla}." if self._why_no_xla else ""
 
     def memory(self, program: Any) -> int | None:
         """Return None: TensorFlow does not tell what a program needs before it runs."""
@@ -268,6 +328,18 @@ class Engine:
     def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
         """Whether the function should not run inside a compiled loop: nothing known here."""
         return False
+
+
+def _choose_xla(model: Any, asked: bool | str) -> tuple[bool, str]:
+    """Return whether every program is to be compiled by XLA, and why none is to be; nothing if trying shall tell."""
+    if model is not None and not all(layer.supports_jit for layer in model._flatten_layers()):
+        return False, "a layer says that XLA cannot compile it"
+    if asked == "auto" and getattr(model, "compiled", False):
+        if model.jit_compile:
+            return True, ""
+        # Keras resolves "auto" in `compile` already: without a GPU to False, which says nothing of what the user wants.
+        asked = "auto" if not model._resolve_auto_jit_compile() else False
+    return asked is True, "" if asked else "jit_compile=False"
 
 
 def _bits(value: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,70 @@
+"""The variables of a model that nobody has called yet: made from the shapes of the first batch, as `fit` makes them."""
+
+from typing import Any
+
+import keras
+
+from wholestep import compiled, objective
+from wholestep.batches import Batches
+from wholestep.engines import scope
+from wholestep.errors import SpecificationError, say
+from wholestep.misfit import explained
+from wholestep.objective import Objective
+
+_OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."
+_OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, MyObjective(), optimizer=...)."
+
+
+class Builder:
+    """Creates what one model lacks: its variables, and those of what it was compiled with.
+
+    Args:
+        given: the objective that will call the model, or parts of it; None for a compiled model.
+    """
+
+    def __init__(self, model: keras.Model, given: Objective | None):
+        self.model = model
+        self.given = given
+        self._unused: list = []
+
+    def build(self, batches: Batches, *, predicts: bool = False, are_whole: bool = False) -> None:
+        """Create all variables that training, evaluating or (`predicts`) predicting such batches asks for.
+
+        Args:
+            are_whole: whether a batch to be predicted holds labels, or what else an objective takes, beside the inputs.
+
+        Raises:
+            SpecificationError: the model has no `call`, and is to be called.
+        """
+        if (predicts or self.given is None) and not _has_call(self.model):
+            raise SpecificationError(
+                say(
+                    "The model must have a `call`: that is what it was asked for.",
+                    f"{type(self.model).__name__}, which has none",
+                    _OF_A_PART if predicts else _OBJECTIVE,
+                )
+            )
+        with scope(self.model):
+            if self.given is None and not predicts:
+                example = batches.example()
+                with explained(self.model, None, example):
+                    compiled.build(self.model, example)
+            elif unbuilt := self._unbuilt():
+                example = batches.example()
+                example = compiled.unpack(example)[0] if predicts and are_whole else example
+                with explained(self.model, self.given, example, inputs_only=predicts):
+                    objective.build(_call if predicts else self.given, self.model, example)
+                self._unused = [layer for layer in unbuilt if not layer.built]
+
+    def _unbuilt(self) -> list:
+        """Return the layers without variables yet; none if they are those that the last build made no use of."""
+        unbuilt = [layer for layer in compiled.layers(self.model) if not layer.built]
+        return [] if compiled.are_same(unbuilt, self._unused) else unbuilt
+
+
+def _call(model: keras.Model, inputs: Any, training: bool) -> Any:
+    return model(inputs, training=False) if model._call_has_training_arg else model(inputs)
+
+
+def _has_call(model: keras.Model) -> bool:
+    return type(model).call is not keras.Model.call

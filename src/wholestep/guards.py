@@ -1,0 +1,64 @@
+"""Who may be in a trainer: one thread at a time, of a process in which the engine is alive."""
+
+import os
+import threading
+from typing import Any
+
+from wholestep.errors import SpecificationError, say
+
+_taking = threading.Lock()
+_first_process: int | None = None
+
+
+def check_process() -> None:
+    """Refuse a process that was forked from one that has used the engine; the first call remembers who uses it.
+
+    A fork copies none of the engine's threads, so the copy would wait for them for ever.
+    """
+    global _first_process
+    if _first_process is None:
+        _first_process = os.getpid()
+    if os.getpid() != _first_process:
+        raise SpecificationError(
+            say(
+                "A forked process cannot train, evaluate or predict if the engine was in use before the fork: the "
+                "engine's threads are not copied, and it would wait for them for ever.",
+                f"process {os.getpid()}, forked after process {_first_process} had made a trainer",
+                'start it with multiprocessing.get_context("spawn"), or make models and trainers in it alone.',
+            )
+        )
+
+
+class Guard:
+    """Refuses a second thread for as long as one is inside of `with`; that one may enter again.
+
+    >>> guard = Guard()
+    >>> with guard, guard:
+    ...     print("inside")
+    inside
+    """
+
+    def __init__(self) -> None:
+        self._owner: threading.Thread | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        check_process()
+        me = threading.current_thread()
+        with _taking:
+            if self._owner not in (None, me):
+                raise SpecificationError(
+                    say(
+                        "One thread at a time may be in a trainer: an update spends the arrays of the one before it.",
+                        f"thread {me.name!r}, while thread {self._owner.name!r} is in it",
+                        "let one wait for the other, or give each a model and a trainer of its own.",
+                    )
+                )
+            self._owner = me
+            self._depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        with _taking:
+            self._depth -= 1
+            if self._depth == 0:
+                self._owner = None

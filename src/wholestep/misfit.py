@@ -1,0 +1,140 @@
+"""Batches that a model cannot take: the error of the layer or the backend that meets them first, in our words."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from wholestep import tree
+from wholestep.compiled import CompiledObjective, unpack
+from wholestep.errors import BatchError, WholestepError, say
+
+_MISFITS = ("is incompatible with the layer", "Missing data for input", "Invalid input shape for input", "of `inputs`")
+
+
+@contextmanager
+def explained(model: keras.Model, objective: Any, batch: Any, *, inputs_only: bool = False) -> Iterator[None]:
+    """Call the model in here: what fails because the batch does not fit is a BatchError, the cause chained.
+
+    What a compiled model needs is known; of an objective's batch only the model's own words tell. All else that is
+    raised is the user's own.
+
+    Args:
+        inputs_only: whether the batch is nothing but the model's inputs.
+
+    Raises:
+        BatchError: as said.
+    """
+    try:
+        yield
+    except WholestepError:
+        raise
+    except Exception as error:
+        is_compiled = objective is None or isinstance(objective, CompiledObjective)
+        x, y, weight = (batch, None, None) if inputs_only else unpack(batch) if is_compiled else (None, None, None)
+        message = None
+        if is_compiled and not inputs_only:
+            message = _without_labels(model, y)
+        message = message or _of_inputs(model, x, str(error)) or _of_weights(y, weight)
+        if message is None:
+            raise
+        raise BatchError(message) from error
+
+
+@contextmanager
+def named(block: Any) -> Iterator[None]:
+    """Add to an error which of the loaded batches it speaks of."""
+    try:
+        yield
+    except BatchError as error:
+        if not block.is_resident:
+            epoch, step = block.place
+            note = f"This was batch {step} of epoch {epoch}, both counted from 0; no update has used it."
+            if note not in getattr(error, "__notes__", []):
+                error.add_note(note)
+        raise
+
+
+def check_parts(model: keras.Model, batch: Any) -> None:
+    """Refuse a batch without labels for a model that was compiled with a loss.
+
+    Raises:
+        BatchError: as said.
+    """
+    if (message := _without_labels(model, unpack(batch)[1])) is not None:
+        raise BatchError(message)
+
+
+def _without_labels(model: keras.Model, y: Any) -> str | None:
+    if y is not None or model._compile_loss is None:
+        return None
+    must = "Every batch of a model that was compiled with a loss needs labels."
+    return say(must, "a batch without y", "let every batch be (x, y) or (x, y, sample_weight).")
+
+
+def _of_inputs(model: keras.Model, x: Any, words: str) -> str | None:
+    wanted = _wanted(model)
+    if x is not None and wanted and (attempt := _misfit(wanted, x)):
+        return say(f"The model takes {_list(wanted)}.", _list(_given(x)), attempt)
+    line = next((line for line in words.splitlines() if any(known in line for known in _MISFITS)), None)
+    if line is None:
+        return None
+    received = line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip()
+    received = received if x is None else f"{_list(_given(x))} ({received})"
+    return say("The model must be able to take the batch.", received, "give it what it was built for.")
+
+
+def _of_weights(y: Any, weight: Any) -> str | None:
+    """Weights lead the axes of the labels, whose last one a loss sums over unless they are class numbers."""
+    if y is None or weight is None:
+        return None
+    labels = [tuple(leaf.shape) if "int" in str(leaf.dtype) else tuple(leaf.shape)[:-1] for leaf in tree.leaves(y)]
+    for name, leaf in tree.named_leaves(weight, "sample_weight"):
+        shape = tuple(leaf.shape)
+        while len(shape) > 1 and shape[-1] == 1:
+            shape = shape[:-1]
+        if len(shape) > 1 and not any(shape == of_labels[: len(shape)] for of_labels in labels):
+            must = f"{name} must hold one number for each row, or for each of the places that the loss tells apart."
+            received = f"{_list([(name, leaf.shape)])} beside {_list(_given(y, 'labels'))}"
+            return say(must, received, "pass weights of shape (rows,).")
+    return None
+
+
+def _wanted(model: keras.Model) -> list[tuple[str, tuple]]:
+    """Return the names and shapes of the inputs that a model was built for, if it says so."""
+    inputs = getattr(model, "inputs", None)
+    return [(tensor.name, tuple(tensor.shape)) for tensor in inputs] if inputs else []
+
+
+def _given(x: Any, root: str = "x") -> list[tuple[str, tuple]]:
+    return [(name, tuple(leaf.shape)) for name, leaf in tree.named_leaves(x, root)]
+
+
+def _misfit(wanted: list[tuple[str, tuple]], x: Any) -> str | None:
+    """Return the way out, if these inputs are not those that are wanted."""
+    names = [name for name, _ in wanted]
+    if isinstance(x, dict):
+        if len(wanted) == 1 and names[0] not in x:
+            return "pass the array itself, or name the Input as the dict does."
+        if missing := [name for name in names if name not in x]:
+            return f"name the parts of x as the model's inputs: {', '.join(missing)} missing."
+        given = [x[name] for name in names]
+    else:
+        given = tree.leaves(x)
+    if len(given) != len(wanted):
+        return "pass as many arrays as the model has inputs."
+    shapes = [(tuple(leaf.shape), shape) for leaf, (_, shape) in zip(given, wanted, strict=True)]
+    return None if all(_fits(*pair) for pair in shapes) else "give the rows this shape, or build the model for theirs."
+
+
+def _fits(given: tuple, wanted: tuple) -> bool:
+    """Whether a shape is wanted; an axis of length 1 at the end may be missing or too many."""
+    if abs(len(given) - len(wanted)) == 1:
+        longer = max(given, wanted, key=len)
+        given, wanted = (s[:-1] if s is longer and s[-1] == 1 else s for s in (given, wanted))
+    return len(given) == len(wanted) and all(w is None or g == w for g, w in zip(given[1:], wanted[1:], strict=True))
+
+
+def _list(named: list[tuple[str, tuple]]) -> str:
+    return ", ".join(f"{name} of shape ({', '.join(['rows', *map(str, shape[1:])])})" for name, shape in named)

@@ -1,0 +1,165 @@
+"""What a model's own `fit`, `evaluate` and `predict` do to a batch first, as the tasks of keras-hub do."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.batches import Batches, in_sequence, sized
+from wholestep.compiled import is_overridden, unpack
+from wholestep.errors import SpecificationError, say
+from wholestep.source import is_nest_of_arrays, to_numpy, without_none
+
+Tree = Any
+Prepare = Callable[[Tree], Tree]
+
+
+def preparation(model: keras.Model, method: str) -> Prepare | None:
+    """Return what the model's own `method` does to every batch; None if the method is Keras'.
+
+    Raises:
+        SpecificationError: the method is the model's own, and the model has no preprocessor.
+    """
+    if not is_overridden(model, method):
+        return None
+    samples = getattr(model, "preprocess_samples", None)
+    if samples is None and not hasattr(model, "preprocessor"):
+        must = f"The model must not override `{method}`, which the trainer does in its place."
+        attempt = (
+            "do before the trainer what it does to the data, or let `model.preprocessor(x, y, sample_weight)` do it"
+        )
+        raise SpecificationError(say(must, f"`{method}` of {type(model).__name__}", f"{attempt}, and delete it."))
+
+    def prepare(batch: Tree) -> Tree:
+        preprocess = samples or model.preprocessor
+        found = unpack(batch)
+        if preprocess is not None:
+            takes_all = "y" in inspect.signature(getattr(preprocess, "call", preprocess)).parameters
+            before = getattr(model, "_in_pipeline_execution", False)
+            model._in_pipeline_execution = True  # or keras-hub warns of every call that no data were preprocessed
+            try:
+                found = preprocess(*found) if takes_all else (preprocess(found[0]), *found[1:])
+            finally:
+                model._in_pipeline_execution = before
+            found = keras.utils.unpack_x_y_sample_weight(found)
+        return tree.map_leaves(to_numpy, without_none(tuple(found)))
+
+    return prepare
+
+
+def open_prepared(source: Any, batch_size: int | None, prepare: Prepare | None, **how: Any) -> Batches:
+    """Return the batches of a source, each prepared; arrays may then hold strings."""
+    if isinstance(source, Batches):
+        return source if prepare is None else Prepared(source, prepare)
+    if prepare is None:
+        return sized(source, batch_size, **how)
+    source = strings_as_arrays(source)
+    if not is_nest_of_arrays(source):
+        return Prepared(sized(source, batch_size, **how), prepare)
+    transform = how.pop("transform", None)
+    both = prepare if transform is None else lambda batch: transform(prepare(batch))
+    return Batches(_Rows(source), batch_size, transform=both, **how)
+
+
+def open_in_sequence(source: Any, batch_size: int | None, prepare: Prepare | None) -> Batches:
+    """Return the batches of a source in their own order; the batch size is for those that are not ready-made."""
+    if isinstance(source, Batches) or (prepare is not None and is_nest_of_arrays(strings_as_arrays(source))):
+        how = {} if isinstance(source, Batches) else {"shuffle": False}
+        return open_prepared(source, batch_size, prepare, **how)
+    batches = in_sequence(source, batch_size)
+    return batches if prepare is None else Prepared(batches, prepare)
+
+
+def as_input(x: Any) -> Any:
+    """Return a batch of inputs alone as the parts (x,) that are prepared; a data set as it is."""
+    return (x,) if not isinstance(x, Batches) and is_nest_of_arrays(strings_as_arrays(x)) else x
+
+
+class Prepared(Batches):
+    """The batches of another, each prepared; they stand where those stand."""
+
+    def __init__(self, batches: Batches, prepare: Prepare):
+        self._batches = batches
+        self._prepare = prepare
+        self.source, self.is_ready = batches.source, batches.is_ready
+        if hasattr(batches, "grouping"):
+            self.grouping = batches.grouping
+
+    @property
+    def arrays(self) -> None:
+        """None: what arrays hold is not what the model gets."""
+        return None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The place of the other batches."""
+        return self._batches.position
+
+    @position.setter
+    def position(self, place: tuple[int, int]) -> None:
+        self._batches.position = place
+
+    @property
+    def unused(self) -> list:
+        """The batches that were loaded, and prepared, but not used."""
+        return self._batches.unused
+
+    @unused.setter
+    def unused(self, blocks: list) -> None:
+        self._batches.unused = blocks
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    def is_spent(self) -> bool:
+        """Whether the other batches are spent, as `Batches.is_spent`."""
+        return self._batches.is_spent()
+
+    def seek(self, epoch: int, step: int = 0) -> None:
+        """Go to a place, as `Batches.seek`."""
+        self._batches.seek(epoch, step)
+
+    def in_order(self) -> Batches:
+        """Return the same batches in one order, prepared."""
+        return Prepared(self._batches.in_order(), self._prepare)
+
+    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+        """Return a batch, or its rows at these places."""
+        return self._prepare(self._batches.load(epoch, step, places))
+
+    def take(self, place: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
+        """Return the batch at a place and the place after it."""
+        is_used = not self.unused
+        batch, after = self._batches.take(place, places)
+        return self._prepare(batch) if is_used else batch, after
+
+    def example(self) -> Tree:
+        """Return a first batch."""
+        return self.unused[0].host if self.unused else self._prepare(self._batches.example())
+
+
+class _Rows:
+    """Arrays as a sequence of rows, of which each batch is loaded."""
+
+    def __init__(self, arrays: Tree):
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return tree.num_rows(self.arrays, "data")
+
+    def __getitem__(self, row: int) -> Tree:
+        return tree.map_leaves(lambda leaf: leaf[row], self.arrays)
+
+
+def strings_as_arrays(source: Any) -> Any:
+    """Return (x, y, sample_weight) in which lists of strings are arrays."""
+
+    def as_array(part: Any) -> Any:
+        return np.asarray(part) if isinstance(part, list) and part and isinstance(part[0], str | bytes) else part
+
+    return tuple(as_array(part) for part in source) if isinstance(source, tuple) else as_array(source)

@@ -1,0 +1,214 @@
+"""Every bad input is answered in our words, before it has moved a weight: what must hold, what came, what to try."""
+
+import keras
+import numpy as np
+import pytest
+from small import ROWS, X, Y, model, values
+
+import wholestep as ws
+
+L = keras.layers
+
+
+class Rows:
+    """Rows by number; says that it has `told` of them."""
+
+    def __init__(self, told, real=ROWS):
+        self.told, self.real = told, real
+
+    def __len__(self):
+        return self.told
+
+    def __getitem__(self, number):
+        if number >= self.real:
+            raise IndexError("list index out of range")
+        return X[number], Y[number]
+
+
+class Files(keras.utils.PyDataset):
+    """Batches by number, of which one is missing."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return [][number]
+
+
+class Endless(Files):
+    @property
+    def num_batches(self):
+        return -1
+
+
+class Reader:
+    """Batches one after the other; says that there are `told`."""
+
+    def __init__(self, told, real=2):
+        self.told, self.real = told, real
+
+    def __len__(self):
+        return self.told
+
+    def __iter__(self):
+        return iter([(X, Y)] * self.real)
+
+
+def two_inputs():
+    inputs = {"a": keras.Input((6,), name="a"), "b": keras.Input((6,), name="b")}
+    made = keras.Model(inputs, L.Dense(4)(inputs["a"] + inputs["b"]))
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = L.Dense(4)
+        self.dense.build((None, 6))
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def subclassed():
+    made = Subclassed()
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+
+def fit(x, y=None, **how):
+    return lambda trainer: trainer.fit(x, y, **{"verbose": 0} | how)
+
+
+def made_with(**arguments):
+    return lambda trainer: ws.Trainer(trainer.model, **arguments)
+
+
+MODELS = {"one": model, "two inputs": two_inputs, "subclassed": subclassed}
+MISSING = r"IndexError \(list index out of range\) from"
+BAD = {
+    # the trainer's own arguments
+    "epochs in words": (fit(X, Y, epochs="3"), "epochs must be a whole number of at least 0. Received: '3'"),
+    "half an epoch": (fit(X, Y, epochs=1.5), "epochs must be a whole number"),
+    "epochs below 0": (fit(X, Y, epochs=-1), "epochs must be a whole number"),
+    "first epoch in words": (fit(X, Y, initial_epoch="1"), "initial_epoch must be a whole number"),
+    "epochs of a loop": (lambda t: list(t.steps((X, Y), epochs="3")), "epochs must be a whole number"),
+    "memory in words": (made_with(memory_limit="1GB"), "number of bytes above 0. Received: '1GB'. Try: 2"),
+    "memory that is true": (made_with(memory_limit=True), "number of bytes above 0"),
+    "split in words": (fit(X, Y, validation_split="0.2"), "validation_split must lie between 0 and 1.*'0.2'"),
+    "validation never": (fit(X, Y, validation_freq=0), "validation_freq must be a whole number of at least 1"),
+    "validated batch": (fit(X, Y, validation_data=(X, Y), validation_batch_size="2"), "validation_batch_size must be"),
+    # class weights
+    "class by name": (fit(X, Y, class_weight={"a": 1.0}), r"map class numbers to .*\{'a': 1.0\}.*the classes' numbers"),
+    "half a class": (fit(X, Y, class_weight={1.5: 1.0}), "class_weight must map class numbers"),
+    "no class": (fit(X, Y, class_weight={}), r"class_weight must map class numbers .* Received: \{\}"),
+    "classes in a list": (fit(X, Y, class_weight=[1.0, 2.0]), r"dict\(enumerate\(weights\)\)"),
+    "class weight in words": (fit(X, Y, class_weight={0: "a"}), "to finite weights"),
+    "class weight is not finite": (fit(X, Y, class_weight={0: np.nan}), "to finite weights"),
+    # sample weights
+    "weights of wrong rank": (
+        fit(X, Y, sample_weight=np.ones((ROWS, 3))),
+        r"one number for each row.*shape \(rows, 3\) beside labels of shape \(rows\).*pass weights of shape \(rows,\)",
+    ),
+    "weights of wrong rank for one row": (
+        lambda trainer: trainer.update((X[:1], Y[:1], np.ones((1, 3)))),
+        r"one number for each row.* weights of shape \(1, 3\) beside losses of shape \(1,\)",
+    ),
+    "weights without rank": (fit(X, Y, sample_weight=np.float32(1)), "leading row axis"),
+    "no weights": (fit(X, Y, sample_weight=[]), "sample_weight must hold arrays. Received: an empty list. Try: leave"),
+    "no labels": (fit(X, []), "y must hold arrays. Received: an empty list"),
+    "no inputs": (fit({}, Y), "x must hold arrays. Received: an empty dict"),
+    # what the model takes
+    "no input named": (fit({"q": X}, Y), r"takes .* of shape \(rows, 6\).*x\['q'\] of shape .*pass the array itself"),
+    "wrong inputs named": (fit({"q": X, "b": X}, Y), "two inputs", "takes a of shape .*: a missing"),
+    "wrong inputs predicted": (
+        lambda trainer: trainer.predict({"q": X, "r": X}, verbose=0),
+        "two inputs",
+        "takes a of shape .*: a, b missing",
+    ),
+    "too few inputs": (fit([X], Y), "two inputs", "as many arrays as the model has inputs"),
+    "features": (fit(X[:, :5], Y), r"takes .*\(rows, 6\). Received: x of shape \(rows, 5\)"),
+    "features evaluated": (lambda trainer: trainer.evaluate(X[:, :5], Y, verbose=0), r"x of shape \(rows, 5\)"),
+    "features predicted": (lambda trainer: trainer.predict(X[:, :5], verbose=0), r"x of shape \(rows, 5\)"),
+    "features of a subclass": (fit(X[:, :5], Y), "subclassed", r"x of shape \(rows, 5\) .*have value 6.*built for"),
+    # batches
+    "no labels in a stream": (fit(iter([(X,)])), "needs labels"),
+    "length below 0": (fit(Rows(-1)), r"length of Rows must be .* at least 0. Received: __len__\(\) should return"),
+    "length of a reader": (fit(Reader(-1)), "length of Reader must be .* at least 0"),
+    "length of files": (fit(Endless()), "length of Endless must be .* Received: -1"),
+    "length too long": (fit(Rows(8, 7), shuffle=False), rf"{MISSING} row 7 in step 0 of epoch 0, .* is 8. Try: mend"),
+    "place of the row": (
+        lambda trainer: ws.Batches(Rows(8, 7), 3, shuffle=False).load(1, 2),
+        rf"must have every row, or batch, below its own length. Received: {MISSING} row 7 in step 2 of epoch 1",
+    ),
+    "file that is missing": (fit(Files()), rf"{MISSING} batch [01] in step 0 of epoch 0, where the length is 2"),
+    # numbers
+    "complex": (fit(X.astype("complex64"), Y), "must hold real numbers. Received: dtype complex64.*imaginary part"),
+    "strings": (fit(X.astype(str), Y), "encode strings as integers first: call the model's TextVectorization"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_answered_in_our_words(case):
+    run, *kind, message = BAD[case]
+    made = MODELS[kind[0] if kind else "one"]()
+    made.optimizer.build(made.trainable_variables)
+    before = values(made)
+    with pytest.raises(ws.WholestepError, match=message) as caught:
+        run(ws.Trainer(made))
+    assert isinstance(caught.value, ws.SpecificationError | ws.BatchError)
+    assert " Received: " in str(caught.value)
+    assert " Try: " in str(caught.value)
+    for a, b in zip(before, values(made), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"), [((X[:5],), "needs labels"), ((X[:5, :4], Y[:5]), r"Received: x of shape \(rows, 4\)")]
+)
+@pytest.mark.parametrize("how", ["fit", "evaluate"])
+def test_a_bad_batch_in_the_middle_of_a_stream_is_named(how, bad, message):
+    made, good = model(optimizer=keras.optimizers.SGD(0.1)), (X[:5], Y[:5])
+    with pytest.raises(ws.BatchError, match=message) as caught:
+        getattr(ws.Trainer(made), how)(iter([good, good, bad, good]), verbose=0)
+    assert "batch 2 of epoch 0" in caught.value.__notes__[-1]
+    assert int(made.optimizer.iterations) == (2 if how == "fit" else 0)
+
+
+@pytest.mark.parametrize("told", [1, 3])
+def test_a_reader_that_counts_wrongly_is_said_so_and_used_up(told):
+    made = model(optimizer=keras.optimizers.SGD(0.1))
+    with pytest.warns(UserWarning, match=rf"2 batches of Reader, whose length says {told}"):
+        ws.Trainer(made).fit(Reader(told), verbose=0)
+    assert int(made.optimizer.iterations) == 2
+
+
+def test_what_an_objective_raises_itself_stays_its_own():
+    class Broken(ws.Objective):
+        def __call__(self, model, batch, training):
+            raise ValueError("of my own")
+
+    with pytest.raises(ValueError, match="of my own") as caught:
+        ws.Trainer(model(), Broken(), optimizer="sgd").update(X)
+    assert caught.value.args == ("of my own",)
+
+
+def test_features_under_an_objective_are_named():
+    class First(ws.Objective):
+        def __call__(self, model, batch, training):
+            return ws.Mean(model(batch, training=training)[:, 0])
+
+    with pytest.raises(ws.BatchError, match=r"able to take the batch.*shape to have value 6"):
+        ws.Trainer(model(), First(), optimizer="sgd").update(X[:, :5])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow's strategies share data out")
+def test_a_data_set_that_a_strategy_has_shared_out():
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    shared = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
+    for data in (shared, iter(shared)):
+        with pytest.raises(ws.BatchError, match=r"Distributed.*give the tf.data.Dataset itself; the trainer shares"):
+            ws.Trainer(model()).fit(data, verbose=0)

@@ -1,0 +1,117 @@
+"""Every sentence of `explain()` is true of the program that ran, for the kinds of models that users bring."""
+
+import re
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import wholestep as ws
+from wholestep.plan import Planner
+
+L = keras.layers
+ROWS, BATCH, SHORT = 10, 4, 2
+X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+class Negatives(ws.Objective):
+    """Rows meet in the loss: each against all others of the batch."""
+
+    def __call__(self, model, batch, training):
+        rows = model(batch, training=training)
+        return ws.Mean(ops.mean(ops.square(rows @ ops.transpose(rows)), axis=1))
+
+
+class Own(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.square(y_pred))
+
+
+class Penalised(L.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+def model(*layers, kind=keras.Sequential, optimizer="sgd", inputs=(4,)):
+    made = kind([keras.Input(inputs), *layers, L.Dense(2)])
+    made.compile(optimizer, "mse")
+    return ws.Trainer(made)
+
+
+def contrasted():
+    return ws.Trainer(keras.Sequential([keras.Input((4,)), L.Dense(2)]), Negatives(), optimizer="sgd")
+
+
+def looked_up():
+    return model(L.Embedding(50, 2, name="words"), L.Flatten(), optimizer=keras.optimizers.Adagrad(0.1))
+
+
+KINDS = {  # what is trained, and whether short batches may be filled up
+    "rows alone": (lambda: model(L.Dense(3)), True),
+    "in microbatches": (lambda: ws.Trainer(model(L.Dense(3)).model, microbatch_size=2), True),
+    "batch normalization": (lambda: model(L.BatchNormalization()), False),
+    "dropout": (lambda: model(L.Dropout(0.5)), True),
+    "recurrent": (lambda: model(L.Reshape((2, 2)), L.GRU(2)), True),
+    "convolution": (lambda: model(L.Reshape((2, 2, 1)), L.Conv2D(2, 2), L.Flatten()), True),
+    "negatives": (contrasted, False),
+    "compute_loss": (lambda: model(kind=Own), False),
+    "add_loss": (lambda: model(Penalised()), False),
+    "table": (looked_up, True),
+    "spectral": (lambda: model(L.SpectralNormalization(L.Dense(3))), False),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What every program was given: (program, rows that it has places for, real rows of each update)."""
+    seen, honest = [], Planner.program
+
+    def program(planner, *arguments, **options):
+        found = honest(planner, *arguments, **options)
+
+        def call(state, captured, data, rows, counts, num):
+            seen.append((found, tuple(rows.shape), np.asarray(counts)[: int(np.asarray(num))]))
+            return found.call(state, captured, data, rows, counts, num)
+
+        return replace(found, call=call)
+
+    monkeypatch.setattr(Planner, "program", program)
+    return seen
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_sentence_is_true(name, calls):
+    make, fills = KINDS[name]
+    trainer = make()
+    x = np.abs(X * 10).astype("int32") if name == "table" else X
+    y = None if name == "negatives" else np.ones((ROWS, 2), "float32")
+    trainer.fit(x[:8], None if y is None else y[:8], batch_size=BATCH, verbose=0)
+    said_before = trainer.explain()
+    trainer.fit(x, y, batch_size=BATCH, verbose=0)
+    said = trainer.explain()
+    assert "Shorter batches" not in said_before  # the first data had none
+    program, shape, counts = calls[-1]
+    assert SHORT in counts
+
+    assert ("Shorter batches are filled up with rows of weight 0." in said) == fills
+    assert ("Shorter batches run in their own shape" in said or "No row is padding." in said) != fills
+    assert shape[1] == (BATCH if fills else SHORT)
+    rows = int(re.search(r"One update takes (\d+) rows", said)[1])
+    assert rows == (BATCH if fills else SHORT)
+    if cut := re.search(r"in (\d+) microbatches \((\d+) x (\d+) rows\)", said):
+        assert [int(number) for number in cut.groups()] == [2, 2, 2]
+    assert bool(cut) == (name == "in microbatches")
+
+    several = re.search(r"Up to (\d+) updates go to the device in one dispatch", said)
+    assert shape[0] == (int(several[1]) if several else 1)
+    assert bool(several) or "Each update is a dispatch of its own" in said
+    if ON_TENSORFLOW:
+        assert program.call.function_def.attr["_XlaMustCompile"].b == ("XLA compiles it." in said)
+    assert ("Cutting changes nothing in this model." in said) == (fills or name == "add_loss")
+    assert ("Of the 50 rows of 'words'" in said) == (name == "table")
+    assert "The data stay on the device" in said
+    assert ("programs for updates of several shapes" in said) == (len(trainer._machine.planner.programs) > 1)

@@ -1,0 +1,156 @@
+"""Who may be in a trainer, and what an update may start from: errors that name the cause."""
+
+import os
+import signal
+import threading
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from small import ROWS, X, Y, model
+
+import wholestep as ws
+from wholestep import guards
+
+QUIET = {"verbose": 0, "batch_size": 10}
+
+
+def elsewhere(call):
+    """Run the call in another thread to its end, and return the error that it raised."""
+    raised = []
+
+    def work():
+        try:
+            call()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name="second")
+    thread.start()
+    thread.join(100)
+    assert not thread.is_alive()
+    return raised[0] if raised else None
+
+
+def test_a_trainer_takes_one_thread_at_a_time_which_may_come_in_again():
+    trainer, errors, inside = ws.Trainer(model()), [], []
+    calls = [
+        lambda: trainer.fit(X, Y, **QUIET),
+        lambda: trainer.evaluate(X, Y, **QUIET),
+        lambda: trainer.predict(X, **QUIET),
+        lambda: trainer.update((X, Y)),
+        lambda: next(trainer.steps((X, Y))),
+    ]
+
+    def look(*_):
+        inside.append(trainer.evaluate(X, Y, **QUIET))
+        errors.extend(elsewhere(call) for call in calls)
+
+    trainer.fit(X, Y, **QUIET, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=look)])
+    assert len(inside) == 1
+    assert int(trainer.model.optimizer.iterations.numpy()) == 2
+    assert [type(error) for error in errors] == [ws.SpecificationError] * 5
+    for error in errors:
+        assert "thread 'second', while thread 'MainThread' is in it" in str(error)
+    assert elsewhere(calls[1]) is None
+
+
+def test_between_two_steps_another_thread_may_train():
+    trainer = ws.Trainer(model())
+    numbers = []
+    for step in trainer.steps(ws.Batches((X, Y), 10)):
+        numbers.append(step.number)
+        assert elsewhere(lambda: trainer.fit(X, Y, **QUIET)) is None
+    assert len(numbers) == 2
+    assert int(trainer.model.optimizer.iterations.numpy()) == 6
+
+
+def forked(work):
+    """Return what `work` says in a forked process, which ends after 20 seconds if it hangs."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            os.write(writing, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as said:
+        words = said.read()
+    os.waitpid(child, 0)
+    return words
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_is_told_not_to_train():
+    made = model()
+    trainer = ws.Trainer(made)
+    calls = [lambda: trainer.fit(X, Y, **QUIET), lambda: next(trainer.steps((X, Y))), lambda: ws.Trainer(made)]
+
+    def work():
+        said = []
+        for call in calls:
+            with pytest.raises(ws.SpecificationError) as caught:
+                call()
+            said.append(str(caught.value))
+        return "\n".join(said)
+
+    words = forked(work).splitlines()
+    assert len(words) == 3
+    for said in words:
+        assert f"forked after process {os.getpid()} had made a trainer" in said
+        assert '"spawn"' in said
+
+
+def test_the_first_process_with_a_trainer_is_the_one_that_may_train(monkeypatch):
+    monkeypatch.setattr(guards, "_first_process", None)
+    monkeypatch.setattr(os, "getpid", lambda: 7)  # forked from one that has imported us, and no more
+    guards.check_process()
+    guards.check_process()
+    monkeypatch.setattr(os, "getpid", lambda: 8)
+    with pytest.raises(ws.SpecificationError, match="process 8, forked after process 7"):
+        guards.check_process()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("what", ["parameter", "buffer"])
+def test_weights_that_are_not_finite_are_blamed_before_any_row(what, value):
+    made = model(Shift())
+    shift, kernel = made.layers[1].shift, made.layers[2].kernel
+    bad, good = (kernel, shift) if what == "parameter" else (shift, kernel)
+    bad.assign(np.full(bad.shape, value))
+    with pytest.raises(ws.NonFiniteError, match=r"Update 1 .*before this update already") as caught:
+        ws.Trainer(made).fit(X, Y, **QUIET)
+    assert caught.value.rows == ()
+    assert bad.path in str(caught.value)
+    assert good.path not in str(caught.value)
+
+
+def test_a_buffer_that_is_infinite_on_purpose_is_not_blamed_for_a_row():
+    made = model(Shift(hides=True))
+    made.layers[1].shift.assign([-np.inf] + [0.0] * 7)
+    x = np.array(X)
+    x[3] = np.nan
+    with pytest.raises(ws.NonFiniteError, match="rows 3") as caught:
+        ws.Trainer(made).fit(x, Y, verbose=0, batch_size=ROWS)
+    assert caught.value.rows == (3,)
+
+
+class Shift(keras.layers.Layer):
+    """Adds a buffer, which may hide features: they are minus infinity, and their share is 0."""
+
+    def __init__(self, hides=False):
+        super().__init__()
+        self.hides = hides
+
+    def build(self, shape):
+        self.shift = self.add_weight(shape=(shape[-1],), trainable=False, name="shift")
+
+    def call(self, x):
+        return keras.ops.softmax(x + self.shift) if self.hides else x + self.shift

@@ -1,0 +1,217 @@
+"""The loop: whose rows come next, when data end, and what callbacks are told."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from small import X, Y, model, same
+
+import wholestep as ws
+
+QUIET = {"verbose": 0}
+
+
+def batches_of(size, x=X, y=Y):
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+class Again:
+    """Ready-made batches that can be iterated over again, of a number that is not told."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        return iter(batches_of(self.size))
+
+
+# ---- the order goes on ----
+
+
+def test_steps_go_on_through_the_epochs_as_fit_does():
+    x, y = np.tile(X, (2, 1)), np.tile(Y, 2)
+    fitted, looped = model(), model()
+    ws.Trainer(fitted, seed=7).fit(x, y, batch_size=32, epochs=2, **QUIET)
+    trainer = ws.Trainer(looped, seed=7)
+    places = [(step.epoch, step.batch) for _ in range(2) for step in trainer.steps((x, y))]
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert same(fitted, looped)
+
+
+def test_an_epoch_that_was_begun_is_not_begun_again():
+    trainer = ws.Trainer(model())
+    epochs = []
+    for _ in range(2):
+        for step in trainer.steps((np.tile(X, (2, 1)), np.tile(Y, 2))):
+            epochs.append(step.epoch)
+            break
+    trainer.fit(X, Y, batch_size=5, steps_per_epoch=2, **QUIET)
+    epochs.append(next(trainer.steps((X, Y))).epoch)
+    assert epochs == [0, 1, 3]
+
+
+@pytest.mark.parametrize("steps_per_epoch", [None, 3])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_restart_begins_with_the_rows_of_its_epoch(steps_per_epoch, own):
+    def fit(made, **how):
+        data = (ws.Batches((X, Y), 5, seed=7),) if own else (X, Y, 5)
+        ws.Trainer(made, seed=7).fit(*data, steps_per_epoch=steps_per_epoch, **how, **QUIET)
+
+    whole, restarted = model(), model()
+    fit(whole, epochs=3)
+    fit(restarted, epochs=2)
+    fit(restarted, epochs=3, initial_epoch=2)
+    assert same(whole, restarted)
+
+
+def test_a_restart_within_an_epoch_keeps_its_place():
+    data = ws.Batches((X, Y), 5)
+    data.seek(2, 3)
+    made = model()
+    ws.Trainer(made).fit(data, epochs=3, initial_epoch=2, **QUIET)
+    assert (int(made.optimizer.iterations), data.position) == (1, (3, 0))
+
+
+# ---- data that end ----
+
+
+@pytest.mark.parametrize(("num", "steps_per_epoch", "epochs"), [(4, None, 1), (4, 2, 2), (3, 2, 2)])
+def test_a_generator_that_ends_ends_the_run_and_keeps_its_history(num, steps_per_epoch, epochs):
+    made = model()
+    data = iter(batches_of(5)[:num])
+    with pytest.warns(UserWarning, match=rf"The data ended in epoch {epochs} of 5: training ends there"):
+        history = ws.Trainer(made).fit(data, epochs=5, steps_per_epoch=steps_per_epoch, **QUIET)
+    assert len(history.history["loss"]) == epochs
+    assert int(made.optimizer.iterations) == num
+
+
+def test_a_batch_size_for_ready_made_batches_is_left_out_with_a_warning():
+    made = model()
+    with pytest.warns(UserWarning, match="batch_size=32 has no effect: these batches are ready-made"):
+        ws.Trainer(made).fit(Again(5), batch_size=32, **QUIET)
+    assert int(made.optimizer.iterations) == 4
+
+
+# ---- validation ----
+
+
+@pytest.mark.parametrize("num", [3, None])
+def test_an_iterator_validates_on_the_same_batches_after_every_epoch(num):
+    def forever():
+        while True:
+            yield from batches_of(5)
+
+    made = model(optimizer=keras.optimizers.SGD(0.0))
+    trainer, rows = ws.Trainer(made), slice(0, 5 * num if num else None)
+    expected = made.evaluate(X[rows], Y[rows], verbose=0)[0]
+    for wrap in (iter, ws.Batches):
+        data = wrap(forever() if num else iter(batches_of(5)))
+        history = trainer.fit(X, Y, validation_data=data, validation_steps=num, epochs=3, **QUIET)
+        assert history.history["val_loss"] == pytest.approx([expected] * 3, rel=1e-5)
+
+
+def test_a_data_set_validates_from_its_beginning_after_every_epoch():
+    data = ws.Batches(Again(5))
+    made = model(optimizer=keras.optimizers.SGD(0.0))
+    history = ws.Trainer(made).fit(X, Y, validation_data=data, validation_steps=3, epochs=2, **QUIET)
+    one, two = history.history["val_loss"]
+    assert one == two == pytest.approx(made.evaluate(X[:15], Y[:15], verbose=0)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("data", [ws.Batches((X, Y), 5), ws.Batches(Again(5))], ids=["resident", "stream"])
+def test_no_row_is_evaluated_twice(data):
+    trainer = ws.Trainer(model())
+    with pytest.warns(UserWarning, match="The data ended after 4 of 6 batches"):
+        logs = trainer.evaluate(data, steps=6, **QUIET)
+    assert logs == pytest.approx(trainer.evaluate(X, Y, **QUIET))
+    with pytest.warns(UserWarning, match="The data ended after 4 of 6 batches"):
+        assert len(trainer.predict(data, steps=6, **QUIET)) == len(X)
+
+
+# ---- what Keras' settings say ----
+
+
+class Hooks(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.rows = [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(("train begins", batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(("train ends", batch, logs["loss"]))
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.seen.append(("test begins", batch))
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.seen.append(("test ends", batch))
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        self.seen.append(("prediction begins", batch))
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self.seen.append(("prediction ends", batch))
+        self.rows.append(len(logs["outputs"]))
+
+
+@pytest.mark.parametrize("data", [(X, Y, 4), (Again(4),)], ids=["resident", "stream"])
+def test_callbacks_are_told_once_for_the_batches_of_an_execution(data):
+    ours, theirs = Hooks(), Hooks()
+    made, peer = (model(steps_per_execution=3, metrics=[], optimizer=keras.optimizers.SGD(0.1)) for _ in range(2))
+    trainer = ws.Trainer(made)
+    for who, hooks, x in ((trainer, ours, data), (peer, theirs, (X, Y, 4))):
+        who.fit(*x, shuffle=False, callbacks=[hooks], **QUIET)
+        who.evaluate(*x, callbacks=[hooks], **QUIET)
+        if len(x) == 3:
+            who.predict(X, batch_size=4, callbacks=[hooks], **QUIET)
+    num = len(ours.seen)
+    assert num in (8, 12)
+    assert [seen[:2] for seen in ours.seen] == [seen[:2] for seen in theirs.seen[:num]]
+    losses = [[seen[2] for seen in each.seen[:4] if len(seen) == 3] for each in (ours, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert ours.rows in ([], theirs.rows)
+
+
+@pytest.fixture
+def _limits():
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    yield
+    keras.config.set_max_epochs(None)
+    keras.config.set_max_steps_per_epoch(None)
+
+
+@pytest.mark.usefixtures("_limits")
+def test_keras_limits_hold():
+    made = model()
+    trainer = ws.Trainer(made)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert len(trainer.fit(X, Y, batch_size=4, epochs=9, **QUIET).epoch) == 2
+        assert len(trainer.predict(X, batch_size=4, **QUIET)) == 12
+        trainer.evaluate(X, Y, batch_size=10, **QUIET)
+    assert int(made.optimizer.iterations) == 6
+    said = [str(one.message) for one in told if one.category is UserWarning]
+    assert ["epochs to 2" in words for words in said] == [True, False, False]
+    assert ["to 3 batches" in words for words in said] == [False, True, True]
+
+
+def test_evaluation_and_prediction_end_where_they_are_told_to():
+    def forever():
+        while True:
+            yield X[:4], Y[:4]
+
+    class Stop(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            self.model.stop_evaluating = batch == 1
+
+        def on_predict_batch_end(self, batch, logs=None):
+            self.model.stop_predicting = batch == 2
+
+    trainer = ws.Trainer(model())
+    expected = trainer.evaluate(X[:4], Y[:4], **QUIET)
+    assert trainer.evaluate(forever(), callbacks=[Stop()], **QUIET) == pytest.approx(expected, rel=1e-5)
+    assert len(trainer.predict(forever(), callbacks=[Stop()], **QUIET)) == 12

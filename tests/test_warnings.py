@@ -1,0 +1,44 @@
+"""Nothing of ours warns where every warning is an error, as `keras.Model.fit` does not."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from small import ROWS, X, Y, model
+
+import wholestep as ws
+
+
+class Named(keras.Sequential):
+    """A model that says itself what its metrics are called."""
+
+    def get_metrics_result(self):
+        return {f"own_{name}": value for name, value in super().get_metrics_result().items()}
+
+
+@pytest.fixture
+def strictly():
+    """Every warning is an error, whatever the test configuration leaves out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_whatever_a_trainer_does_warns_of_nothing(strictly):
+    made = model(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5))
+    trainer = ws.Trainer(made)
+    history = trainer.fit(X, Y, batch_size=10, epochs=2, validation_data=(X, Y), verbose=0).history
+    assert sorted(history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    assert len(trainer.evaluate(X, Y, batch_size=10, verbose=0)) == 2
+    assert trainer.predict(X, batch_size=10, verbose=0).shape == (ROWS, 4)
+    assert np.isfinite(trainer.update((X[:10], Y[:10]))["loss"])
+    assert len([step.loss for step in trainer.steps(ws.Batches((X, Y), 10))]) == 2
+    assert "10 rows" in trainer.explain()
+
+
+def test_results_of_a_models_own_warn_of_nothing(strictly):
+    made = Named(model().layers)
+    made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = ws.Trainer(made).fit(X, Y, batch_size=10, epochs=1, verbose=0).history
+    assert sorted(history) == ["own_accuracy", "own_loss"]
