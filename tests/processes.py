@@ -14,6 +14,7 @@ import numpy as np
 from exact import build, data, num_rows_of, snapshot
 
 import wholestep as ws
+from wholestep.engines import peers
 
 ME = jax.process_index()
 FAULT_AFTER = 3  # updates
@@ -205,5 +206,8 @@ if __name__ == "__main__":
         write(Path(sys.argv[2]) / "plain")
         keras.distribution.set_distribution(keras.distribution.DataParallel())
         write(Path(sys.argv[2]) / "distribution")
+    elif sys.argv[1] == "brisk":  # the threads talk to the store without a pause
+        peers._INTERVAL = 0.0
+        time.sleep(1.5)
     else:
         fault(sys.argv[1])

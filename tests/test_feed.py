@@ -1,5 +1,7 @@
 """Blocks name every row once, in order; a thread that loads ahead ends with its loop."""
 
+import subprocess
+import sys
 import threading
 
 import keras
@@ -232,3 +234,20 @@ def test_a_batch_that_was_not_carried_out_comes_again():
     feed.go_back(block, 0)
     assert feed.batches.position == (0, 2)
     assert use(feed, None) == [2, 3]
+
+
+LEFT = """
+import atexit, itertools, threading
+import keras, numpy as np, wholestep as ws
+
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+steps = ws.Trainer(model).steps(ws.Batches(itertools.repeat((np.ones((3, 2)), np.ones((3, 1))))))
+next(steps)
+"""
+
+
+def test_no_thread_is_left_when_a_script_ends_inside_a_loop():
+    ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "['MainThread']\n"), ended.stderr

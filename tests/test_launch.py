@@ -120,6 +120,12 @@ def test_files_come_from_the_first_process(tmp_path):
 
 
 @only_jax
+def test_no_thread_is_inside_the_store_when_a_process_ends():
+    code, output, _ = launch(2, "brisk")  # the interpreter would abort, nearly every time
+    assert code == 0, output
+
+
+@only_jax
 @pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.large)])
 def test_an_interrupt_ends_all(sent):
     environment = os.environ | {"PYTHONPATH": str(HERE)}

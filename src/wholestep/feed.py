@@ -1,10 +1,11 @@
 """Batches on their way to the device: resident data are named by row numbers, others are loaded ahead by a thread."""
 
+import atexit
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,8 +135,10 @@ class Loaded:
         self._in_hand: list[Block] = []
         self._stop.clear()
         thread = threading.Thread(target=self._work, args=(ready, num, once), name="wholestep-feed", daemon=True)
+        leave = partial(_leave, self._stop, thread)
         try:
             thread.start()
+            atexit.register(leave)
             while (item := ready.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
@@ -144,6 +147,7 @@ class Loaded:
             self.batches.position = max(self.batches.position, self._end or self.batches.position)
         finally:
             self._stop.set()
+            atexit.unregister(leave)
             try:
                 thread.join()
             finally:  # also after a second Ctrl-C, of somebody who does not want to wait for the thread
@@ -298,6 +302,12 @@ def _put(ready: queue.Queue, item: Any, stop: threading.Event) -> bool:
         except queue.Full:
             continue
     return False
+
+
+def _leave(stop: threading.Event, thread: threading.Thread) -> None:
+    """Stop a loop's thread when the script ends inside the loop: the interpreter may abort if it ends before."""
+    stop.set()
+    thread.join(timeout=2)  # it may wait for data that never come
 
 
 def _drain(ready: queue.Queue) -> list:

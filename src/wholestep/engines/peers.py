@@ -119,9 +119,11 @@ class Peers:
         self._patience = _seconds("WHOLESTEP_PATIENCE", PATIENCE)
         self._launcher = os.environ.get("WHOLESTEP_LAUNCHER")
         _calm_gloo()
-        for work in (self._beat, self._guard):
-            threading.Thread(target=work, name="wholestep-peers", daemon=True).start()
-        atexit.register(self.at, _ENDING)
+        works = (self._beat, self._guard)
+        self._threads = [threading.Thread(target=work, name="wholestep-peers", daemon=True) for work in works]
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self._leave)
         sys.excepthook = self._uncaught
 
     # ---- what a run asks for ----
@@ -224,6 +226,17 @@ class Peers:
         self.fail(error)
         sys.stdout.flush()
         os._exit(1)
+
+    def _leave(self) -> None:
+        """Wait until the scripts of all processes are through, then stop this process's threads.
+
+        The interpreter aborts if it ends while a thread of its own is inside a call to the store.
+        """
+        self.at(_ENDING)
+        jax.distributed.shutdown()
+        _is_over.set()
+        for thread in self._threads:
+            thread.join(timeout=10)
 
     # ---- the thread that gives signs of life ----
 
