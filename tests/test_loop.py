@@ -193,10 +193,35 @@ def test_keras_limits_hold():
         assert len(trainer.fit(X, Y, batch_size=4, epochs=9, **QUIET).epoch) == 2
         assert len(trainer.predict(X, batch_size=4, **QUIET)) == 12
         trainer.evaluate(X, Y, batch_size=10, **QUIET)
-    assert int(made.optimizer.iterations) == 6
+    assert int(made.optimizer.iterations) == 5  # as of Keras: the second epoch has what is left of the pass
     said = [str(one.message) for one in told if one.category is UserWarning]
     assert ["epochs to 2" in words for words in said] == [True, False, False]
     assert ["to 3 batches" in words for words in said] == [False, True, True]
+
+
+@pytest.mark.usefixtures("_limits")
+@pytest.mark.filterwarnings("ignore:Limiting", "ignore:Your input ran out of data")
+@pytest.mark.parametrize(("size", "data"), [(10, Again), (4, Again), (4, None)])
+def test_the_limit_of_an_epoch_is_at_most_so_many_batches_of_one_pass(size, data):
+    """Two batches, or five, where an epoch has at most three. Keras tells the same of arrays."""
+
+    def epochs(fits, *given):
+        counts, made = [], getattr(fits, "model", fits)
+        count = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: counts.append(int(made.optimizer.iterations)))
+        fits.fit(*given, epochs=2, callbacks=[count], **QUIET)
+        return counts
+
+    expected = epochs(model(), X, Y, size)
+    assert epochs(ws.Trainer(model()), *((X, Y, size) if data is None else (data(size),))) == expected
+    assert expected == ([2, 4] if size == 10 else [3, 5])
+
+
+@pytest.mark.usefixtures("_limits")
+@pytest.mark.filterwarnings("ignore:Limiting")
+def test_a_restart_under_the_limit_begins_with_the_rows_of_its_epoch():
+    data = ws.Batches((X, Y), 4, seed=7)
+    ws.Trainer(model()).fit(data, epochs=2, initial_epoch=1, **QUIET)
+    assert data.position == (1, 0)  # behind the last two of five
 
 
 def test_evaluation_and_prediction_end_where_they_are_told_to():

@@ -149,7 +149,10 @@ def limit_epochs(epochs: int) -> int:
 
 
 def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
-    """Return the batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None for all."""
+    """Return the batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None for all.
+
+    Where nobody but that limit tells a number, the data may hold fewer.
+    """
     limit, wished = keras.config.max_steps_per_epoch(), steps or num_batches
     if not limit or (wished is not None and wished <= limit):
         return steps

@@ -305,11 +305,19 @@ def kept(batches: Batches) -> Batches:
     return Batches(Kept(iter(batches))) if once else batches
 
 
-def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None) -> None:
-    """Let batches stand where this epoch of a run begins, unless they stand within it already."""
+def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:
+    """Let batches stand where this epoch of a run begins, unless they stand within it already.
+
+    Args:
+        once: whether an epoch ends where a pass over the data does, though it has fewer steps then.
+    """
     num, (at, step) = batches.num_batches, batches.position
     if steps_per_epoch is None or num is None:
         place, is_within = (epoch, 0), at == epoch
+    elif once:
+        done, part = divmod(epoch, -(-num // steps_per_epoch))
+        place = done, part * steps_per_epoch
+        is_within = at == done and 0 <= step - place[1] < steps_per_epoch
     else:
         place = divmod(epoch * steps_per_epoch, num)
         is_within = 0 <= at * num + step - epoch * steps_per_epoch < steps_per_epoch

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import keras
@@ -19,30 +19,36 @@ from wholestep.tally import OWN, shown
 
 
 def run_epoch(
-    machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch
+    machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch, *, once: bool
 ) -> tuple[State, dict]:
     """Carry out `num` updates (None: to the end of the epoch); return the state and the logs of the last one.
 
     The Keras variables hold the state after every dispatch, so also when this ends, however it ends.
+
+    Args:
+        once: whether fewer than `num` are carried out where the pass over the data ends before.
 
     Raises:
         NonFiniteError: an update was not applied, and neither were those after it.
     """
     run = _run_watched if watch.needs_state else _run
     _, step = feed.batches.position
-    state, logs = run(machine, state, feed, num, first, watch)
+    blocks = partial(feed.blocks, num, once=once)
+    state, logs = run(machine, state, feed, blocks, first, watch)
     if step > 0 and not logs:  # it was left after the last batch of a stream: the epoch is the next one
-        state, logs = run(machine, state, feed, num, first, watch)
+        state, logs = run(machine, state, feed, blocks, first, watch)
     machine.meet(feed)
     return state, machine.show(logs)
 
 
-def _run(machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch) -> tuple[State, dict]:
+def _run(
+    machine: Machine, state: State, feed: Feed, blocks: Callable, first: int, watch: Watch
+) -> tuple[State, dict]:
     """Nobody looks at the state: several updates to a dispatch, and numbers one dispatch late."""
     pace, late, done = machine.pace, None, 0
     logs: dict = {}
     pace.start()
-    for block in feed.blocks(num, lambda: pace.size):
+    for block in blocks(lambda: pace.size):
         state, report = machine.dispatch(state, feed, block, first + done)
         if late is not None:
             logs, failed = _tell(machine, state, feed, late, first, watch)
@@ -59,12 +65,12 @@ def _run(machine: Machine, state: State, feed: Feed, num: int | None, first: int
 
 
 def _run_watched(
-    machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch
+    machine: Machine, state: State, feed: Feed, blocks: Callable, first: int, watch: Watch
 ) -> tuple[State, dict]:
     """Somebody looks at the state, or changes it, between any two updates, or as many as are one execution."""
     logs: dict = {}
     done = 0
-    for block in feed.blocks(num, lambda: watch.left):
+    for block in blocks(lambda: watch.left):
         if done % watch.each == 0:
             watch.begin(done)
             state = machine.take(state)

@@ -145,15 +145,14 @@ class Trainer:
             batches = self._batches("fit", x, y, sample_weight, batch_size, shuffle, class_weight)
             machine = self._build(batches)
             epochs = arguments.limit_epochs(epochs)
-            steps_per_epoch = arguments.limit_steps(steps_per_epoch, batches.num_batches)
-            steps = steps_per_epoch or batches.num_batches
-            watch = self._watch(machine, callbacks, verbose, epochs, steps, history=True)
+            steps, once = arguments.limit_steps(steps_per_epoch, batches.num_batches), steps_per_epoch is None
+            watch = self._watch(machine, callbacks, verbose, epochs, steps or batches.num_batches, history=True)
             self.model.stop_training = False
             logs: dict = {}
             watch.callbacks.on_train_begin()
             begin = getattr(self.model, "_initial_epoch", None) or initial_epoch
             if begin:
-                go_to_epoch(batches, begin, steps_per_epoch)
+                go_to_epoch(batches, begin, steps, once=once)
             elif not isinstance(x, Batches):
                 batches.seek(self._epochs)
             if validation is not None:
@@ -164,7 +163,7 @@ class Trainer:
                     watch.callbacks.on_epoch_begin(epoch)
                     state = machine.begin_epoch(machine.take(state))
                     first = self._number() + 1
-                    state, logs = run_epoch(machine, state, feed, steps_per_epoch, first, watch)
+                    state, logs = run_epoch(machine, state, feed, steps, first, watch, once=once)
                     check_any(logs, epoch)
                     if validation is not None and arguments.is_due(epoch, validation_freq):
                         logs |= self._validate(validation, validation_steps, watch)
