@@ -170,3 +170,23 @@ def test_a_metric_that_takes_weights_and_does_not_use_them_is_never_shown_paddin
     history = trainer.fit(X, Y, batch_size=6, verbose=0, epochs=2)
     assert history.history["deaf"] == [ROWS, ROWS]
     assert sorted({p.cut.rows for p in trainer._machine.planner.programs.values()}) == shapes
+
+
+def test_a_stateful_layer_runs_whole_and_says_why_a_microbatch_has_no_effect():
+    def made():
+        keras.utils.set_random_seed(3)
+        x = keras.Input(batch_shape=(10, 3, 2))
+        recurrent = keras.Model(x, keras.layers.Dense(4)(keras.layers.SimpleRNN(2, stateful=True)(x)))
+        recurrent.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return recurrent
+
+    whole, cut = made(), made()
+    ws.Trainer(whole).fit(X.reshape(-1, 3, 2), Y, batch_size=10, verbose=0)
+    trainer = ws.Trainer(cut, microbatch_size=4)
+    with pytest.warns(
+        UserWarning, match="microbatch_size=4 has no effect: a stateful layer keeps a state for every row"
+    ):
+        trainer.fit(X.reshape(-1, 3, 2), Y, batch_size=10, verbose=0)
+    assert "Not cut freely: a stateful layer" in trainer.explain()
+    for one, other in zip(values(whole), values(cut), strict=True):
+        np.testing.assert_array_equal(one, other)

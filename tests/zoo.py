@@ -123,7 +123,8 @@ def bidirectional():
 
 KEPT = "on JAX, Keras' fit and evaluate drop the state of a stateful layer"
 STATEFUL = {f"jax {check}": KEPT for check in ("arrays", "evaluation", "stream")}
-FIXED = {"* replicas in microbatches": "a stateful layer holds the state of a whole batch, and cannot be cut"}
+APART = "a stateful layer holds the state of a whole batch, of which a replica of a strategy sees its own rows alone"
+FIXED = {f"tensorflow {check}": APART for check in ("replicas", "replicas in microbatches")}
 
 
 @kind(SERIES, TARGETS, couples=True, differs=STATEFUL | FIXED)

@@ -35,6 +35,7 @@ class Coupling:
         whole: a loss or a metric came as one number.
         extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or "whole" (not at all).
         unknown: other rows' values could not be moved either, so nothing is known.
+        keeps: a layer keeps a state for every row of a whole batch (`stateful=True`), and takes no other number of rows.
     """
 
     couples: bool = False
@@ -42,16 +43,17 @@ class Coupling:
     whole: bool = False
     extra: str = "none"
     unknown: bool = False
+    keeps: bool = False
 
     @property
     def may_cut(self) -> bool:
         """Whether any cut of the batch gives the same update."""
-        return not (self.couples or self.moves or self.whole or self.unknown or self.extra == "whole")
+        return self.can_cut and not (self.couples or self.moves or self.unknown)
 
     @property
     def can_cut(self) -> bool:
         """Whether a cut has a meaning at all, if another one than the whole batch's."""
-        return not self.whole and self.extra != "whole"
+        return not (self.whole or self.keeps or self.extra == "whole")
 
     @property
     def may_pad(self) -> bool:
@@ -68,6 +70,7 @@ class Coupling:
             "whether the rows see each other could not be found out from these rows": self.unknown,
             "a loss or metric came as one number instead of one per row": self.whole,
             "a loss from add_loss is neither a sum nor a mean over rows": self.extra == "whole",
+            "a stateful layer keeps a state for every row of the whole batch": self.keeps,
         }
         return "; ".join(reason for reason, holds in reasons.items() if holds)
 
@@ -84,6 +87,8 @@ class Coupling:
 def probe(engine: Any, forward: Forward, state: State, block: Block) -> Coupling:
     """Run the objective on a few rows of a block's first update and see what depends on what."""
     num_rows = block.rows.shape[1]
+    if any(getattr(layer, "stateful", False) for layer in layers(forward.model)):
+        return Coupling(keeps=True)
     if num_rows < 2:
         return Coupling(unknown=True)
     size = min(_ROWS, num_rows)

@@ -41,9 +41,7 @@ def run_epoch(
     return state, machine.show(logs)
 
 
-def _run(
-    machine: Machine, state: State, feed: Feed, blocks: Callable, first: int, watch: Watch
-) -> tuple[State, dict]:
+def _run(machine: Machine, state: State, feed: Feed, blocks: Callable, first: int, watch: Watch) -> tuple[State, dict]:
     """Nobody looks at the state: several updates to a dispatch, and numbers one dispatch late."""
     pace, late, done = machine.pace, None, 0
     logs: dict = {}
