@@ -287,6 +287,52 @@ def test_steps_per_epoch_is_a_number_of_updates(steps, theirs):
     np.testing.assert_allclose(found, [np.mean(each[batches]) for batches in seen], rtol=1e-5)
 
 
+@pytest.mark.skipif(JAX, reason="on JAX, Keras weighs them by rows as well")
+def test_the_losses_of_outputs_add_up_to_the_total():
+    def made():
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, [L.Dense(2, name="a")(inputs), L.Dense(2, name="b")(inputs)])
+        model.compile(keras.optimizers.SGD(0.0), ["mse", "mae"])
+        return model
+
+    short = (X[:6], [Y[:6], Y[:6]])  # a batch of four rows, and one of two
+    theirs, ours = (run(made()).fit(*short, **HOW).history for run in (lambda model: model, ws.Trainer))
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    assert ours["a_loss"][0] + ours["b_loss"][0] == pytest.approx(ours["loss"][0], rel=1e-5)
+    assert theirs["a_loss"][0] + theirs["b_loss"][0] != pytest.approx(theirs["loss"][0], rel=1e-3)
+
+
+def test_one_output_has_one_loss():
+    theirs, ours, first = (still(loss) for loss in (["mse", "mae"], ["mse", "mae"], "mse"))
+    trainer = ws.Trainer(ours)
+    with pytest.warns(UserWarning, match="one output, and 2 losses: as in Keras, all but the first") as told:
+        found = [trainer.fit(X, Y, **HOW).history, trainer.evaluate(X, Y, verbose=0, return_dict=True)]
+    assert len(told) == 1
+    assert [list(logs) for logs in found] == [["loss"], ["loss"]]
+    history = theirs.fit(X, Y, **HOW).history
+    assert found[0]["loss"] == pytest.approx(history["loss"], rel=1e-5)
+    assert found[0]["loss"] == pytest.approx(first.fit(X, Y, **HOW).history["loss"], rel=1e-5)
+    assert (history["mse_loss"], history["mae_loss"]) == ([0.0], [0.0])
+
+
+class Silent(keras.Model):
+    def get_metrics_result(self):
+        return {}
+
+
+def test_results_of_a_models_own_that_are_empty_hide_nothing():
+    inputs = keras.Input((4,))
+    model = Silent(inputs, L.Dense(2)(inputs))
+    model.compile("sgd", "mse", metrics=["mae"])
+    if JAX:
+        assert model.fit(X, Y, **HOW).history == {}
+    else:
+        with pytest.raises(ValueError, match="length 0 less than minimum 1"):
+            model.fit(X, Y, **HOW)
+    assert set(ws.Trainer(model).fit(X, Y, **HOW).history) == {"loss", "mae"}
+
+
 def test_run_eagerly_has_no_effect():
     model = still(run_eagerly=True)
     with pytest.warns(UserWarning, match="run_eagerly has no effect"):

@@ -4,6 +4,7 @@ The only module that looks inside Keras (`keras.Model.compile` keeps what it was
 decides which output meets which label and loss; we take over before it reduces (keras/src/losses/loss.py).
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ class CompiledObjective(Objective):
         self.extra_metrics = metrics
         self.label_ranges: list[LabelRange] = []
         self.divisors: set[int] = set()
+        self._has_told = False
 
     def __call__(self, model: keras.Model, batch: Any, training: bool) -> Reading:
         """Return the compiled losses' terms and the compiled metrics' updates."""
@@ -68,12 +70,22 @@ class CompiledObjective(Objective):
         if is_overridden(model, "compute_loss"):
             loss = model._compute_loss(x, y, y_pred, weight, training=training)
             return Reading({"": _own_loss(model, loss)}, {}, scores, is_complete=True)
-        calls = _calls(model, y, y_pred, weight)
+        calls = self._that_count(_calls(model, y, y_pred, weight), y, y_pred)
         self.label_ranges = [found for call in calls for found in _label_range(call, tree.leaves(y))]
         dividing = [call.weight for call in calls if getattr(call.loss, "reduction", None) == "mean_with_sample_weight"]
         self.divisors = {i for i, leaf in enumerate(tree.leaves(weight)) if any(leaf is w for w in dividing)}
         names = _distinct([f"{call.name}_loss" for call in calls]) if len(calls) > 1 else [""] * len(calls)
         return Reading({name: _term(call) for name, call in zip(names, calls, strict=True)}, {}, scores)
+
+    def _that_count(self, calls: list[_Call], y: Any, y_pred: Any) -> list[_Call]:
+        """Return what Keras minimises: of several losses for one output and one leaf of labels the first alone."""
+        if len(calls) < 2 or keras.tree.is_nested(y) or keras.tree.is_nested(y_pred):
+            return calls
+        if not self._has_told:
+            self._has_told = True
+            told = f"The model has one output, and {len(calls)} losses: as in Keras, all but the first have no effect. "
+            warnings.warn(f"{told}To minimise their sum, write one function that adds them.", UserWarning, stacklevel=2)
+        return calls[:1]
 
 
 def unpack(batch: Any) -> tuple[Any, Any, Any]:

@@ -35,7 +35,7 @@ class Coupling:
         whole: a loss or a metric came as one number.
         extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or "whole" (not at all).
         unknown: other rows' values could not be moved either, so nothing is known.
-        keeps: a layer keeps a state for every row of a whole batch (`stateful=True`), and takes no other number of rows.
+        keeps: a layer keeps a state for every row of a whole batch (`stateful=True`), and takes no other number.
     """
 
     couples: bool = False
