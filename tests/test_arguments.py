@@ -61,6 +61,13 @@ def two_inputs():
     return made
 
 
+def two_outputs():
+    x = keras.Input((6,))
+    made = keras.Model(x, [L.Dense(1)(x), L.Dense(1)(x)])
+    made.compile("sgd", ["mse", "mse"])
+    return made
+
+
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
@@ -85,7 +92,7 @@ def made_with(**arguments):
     return lambda trainer: ws.Trainer(trainer.model, **arguments)
 
 
-MODELS = {"one": model, "two inputs": two_inputs, "subclassed": subclassed}
+MODELS = {"one": model, "two inputs": two_inputs, "two outputs": two_outputs, "subclassed": subclassed}
 MISSING = r"IndexError \(list index out of range\) from"
 BAD = {
     # the trainer's own arguments
@@ -119,7 +126,10 @@ BAD = {
     "no weights": (fit(X, Y, sample_weight=[]), "sample_weight must hold arrays. Received: an empty list. Try: leave"),
     "no labels": (fit(X, []), "y must hold arrays. Received: an empty list"),
     "no inputs": (fit({}, Y), "x must hold arrays. Received: an empty dict"),
+    "inputs of None": (fit([None], Y), "x must hold arrays. Received: a list of None"),
     # what the model takes
+    "input left out": (fit({"a": X, "b": None}, Y), "two inputs", r"x\['a'\] of shape .*'b' is not optional"),
+    "output left out": (fit(X, [Y, None]), "two outputs", r"Every output with a loss needs labels.*None for y\[1\]"),
     "no input named": (fit({"q": X}, Y), r"takes .* of shape \(rows, 6\).*x\['q'\] of shape .*pass the array itself"),
     "wrong inputs named": (fit({"q": X, "b": X}, Y), "two inputs", "takes a of shape .*: a missing"),
     "wrong inputs predicted": (
@@ -201,6 +211,17 @@ def test_features_under_an_objective_are_named():
 
     with pytest.raises(ws.BatchError, match=r"able to take the batch.*shape to have value 6"):
         ws.Trainer(model(), First(), optimizer="sgd").update(X[:, :5])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow looks numbers up in a graph")
+@pytest.mark.parametrize("how", ["fit", "predict"])
+def test_a_layer_that_cannot_be_compiled_is_named(how):
+    lookup = L.IntegerLookup(vocabulary=[3, 5], name="lookup")
+    made = keras.Sequential([keras.Input((1,), dtype="int32"), lookup, L.Embedding(3, 2), L.Flatten(), L.Dense(1)])
+    made.compile("sgd", "mse")
+    data = (np.ones((4, 1), "int32"), np.ones((4, 1)))[: 1 if how == "predict" else 2]
+    with pytest.raises(ws.SpecificationError, match=r"every layer must .* lookup \(Tracer.*call these layers"):
+        getattr(ws.Trainer(made), how)(*data, verbose=0)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow's strategies share data out")

@@ -9,6 +9,7 @@ import pytest
 from zoo import BATCH, KINDS, ROWS, Kind
 
 import wholestep as ws
+from wholestep import tree
 
 ENGINE = keras.backend.backend()
 EVERY = 2 if ENGINE == "jax" else 8  # a strategy's programs take TensorFlow several times as long
@@ -26,7 +27,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[tuple]:
         for start in range(0, ROWS, BATCH):
-            yield keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + BATCH], self.parts)
+            yield tree.map_leaves(lambda leaf, start=start: leaf[start : start + BATCH], self.parts)
 
 
 def variables(model) -> list:

@@ -85,6 +85,14 @@ def test_a_list_of_numbers_is_an_array_in_every_row():
     assert batch["y"].tolist() == [4, 8]
 
 
+def test_what_is_none_in_every_row_is_none():
+    batch = open_source(Rows([({"x": np.ones(2), "mask": None}, 4.0), ({"x": np.zeros(2), "mask": None}, 5.0)]))
+    assert isinstance(batch, Items)
+    x, y = batch.load(np.arange(2))
+    assert x["mask"] is None
+    assert (x["x"].tolist(), y.tolist()) == ([[1, 1], [0, 0]], [4, 5])
+
+
 def test_a_transform_may_make_numbers_of_strings():
     rows = [{"text": "ab"}, {"text": "abc"}]
     with pytest.raises(ws.BatchError, match=r"batch\['text'\] must hold numbers"):

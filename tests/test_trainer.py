@@ -1,5 +1,7 @@
 """The face: fit, a loop of one's own, update, evaluate, predict; and bad input, which changes nothing."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -396,6 +398,25 @@ def test_a_metric_that_is_one_number_is_kerases():
     assert one["rms"] == pytest.approx(theirs.fit(X, Y, **how).history["rms"], rel=1e-5)
     with pytest.warns(UserWarning, match="one number instead of one per row"):
         ws.Trainer(ours, microbatch_size=2).fit(X, Y, **how)
+
+
+def test_a_loss_and_a_metric_may_be_a_number_of_python():
+    x = keras.Input((6,))
+    made = keras.Model(x, [keras.layers.Dense(1, name="a")(x), keras.layers.Dense(1, name="b")(x)])
+    made.compile("sgd", {"a": "mse", "b": lambda y, p: 0.0}, metrics={"a": [lambda y, p: 1.0]})
+    targets, before, how = [X[:, :1], X[:, 1:2]], made.get_weights(), {"batch_size": 8, "shuffle": False, "verbose": 0}
+    with warnings.catch_warnings(action="ignore"):  # the second layer has no gradient
+        theirs = made.fit(X, targets, **how).history
+    after = made.get_weights()
+    made.set_weights(before)
+    ours = ws.Trainer(made).fit(X, targets, **how).history
+    for one, two in zip(made.get_weights(), after, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+    assert ours["a_loss"] == pytest.approx(ours["loss"])
+    if keras.backend.backend() == "tensorflow":  # where Keras' graph does not know how many rows the last batch has
+        assert theirs.pop("a_loss") != pytest.approx(theirs["loss"], rel=1e-3)
+        del ours["a_loss"]
+    assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in theirs.items()}
 
 
 def test_an_empty_batch_is_refused():

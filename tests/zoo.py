@@ -551,3 +551,14 @@ class Task(keras.Model):
 def task_with_preprocessor():
     inputs = keras.Input((4,))
     return Task(inputs, L.Dense(2)(inputs))
+
+
+class Plus(L.Layer):
+    def call(self, x, other=None):
+        return x if other is None else x + other
+
+
+@kind([VECTORS, None], TARGETS)
+def optional_input():
+    inputs = [keras.Input((4,)), keras.Input((4,), optional=True)]
+    return keras.Model(inputs, L.Dense(2)(Plus()(*inputs)))

@@ -179,9 +179,11 @@ def check_data(x: Any, y: Any, sample_weight: Any) -> None:
         BatchError: as said.
     """
     for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
-        if isinstance(part, list | tuple | dict) and not part:
+        inner = part.values() if isinstance(part, dict) else part
+        if isinstance(part, list | tuple | dict) and all(each is None for each in inner):
+            received = f"a {type(part).__name__} of None" if part else f"an empty {type(part).__name__}"
             attempt = "pass arrays of (rows, ...)." if name == "x" else f"leave {name} out if there is none."
-            raise BatchError(say(f"{name} must hold arrays.", f"an empty {type(part).__name__}", attempt))
+            raise BatchError(say(f"{name} must hold arrays.", received, attempt))
         if isinstance(part, list | tuple) and part and isinstance(part[0], int | float):
             raise BatchError(
                 say(f"{name} must hold arrays.", f"a {type(part).__name__} of numbers", f"pass np.asarray({name}).")

@@ -299,7 +299,7 @@ def _term(call: _Call) -> Term:
     y_pred = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_pred)
     y_true = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_true)
     values = loss.call(y_true, y_pred)
-    if len(values.shape) == 0:
+    if len(getattr(values, "shape", ())) == 0:  # a Python number, of an output that shall not count
         return Whole(ops.cast(loss(call.y_true, call.y_pred, call.weight), dtype), call.coefficient)
     mask = _both(get_keras_mask(call.y_pred), get_keras_mask(values))
     return _reduce(ops.cast(values, dtype), _checked(_fit(call.weight, values), values), _fit(mask, values), call)

@@ -7,10 +7,16 @@ from typing import Any
 import keras
 
 from wholestep import tree
-from wholestep.compiled import CompiledObjective, unpack
-from wholestep.errors import BatchError, WholestepError, say
+from wholestep.compiled import CompiledObjective, layers, unpack
+from wholestep.errors import BatchError, SpecificationError, WholestepError, say
 
-_MISFITS = ("is incompatible with the layer", "Missing data for input", "Invalid input shape for input", "of `inputs`")
+_MISFITS = (
+    "is incompatible with the layer",
+    "Missing data for input",
+    "Invalid input shape for input",
+    "is not optional",
+    "of `inputs`",
+)
 
 
 @contextmanager
@@ -25,6 +31,7 @@ def explained(model: keras.Model, objective: Any, batch: Any, *, inputs_only: bo
 
     Raises:
         BatchError: as said.
+        SpecificationError: a layer looks numbers up on the host, which a compiled program cannot.
     """
     try:
         yield
@@ -36,7 +43,9 @@ def explained(model: keras.Model, objective: Any, batch: Any, *, inputs_only: bo
         message = None
         if is_compiled and not inputs_only:
             message = _without_labels(model, y)
-        message = message or _of_inputs(model, x, str(error)) or _of_weights(y, weight)
+        message = message or _of_inputs(model, x, str(error)) or _of_missing(y) or _of_weights(y, weight)
+        if message is None and (untraceable := _untraceable(model, error)):
+            raise SpecificationError(untraceable) from error
         if message is None:
             raise
         raise BatchError(message) from error
@@ -85,6 +94,14 @@ def _of_inputs(model: keras.Model, x: Any, words: str) -> str | None:
     return say("The model must be able to take the batch.", received, "give it what it was built for.")
 
 
+def _of_missing(y: Any) -> str | None:
+    missing = [tree.name(path, "y") for path, leaf in keras.tree.flatten_with_path(y) if leaf is None and path]
+    if not missing:
+        return None
+    must, attempt = "Every output with a loss needs labels.", "pass them, or compile that output with the loss None."
+    return say(must, f"None for {', '.join(missing)}", attempt)
+
+
 def _of_weights(y: Any, weight: Any) -> str | None:
     """Weights lead the axes of the labels, whose last one a loss sums over unless they are class numbers."""
     if y is None or weight is None:
@@ -118,13 +135,15 @@ def _misfit(wanted: list[tuple[str, tuple]], x: Any) -> str | None:
         if len(wanted) == 1 and names[0] not in x:
             return "pass the array itself, or name the Input as the dict does."
         if missing := [name for name in names if name not in x]:
-            return f"name the parts of x as the model's inputs: {', '.join(missing)} missing."
+            named = ", ".join(missing)
+            return f"name the parts of x as the model's inputs: {named} missing (None, for an input that is optional)."
         given = [x[name] for name in names]
     else:
-        given = tree.leaves(x)
+        given = keras.tree.flatten(x)
     if len(given) != len(wanted):
         return "pass as many arrays as the model has inputs."
-    shapes = [(tuple(leaf.shape), shape) for leaf, (_, shape) in zip(given, wanted, strict=True)]
+    pairs = [(leaf, shape) for leaf, (_, shape) in zip(given, wanted, strict=True) if leaf is not None]
+    shapes = [(tuple(leaf.shape), shape) for leaf, shape in pairs]
     return None if all(_fits(*pair) for pair in shapes) else "give the rows this shape, or build the model for theirs."
 
 
@@ -134,6 +153,18 @@ def _fits(given: tuple, wanted: tuple) -> bool:
         longer = max(given, wanted, key=len)
         given, wanted = (s[:-1] if s is longer and s[-1] == 1 else s for s in (given, wanted))
     return len(given) == len(wanted) and all(w is None or g == w for g, w in zip(given[1:], wanted[1:], strict=True))
+
+
+def _untraceable(model: keras.Model, error: Exception) -> str | None:
+    names = [layer.name for layer in layers(model) if not layer.supports_jit]
+    cause: BaseException | None = error
+    while cause is not None and not type(cause).__module__.startswith("jax"):
+        cause = cause.__context__  # Keras words errors anew, and fails at it with JAX's
+    if not names or cause is None:
+        return None
+    must = "On JAX every layer must be able to be compiled."
+    attempt = "call these layers on the data first, as in dataset.map, and train the model that takes what they return."
+    return say(must, f"{', '.join(names)} ({type(cause).__name__})", attempt)
 
 
 def _list(named: list[tuple[str, tuple]]) -> str:

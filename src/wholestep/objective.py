@@ -73,11 +73,11 @@ class Score:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the metric is a function that returns one number for the whole batch."""
+        """Whether the metric is a function that returns one number for the whole batch, perhaps one of Python's."""
         fn = getattr(self.metric, "_fn", None)
         if not isinstance(self.metric, keras.metrics.MeanMetricWrapper) or fn is None:
             return False
-        return len(fn(self.y_true, self.y_pred, **self.metric._fn_kwargs).shape) == 0
+        return len(getattr(fn(self.y_true, self.y_pred, **self.metric._fn_kwargs), "shape", ())) == 0
 
     def part(self, rows: slice) -> "Score":
         """Return what the metric is shown of these rows."""

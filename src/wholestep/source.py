@@ -246,7 +246,7 @@ def without_none(batch: Any) -> Any:
     Raises:
         BatchError: a part that is None stands before one that is not.
     """
-    if not isinstance(batch, tuple | list) or all(part is not None for part in batch):
+    if not isinstance(batch, tuple) or all(part is not None for part in batch):
         return batch
     parts = tuple(part for part in batch if part is not None)
     if any(part is None for part in batch[: len(parts)]):
@@ -283,12 +283,14 @@ def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, lis
     return [(path, [leaves[i][1] for leaves in flat]) for i, path in enumerate(paths)]
 
 
-def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarray:
-    """Return one leaf of these rows as one array.
+def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarray | None:
+    """Return one leaf of these rows as one array; None of rows that have None there.
 
     Raises:
         BatchError: the rows' parts differ in shape.
     """
+    if all(leaf is None for leaf in column):
+        return None
     shapes = [np.shape(leaf) if hasattr(leaf, "shape") else np.asarray(leaf).shape for leaf in column]
     for row, shape in zip(rows, shapes, strict=True):
         if tuple(shape) != tuple(shapes[0]):

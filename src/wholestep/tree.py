@@ -1,4 +1,4 @@
-"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path."""
+"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and stays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,17 @@ Tree = Any
 
 
 def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Tree:
-    """Apply `function` to every leaf (of several trees in step), keeping the structure."""
-    return keras.tree.map_structure(function, tree, *others)
+    """Apply `function` to every leaf (of several trees in step), keeping the structure.
+
+    >>> map_leaves(abs, {"x": -1, "optional": None})
+    {'x': 1, 'optional': None}
+    """
+    return keras.tree.map_structure(lambda *at: None if at[0] is None else function(*at), tree, *others)
 
 
 def leaves(tree: Tree) -> list:
     """Return the leaves in their flattening order."""
-    return keras.tree.flatten(tree)
+    return [leaf for leaf in keras.tree.flatten(tree) if leaf is not None]
 
 
 def name(path: tuple, root: str = "batch") -> str:
@@ -31,7 +35,7 @@ def name(path: tuple, root: str = "batch") -> str:
 
 def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Any]]:
     """Return (name, leaf) for every leaf."""
-    return [(name(path, root), leaf) for path, leaf in keras.tree.flatten_with_path(tree)]
+    return [(name(path, root), leaf) for path, leaf in keras.tree.flatten_with_path(tree) if leaf is not None]
 
 
 def num_rows(tree: Tree, root: str = "batch") -> int:

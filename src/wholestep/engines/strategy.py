@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from wholestep import tree
 from wholestep.errors import SpecificationError, say
 
 Tree = Any
@@ -51,7 +52,7 @@ class Replicas:
     def gather(self, data: Tree, rows: Any) -> Tree:
         """Return the rows of a batch outside of the replicas, from all of them."""
         if not isinstance(data, Shares):
-            return tf.nest.map_structure(
+            return tree.map_leaves(
                 lambda leaf: tf.gather(self.strategy.experimental_local_results(leaf)[0], rows), data
             )
         each = -(-rows.shape[0] // self.count)
@@ -61,7 +62,7 @@ class Replicas:
             stacked = tf.stack(self.strategy.experimental_local_results(leaf))
             return tf.gather_nd(stacked, tf.stack([tf.constant(replica, rows.dtype), rows], axis=1))
 
-        return tf.nest.map_structure(of, data.leaves)
+        return tree.map_leaves(of, data.leaves)
 
     def total(self, function: Callable, data: Tree, carried: Tree, syncs: bool) -> tuple[Tree, Tree, Tree]:
         """Run (data, carried) -> (sums, carried, alike) on every replica; add up sums and carried changes."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from wholestep import tree
 from wholestep.engines.alone import Alone
 from wholestep.engines.strategy import Shares, find_replicas
 from wholestep.state import State, Variables
@@ -102,25 +103,25 @@ class Engine:
 
     def place(self, data: Tree) -> Tree:
         """Put host arrays on the device, at once."""
-        return tf.nest.map_structure(tf.convert_to_tensor, data)
+        return tree.map_leaves(tf.convert_to_tensor, data)
 
     def resident(self, data: Tree) -> Tree:
         """Put host arrays on the device, on each of several."""
         if self.replicas is None:
             return self.place(data)
         put = self.replicas.put
-        return tf.nest.map_structure(lambda leaf: put(lambda _: leaf), data)
+        return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
 
     def spread(self, data: Tree, shares: np.ndarray) -> Shares:
         """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
         assert self.replicas is not None
         put = self.replicas.put
-        return Shares(tf.nest.map_structure(lambda leaf: put(lambda i: leaf[shares[i]]), data))
+        return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
 
     def fetch(self, values: Tree) -> Tree:
         """Return device values as numpy. The only place that waits."""
         self.waits += 1
-        return tf.nest.map_structure(np.asarray, values)
+        return tree.map_leaves(np.asarray, values)
 
     # ---- inside a program ----
 
@@ -154,7 +155,7 @@ class Engine:
 
     def gather(self, data: Tree, rows: Any) -> Tree:
         """Return these rows of every leaf; row numbers are in range."""
-        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), data)
+        return tree.map_leaves(lambda leaf: tf.gather(leaf, rows), data)
 
     def batch(self, data: Tree, rows: Any) -> Tree:
         """Return the rows of a (micro)batch, of a replica its part; of shares, by their places in them."""
@@ -369,6 +370,8 @@ def _dense(grad: Any, param: tf.Tensor) -> tf.Tensor:
 
 def _specs(arguments: Any) -> Any:
     def spec(value: Any) -> Any:
+        if value is None:
+            return None
         if isinstance(value, tf.distribute.DistributedValues):
             return value._type_spec
         return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
