@@ -17,7 +17,7 @@ FLOORS = [
     | {"state", "tables", "objective", "compiled", "misfit", "forward"},
     {"engines"},
     {"buckets", "packing", "grouping", "batches", "feed", "coupling", "tally", "step", "plan", "evaluate", "machine"}
-    | {"alike", "building", "compilations", "cut", "preprocess", "soundness"},
+    | {"alike", "building", "compilations", "cut", "ending", "preprocess", "report", "soundness"},
     {"callbacks", "loop", "launch"},
     {"arguments", "trainer", "demo", "cli", "__init__"},
 ]

@@ -8,8 +8,10 @@ import pytest
 from small import X, Y, model, same
 
 import wholestep as ws
+from wholestep.machine import Machine
 
 QUIET = {"verbose": 0}
+JAX = keras.backend.backend() == "jax"
 
 
 def batches_of(size, x=X, y=Y):
@@ -24,6 +26,41 @@ class Again:
 
     def __iter__(self):
         return iter(batches_of(self.size))
+
+
+# ---- numbers ----
+
+
+def test_a_step_is_numbered_as_the_optimizer_counts_and_no_step_waits_for_that(monkeypatch):
+    recounts = []
+    recount = Machine.recount
+    monkeypatch.setattr(Machine, "recount", lambda machine: recounts.append(recount(machine)) or recounts[-1])
+    made, x = model(optimizer="sgd"), np.array(X)
+    x[7] = np.nan
+    trainer, numbers, iterations = ws.Trainer(made, on_nonfinite="skip"), [], []
+    for step in trainer.steps(ws.Batches((x, Y), 5, shuffle=False), epochs=2):
+        numbers.append(step.number)
+        iterations.append(int(made.optimizer.iterations.numpy()))
+        if step.batch == 1:
+            trainer.update((X[:5], Y[:5]))
+    assert numbers == [1, 2, 4, 5, 6, 7, 9, 10]
+    assert iterations == [1, 1, 3, 4, 5, 5, 7, 8]
+    assert recounts == [0, 0, 2, 5, 7]  # by `steps`, each epoch and each `update`
+
+
+def test_a_step_after_another_trainers_update_is_numbered_after_it_and_one_that_failed_is_told():
+    made = model(optimizer="sgd")
+    trainer, other, numbers = ws.Trainer(made), ws.Trainer(made), []
+    for step in trainer.steps(ws.Batches((X, Y), 5), epochs=2):
+        numbers.append(step.number)
+        if step.batch == 1:
+            other.update((X[:5], Y[:5]))
+    assert numbers == ([1, 2, 4, 5, 6, 7, 9, 10] if JAX else [1, 2, 3, 4, 6, 7, 8, 9])
+    steps = trainer.steps(ws.Batches((X, Y), 5))
+    next(steps)
+    trainer.update((np.full_like(X[:5], np.nan), Y[:5]))
+    with pytest.raises(ws.NonFiniteError, match="Update 12 "):
+        next(steps)
 
 
 # ---- the order goes on ----

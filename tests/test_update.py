@@ -62,6 +62,38 @@ def test_an_update_that_was_not_applied_is_told_where_it_is_read_or_by_the_next_
     assert int(np.asarray(made.optimizer.iterations)) == 1
 
 
+def told(made):
+    return {name: float(value) for name, value in made.get_metrics_result().items()}
+
+
+def test_what_was_read_is_what_the_models_own_metrics_say():
+    made = model(optimizer="sgd")
+    trainer = ws.Trainer(made)
+    logs = dict(trainer.update((X, Y)))
+    assert told(made) == pytest.approx(logs)
+    first, second = trainer.update((X, Y)), trainer.update((X, Y))
+    first["loss"]
+    assert told(made)["loss"] == 0  # the other metrics hold the second's already
+    waits = trainer._machine.engine.waits
+    second["loss"]
+    assert told(made) == pytest.approx(dict(second))
+    assert trainer._machine.engine.waits == waits + 1
+
+
+def test_steps_leave_the_numbers_of_the_epoch_in_the_models_metrics():
+    made = model(optimizer="sgd")
+    trainer = ws.Trainer(made)
+    steps = list(trainer.steps(ws.Batches((X, Y), 5), epochs=2))
+    at_the_end = told(made)
+    trainer.evaluate(X[:5], Y[:5], verbose=0)
+    evaluated = told(made)
+    assert steps[-1].logs == pytest.approx(at_the_end)
+    assert told(made) == evaluated != pytest.approx(at_the_end)
+    for step in trainer.steps(ws.Batches((X, Y), 5)):
+        logs = step.logs
+        assert told(made) == pytest.approx(logs)
+
+
 def test_skipped_updates_are_counted():
     trainer = ws.Trainer(model(), on_nonfinite="skip")
     trainer.update((np.full_like(X, np.nan), Y))

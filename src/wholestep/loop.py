@@ -13,7 +13,8 @@ from wholestep.errors import BatchError, say
 from wholestep.evaluate import join
 from wholestep.feed import Feed, Loaded
 from wholestep.guards import Guard
-from wholestep.machine import Machine, Report
+from wholestep.machine import Machine
+from wholestep.report import Report
 from wholestep.state import State
 from wholestep.tally import OWN, shown
 
@@ -137,20 +138,28 @@ class Step:
     """One update that `Trainer.steps` has carried out.
 
     Args:
-        number: the update's number, from 1; the optimizer's `iterations` if nothing was skipped.
+        number: the update's number, from 1: the optimizer's `iterations`, and how many updates were skipped. Updates of
+            this trainer are counted, so that nothing waits. What another trainer or Keras does between two steps is
+            seen at the next step on JAX, on TensorFlow at the next epoch; and there what a dynamic loss scale leaves
+            out, on both.
         epoch: the epoch of the data, from 0.
         batch: the batch's place in its epoch, from 0.
     """
 
-    def __init__(self, number: int, epoch: int, batch: int, report: Report):
+    def __init__(self, number: int, epoch: int, batch: int, report: Report, machine: Machine):
         self.number = number
         self.epoch = epoch
         self.batch = batch
         self._report = report
+        self._machine = machine
 
     @cached_property
     def logs(self) -> dict[str, Any]:
-        """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device."""
+        """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device.
+
+        Once read, the model's `get_metrics_result()` says the same, until the next step.
+        """
+        _note_read(self._machine, self._report)
         return self._report.logs(0)
 
     @property
@@ -159,32 +168,39 @@ class Step:
         return self._report.loss(0)
 
 
-def run_steps(
-    machine: Machine, batches: Batches, epochs: int, number: Callable[[], int], guard: Guard
-) -> Iterator[Step]:
-    """Carry out one update after the other, for a loop of the user's own; `number` tells that of the last update.
+def run_steps(machine: Machine, batches: Batches, epochs: int, guard: Guard) -> Iterator[Step]:
+    """Carry out one update after the other, for a loop of the user's own.
 
     The state is taken anew for every update, so `guard` is left in between, and any thread may use the trainer there.
     """
     feed, state = machine.feed(batches), machine.take()
     for _ in range(epochs):
         with guard:
-            state, late, first = machine.begin_epoch(state), None, number() + 1
-        for i, block in enumerate(feed.blocks(None, lambda: 1)):
+            machine.settle()
+            state, late = machine.begin_epoch(state), None
+            machine.recount()
+        for block in feed.blocks(None, lambda: 1):
             with guard:
-                state, report = machine.dispatch(machine.take(state), feed, block, first + i)
+                machine.settle()
+                if machine.was_moved:
+                    _check_applied(machine, machine.take(state), feed, late)
+                    late = None
+                    machine.recount()
+                state, report = machine.dispatch(machine.take(state), feed, block, machine.last + 1)
                 _check_applied(machine, state, feed, late)
             late = report
-            yield Step(first + i, *block.place, report)
+            yield Step(report.first, *block.place, report, machine)
         with guard:
             _check_applied(machine, machine.take(state), feed, late)
+            if late is not None:
+                machine.track(late)
         machine.meet(feed)
 
 
 class Logs(Mapping):
     """The loss and the metrics of one update, by name. Reading them waits for the device; nothing else does.
 
-    `dict(logs)` is a plain dict.
+    `dict(logs)` is a plain dict. Once read, the model's `get_metrics_result()` says the same, until the next update.
     """
 
     def __init__(self, machine: Machine, report: Report):
@@ -198,6 +214,7 @@ class Logs(Mapping):
         self._machine.settle(report)
         if report.error is not None:
             raise report.error
+        _note_read(self._machine, report)
         self._report = None  # which holds the batch
         return report.logs(0)
 
@@ -219,8 +236,14 @@ def run_update(machine: Machine, batches: Batches, number: int) -> Logs:
     feed = machine.feed(batches)
     assert isinstance(feed, Loaded)
     block = feed.in_hand(machine.rows_to_fill)
-    machine.unread = machine.dispatch(machine.begin_epoch(machine.take()), feed, block, number)[1]
-    return Logs(machine, machine.unread)
+    _, report = machine.dispatch(machine.begin_epoch(machine.take()), feed, block, number)
+    machine.hand_over(report)
+    return Logs(machine, report)
+
+
+def _note_read(machine: Machine, report: Report) -> None:
+    if machine.engine.peers.count == 1:  # of several processes every one would have to read it
+        machine.track(report)
 
 
 def _check_applied(machine: Machine, state: State, feed: Feed, report: Report | None) -> None:

@@ -1,7 +1,8 @@
 """The compiled side of a trainer: variables, forward functions, programs, and one dispatch of them."""
 
 import time
-from functools import cached_property
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -12,6 +13,7 @@ from wholestep.alike import facts_of_code, facts_of_data, facts_of_values
 from wholestep.batches import Batches, check_weights
 from wholestep.compilations import Compilations
 from wholestep.compiled import CompiledObjective, check_labels, loss_trackers, own_results, tracked
+from wholestep.ending import Ending
 from wholestep.errors import NonFiniteError, say
 from wholestep.evaluate import Evaluation
 from wholestep.feed import Block, Feed, arrange, fill, open_feed
@@ -20,58 +22,15 @@ from wholestep.interrupts import uninterrupted
 from wholestep.mean import Mean
 from wholestep.misfit import check_parts, named
 from wholestep.objective import Objective
-from wholestep.plan import Planner, Program
+from wholestep.plan import Planner
+from wholestep.report import Report
 from wholestep.soundness import look, unsound
 from wholestep.state import State, Variables
-from wholestep.step import APPLIED, OWN_LOSS, Step
+from wholestep.step import Step
 from wholestep.tables import Lookups
-from wholestep.tally import Layout, shown
+from wholestep.tally import shown
 
 _SECONDS_PER_DISPATCH = 0.1
-
-
-class Report:
-    """The numbers of one dispatch. Reading them waits for the device; nothing else does."""
-
-    def __init__(self, engine: Any, layout: Layout, values: Any, block: Block, first: int, program: Program):
-        self.block = block
-        self.first = first
-        self.program = program
-        self.error: NonFiniteError | None = None
-        self._engine = engine
-        self._layout = layout
-        self._on_device = values
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        """One row of packed logs for each update that was sent."""
-        values = self._engine.fetch(self._on_device)
-        self._on_device = None
-        return values[: len(self.block.counts)]
-
-    @property
-    def first_failure(self) -> int | None:
-        """The first of the updates that was not applied, if any."""
-        failed = np.flatnonzero(self.values[:, -1] != 1)
-        return int(failed[0]) if failed.size else None
-
-    @property
-    def num_failures(self) -> int:
-        """How many of the updates were not applied."""
-        return int(np.sum(self.values[:, -1] != 1))
-
-    def numbers(self, i: int) -> dict[str, Any]:
-        """Return the numbers of the epoch up to update i: the loss, the metrics, and what the model makes of them."""
-        numbers = self._layout.unpack(self.values[i])
-        return {k: v for k, v in numbers.items() if k not in (OWN_LOSS, APPLIED)}
-
-    def logs(self, i: int) -> dict[str, Any]:
-        """Return what callbacks see of update i: the loss and the metrics over the epoch so far."""
-        return shown(self.numbers(i))
-
-    def loss(self, i: int) -> float:
-        """Return the loss of update i alone."""
-        return self._layout.unpack(self.values[i])[OWN_LOSS]
 
 
 class Pace:
@@ -158,6 +117,11 @@ class Machine:
         self._checked: Any = None
         self._sizes: dict[tuple, list[int]] = {}
         self.unread: Report | None = None
+        self._ending: Ending | None = None
+        self._latest: Callable[[], Report | None] = lambda: None
+        self._metrics_are_its = False
+        self.last = 0
+        self._iterations: Any = None
         self.where_data_are = ""
 
     def be_quiet(self, is_quiet: bool) -> None:
@@ -186,8 +150,7 @@ class Machine:
 
         The metrics' own variables hold theirs already.
         """
-        for variable, value in tracked(self.model, numbers):
-            variable.assign(value)
+        self._track(numbers)
         logs = shown(numbers)
         own = own_results(self.model) if logs is not numbers else {}
         # Read again, as Keras does: it may look at what is no part of the program, such as the learning rate.
@@ -195,12 +158,22 @@ class Machine:
         same = fresh.keys() == logs.keys()
         return {name: value if value.ndim else float(value) for name, value in fresh.items()} if same else logs
 
+    def _track(self, numbers: dict[str, Any]) -> None:
+        for variable, value in tracked(self.model, numbers):
+            variable.assign(value)
+
+    def track(self, report: Report) -> None:
+        """Let Keras' loss trackers hold an update's numbers, if the metrics do: if none was sent after it."""
+        if self._latest() is report and self._metrics_are_its and not self.was_moved:
+            self._track(report.numbers(0))
+
     def show_evaluation(self, state: State, report: Any) -> dict[str, Any]:
         """Do the same of an evaluation, and let the metrics' variables hold theirs."""
         self.evaluation.engine.give_metrics(self.variables, state.metrics)
         return self.show(self.evaluation.logs(report))
 
     def _empty_metrics(self) -> list:
+        self._metrics_are_its = False
         for metric in (*self.metrics, *loss_trackers(self.model).values()):
             metric.reset_state()
         return self._metrics()
@@ -266,9 +239,27 @@ class Machine:
             state, reports = program.call(state._replace(captured=()), captured, data, *arguments)
             self.engine.give(self.variables, state)
             batches.position = block.position
-        last = first + len(block.counts) - 1
-        peers.at(f"at work after update {last} (reading data, or in a callback)")
-        return state, Report(self.engine, self.step.tally.layout, reports, block, first, program)
+        report = Report(self.engine, self.step.tally.layout, reports, block, first, program)
+        self.last, self._iterations = first + len(block.counts) - 1, self.optimizer.iterations.value
+        self._latest, self._metrics_are_its = weakref.ref(report), True  # weakly, not to keep its batch
+        peers.at(f"at work after update {self.last} (reading data, or in a callback)")
+        return state, report
+
+    @property
+    def was_moved(self) -> bool:
+        """Whether somebody else has moved the optimizer since this machine has, as far as its variable tells.
+
+        On TensorFlow it does not: it is one object for good, and reading its value would wait for the device.
+        """
+        return self._iterations is not self.optimizer.iterations.value
+
+    def recount(self) -> int:
+        """Return the number of the last update: the optimizer's `iterations`, and what was left out. Waits."""
+        if (latest := self._latest()) is not None and self.options.on_nonfinite == "skip":
+            self.note_failures(latest)
+        self.last = int(np.asarray(self.optimizer.iterations)) + self.num_skipped
+        self._iterations = self.optimizer.iterations.value
+        return self.last
 
     def _caught_up(self, state: State) -> State:
         """Return the state with what was found to be assigned, and so to be state, since it was taken."""
@@ -309,6 +300,13 @@ class Machine:
             known.extend(fitting)
         return min(fitting)
 
+    def hand_over(self, report: Report) -> None:
+        """Keep the report of an update in hand until somebody asks for it; told at the end, if nobody does."""
+        self.unread = report
+        if self.engine.peers.count == 1 and self.options.on_nonfinite == "raise":
+            self._ending = self._ending or Ending(self)
+            self._ending.last = report.first, report.verdict
+
     def settle(self, report: Report | None = None) -> None:
         """Make sure that the last update in hand was applied, if nobody has read its numbers yet.
 
@@ -321,6 +319,8 @@ class Machine:
         if self.unread is None or report not in (None, self.unread):
             return
         last, self.unread = self.unread, None
+        if self._ending is not None:
+            self._ending.last = None
         if self.note_failures(last) is not None:
             last.error = self.failure(self.take(), last, 0)
             raise last.error
@@ -331,7 +331,8 @@ class Machine:
         """Count the updates that were left out; return the first failed one if that ends the run."""
         if self.options.on_nonfinite == "raise":
             return report.first_failure
-        self.num_skipped += report.num_failures
+        self.num_skipped += 0 if report.is_noted else report.num_failures
+        report.is_noted = True
         return None
 
     def failure(self, state: State, report: Report, i: int) -> NonFiniteError:

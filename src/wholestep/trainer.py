@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 
 from wholestep import arguments, compiled
 from wholestep.batches import Batches, go_to_epoch, kept
@@ -179,7 +178,8 @@ class Trainer:
         """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
 
         The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
-        step's numbers waits for the device; nothing else does. At the end of the last epoch an optimizer with a moving
+        step's numbers waits for the device; nothing else does. Once its `logs` were read, and at the end of an epoch,
+        `model.get_metrics_result()` says the same as they. At the end of the last epoch an optimizer with a moving
         average of the weights leaves that in the model, as `fit` does; a loop that is left early keeps the weights.
 
         Args:
@@ -211,7 +211,7 @@ class Trainer:
             machine = self._build(batches)
             self._number()
             machine.be_quiet(False)
-            return run_steps(machine, batches, epochs, self._number, self._guard)
+            return run_steps(machine, batches, epochs, self._guard)
 
     def update(self, batch: Any) -> Mapping[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
@@ -224,11 +224,11 @@ class Trainer:
 
         Returns:
             The numbers by name; `dict(logs)` is a plain dict. They wait for the device when they are read, and so does
-            the trainer's next call.
+            the trainer's next call. Once they are read, `model.get_metrics_result()` says the same.
 
         Raises:
             NonFiniteError: the loss or gradient was not finite, and the update not applied. Raised where its numbers
-                are read, or by whatever this trainer is asked to do next.
+                are read, or by whatever this trainer is asked to do next; told on stderr if nobody asks to the end.
         """
         with self._guard:
             batches = open_prepared(iter([batch]), None, self._preparation("fit"))
@@ -381,7 +381,9 @@ class Trainer:
             raise SpecificationError(
                 say("Training needs an optimizer.", "none", "pass Trainer(..., optimizer=...), or compile the model.")
             )
-        return int(np.asarray(self.model.optimizer.iterations)) + self.num_skipped
+        assert self._machine is not None
+        self._settle()
+        return self._machine.recount()
 
     def _finish(self) -> None:
         """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""

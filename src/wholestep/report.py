@@ -1,0 +1,62 @@
+"""Report: what a dispatch of updates says, read when somebody asks."""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from wholestep.errors import NonFiniteError
+from wholestep.feed import Block
+from wholestep.plan import Program
+from wholestep.step import APPLIED, OWN_LOSS
+from wholestep.tally import Layout, shown
+
+
+class Report:
+    """The numbers of one dispatch. Reading them waits for the device; nothing else does."""
+
+    def __init__(self, engine: Any, layout: Layout, values: Any, block: Block, first: int, program: Program):
+        self.block = block
+        self.first = first
+        self.program = program
+        self.error: NonFiniteError | None = None
+        self.is_noted = False
+        self._engine = engine
+        self._layout = layout
+        self._on_device = values
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """One row of packed logs for each update that was sent."""
+        values = self._engine.fetch(self._on_device)
+        self._on_device = None
+        return values[: len(self.block.counts)]
+
+    @property
+    def verdict(self) -> Any:
+        """What is still on the device of a report that nobody has read; its last number is 1 if all was applied."""
+        return self._on_device
+
+    @property
+    def first_failure(self) -> int | None:
+        """The first of the updates that was not applied, if any."""
+        failed = np.flatnonzero(self.values[:, -1] != 1)
+        return int(failed[0]) if failed.size else None
+
+    @property
+    def num_failures(self) -> int:
+        """How many of the updates were not applied."""
+        return int(np.sum(self.values[:, -1] != 1))
+
+    def numbers(self, i: int) -> dict[str, Any]:
+        """Return the numbers of the epoch up to update i: the loss, the metrics, and what the model makes of them."""
+        numbers = self._layout.unpack(self.values[i])
+        return {k: v for k, v in numbers.items() if k not in (OWN_LOSS, APPLIED)}
+
+    def logs(self, i: int) -> dict[str, Any]:
+        """Return what callbacks see of update i: the loss and the metrics over the epoch so far."""
+        return shown(self.numbers(i))
+
+    def loss(self, i: int) -> float:
+        """Return the loss of update i alone."""
+        return self._layout.unpack(self.values[i])[OWN_LOSS]

@@ -1,0 +1,109 @@
+"""A batch that a model cannot take is answered in our words; what else is raised stays as it is."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+import wholestep as ws
+from wholestep.errors import BatchError
+from wholestep.misfit import check_parts, explained, named
+
+L = keras.layers
+ROWS = np.zeros((5, 3), "float32")
+LABELS = np.zeros((5, 2), "float32")
+
+
+class Other(ws.Objective):
+    def __call__(self, model, batch, training):
+        raise AssertionError
+
+
+def one_input(loss="mse"):
+    made = keras.Sequential([keras.Input((3,), name="features"), L.Dense(2)])
+    made.compile("sgd", loss)
+    return made
+
+
+def two_inputs():
+    inputs = [keras.Input((3,), name=name) for name in ("left", "right")]
+    made = keras.Model(inputs, L.Dense(2)(L.Add()(inputs)))
+    made.compile("sgd", "mse")
+    return made
+
+
+def told(model, batch, error=None, objective=None, **how):
+    """Return what is said of a batch, where calling the model raises this error."""
+    error = error or ValueError("whatever the backend says")
+    with pytest.raises(BatchError) as caught, explained(model, objective, batch, **how):
+        raise error
+    assert caught.value.__cause__ is error
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "received", "attempt"),
+    [
+        (one_input, ROWS[:, :2], "x of shape (rows, 2)", "give the rows this shape"),
+        (one_input, [ROWS, ROWS], "x[1] of shape (rows, 3)", "as many arrays as the model has inputs"),
+        (one_input, {"other": ROWS}, "x['other'] of shape (rows, 3)", "name the Input as the dict does"),
+        (two_inputs, ROWS, "x of shape (rows, 3)", "as many arrays as the model has inputs"),
+        (two_inputs, {"left": ROWS}, "x['left'] of shape (rows, 3)", "right missing"),
+    ],
+)
+def test_inputs_that_the_model_was_not_built_for(make, x, received, attempt):
+    words = told(make(), (x, LABELS))
+    assert words.startswith("The model takes ")
+    assert received in words.split("Received: ")[1]
+    assert attempt in words.split("Try: ")[1]
+
+
+def test_labels_that_are_missing_are_the_first_thing_to_say():
+    assert "needs labels. Received: a batch without y." in told(one_input(), (ROWS[:, :2],))
+    with pytest.raises(BatchError, match="needs labels"):
+        check_parts(one_input(), (ROWS,))
+    check_parts(one_input(), (ROWS, LABELS))
+    check_parts(one_input(loss=None), ROWS)
+    assert told(one_input(), ROWS[:, :2], inputs_only=True).startswith("The model takes features of shape (rows, 3).")
+
+
+@pytest.mark.parametrize("weight", [np.ones((5, 3)), np.ones((5, 2))])
+def test_weights_that_no_place_of_the_labels_has(weight):
+    words = told(one_input(), (ROWS, LABELS, weight))
+    assert words.startswith("sample_weight must hold one number for each row")
+    assert "beside labels of shape (rows, 2)" in words
+
+
+@pytest.mark.parametrize("weight", [None, np.ones(5), np.ones((5, 1))])
+@pytest.mark.parametrize("x", [ROWS, [ROWS], {"features": ROWS}, ROWS[..., None]])
+def test_a_batch_that_fits_leaves_the_users_own_error_alone(x, weight):
+    with pytest.raises(ZeroDivisionError), explained(one_input(), None, (x, LABELS, weight)):
+        raise ZeroDivisionError
+
+
+def test_an_error_of_ours_is_not_explained_again():
+    own = ws.SpecificationError("said already")
+    with pytest.raises(ws.SpecificationError) as caught, explained(one_input(), None, (ROWS[:, :2],)):
+        raise own
+    assert caught.value is own
+
+
+def test_of_an_objectives_batch_only_the_models_own_words_tell():
+    error = ValueError('\x1b[1mInput 0 of layer "dense" is incompatible with the layer: expected 3\x1b[0m\nmore')
+    words = told(one_input(), (ROWS[:, :2],), error, Other())
+    assert 'Received: Input 0 of layer "dense" is incompatible with the layer: expected 3. Try:' in words
+    with pytest.raises(ValueError, match="of the user's own"), explained(one_input(), Other(), (ROWS[:, :2],)):
+        raise ValueError("of the user's own")
+
+
+def test_a_loaded_batch_is_named_once():
+    error = BatchError("does not fit")
+    block = SimpleNamespace(is_resident=False, place=(1, 4))
+    with pytest.raises(BatchError), named(block), named(block):
+        raise error
+    assert error.__notes__ == ["This was batch 4 of epoch 1, both counted from 0; no update has used it."]
+    resident = BatchError("does not fit")
+    with pytest.raises(BatchError), named(SimpleNamespace(is_resident=True, place=(0, 0))):
+        raise resident
+    assert not hasattr(resident, "__notes__")
