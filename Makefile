@@ -6,7 +6,7 @@ comma := ,
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test lint suite bench clean
+.PHONY: train test lint suite large bench clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -19,8 +19,14 @@ lint: $(VENV)/installed-all
 	$(BIN)/mypy
 
 suite: $(VENV)/installed-all
-	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2
-	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2
+	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 --dist worksteal
+	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# The larger runs of the same tests, compiled as users have it: an hour or two.
+large: export XLA_FLAGS = --xla_force_host_platform_device_count=8
+large: $(VENV)/installed-all
+	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 -m large
+	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 -m large
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks

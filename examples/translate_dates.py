@@ -374,7 +374,8 @@ def relative_error(found, right):
     return float(np.linalg.norm(found - right) / np.linalg.norm(right))
 
 
-def picture(curves, out, num=50):
+def picture(curves, out):
+    num = min(50, *(len(curve.losses) for curve in curves.values()))
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
     for (name, curve), colour in zip(curves.items(), ("tab:blue", "tab:orange"), strict=True):
         sums = [np.convolve(values, np.ones(num), "valid") for values in (curve.losses * curve.weights, curve.weights)]

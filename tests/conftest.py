@@ -1,30 +1,57 @@
-"""Small models and exact data for every test. The engine is the process's Keras backend."""
+"""Small models and exact data for every test. The engine is the process's Keras backend.
+
+Most of a test's time is compilation, so XLA and TensorFlow optimise as little as they can: what a test asks holds
+however they do. With XLA_FLAGS given (as in `make large`) they compile as they do for users.
+"""
 
 import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))  # where one example helps another
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+    "--xla_force_host_platform_device_count=8",
+)
 
 import hypothesis
 import keras
 import pytest
 
+# It would collect garbage each time, and look through all that was compiled before: 0.4 s for a test.
+keras.utils.clear_session = partial(keras.utils.clear_session, free_memory=False)
+
+IS_QUICK = "optimization_level=0" in os.environ["XLA_FLAGS"]
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
+    if IS_QUICK:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
+# Whoever starts the tests may ignore Ctrl-C, which processes inherit (`nohup make test &`).
+signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=60, derandomize=True)
 hypothesis.settings.load_profile("suite")
 
+# On TensorFlow XLA takes half of a test's time; these files hold that what it compiles is the same.
+WITH_XLA = ("test_compilers", "test_differences", "test_engines", "test_explain", "test_models", "test_step")
+
+
+def _only_if_asked(model, asked):
+    return asked is True, "" if asked is True else "this test does without"
+
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _fresh(request, monkeypatch):
+    if IS_QUICK and keras.backend.backend() == "tensorflow" and request.module.__name__ not in WITH_XLA:
+        monkeypatch.setattr("wholestep.engines.tensorflow._choose_xla", _only_if_asked)
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     yield

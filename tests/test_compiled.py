@@ -84,19 +84,29 @@ def dense(activation=None, **arguments):
 
 
 def check_like_keras(
-    make, x, y, *, sample_weight=None, class_weight=None, cuts=("auto", 5), rows=6, tol=2e-6, **compile_with
+    make,
+    x,
+    y,
+    *,
+    sample_weight=None,
+    class_weight=None,
+    cuts=(5,),
+    rows=6,
+    tol=2e-6,
+    evaluates=True,
+    **compile_with,
 ):
     """Train for two epochs of unshuffled batches by keras.Model.fit and by ours: equal but for rounding."""
 
-    def prepared():
+    def prepared(**how):
         keras.utils.set_random_seed(2)
         model = make()
-        model.compile(**{k: v() if k == "optimizer" else v for k, v in compile_with.items()})
+        model.compile(**{k: v() if k == "optimizer" else v for k, v in compile_with.items()} | how)
         return model
 
     how = {"batch_size": rows, "epochs": 2, "shuffle": False, "verbose": 0}
     given = {"sample_weight": sample_weight, "class_weight": class_weight}
-    theirs = prepared()
+    theirs = prepared(run_eagerly=True)  # a few updates are sooner carried out than compiled
     history = theirs.fit(x, y, **given, **how)
     for cut in cuts:
         ours = prepared()
@@ -108,6 +118,8 @@ def check_like_keras(
             np.testing.assert_allclose(values, ours_history.history[name], rtol=1e-5, atol=1e-6, err_msg=name)
         for a, b in zip(theirs.optimizer.variables, ours.optimizer.variables, strict=True):
             np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (a, b)), rtol=1e-4, atol=tol)
+    if not evaluates:
+        return
     evaluated = theirs.evaluate(x, y, sample_weight=sample_weight, batch_size=rows, verbose=0)
     again = ws.Trainer(ours).evaluate(x, y, sample_weight=sample_weight, batch_size=rows, verbose=0)
     np.testing.assert_allclose(evaluated, again, rtol=1e-4, atol=1e-5)
@@ -124,12 +136,9 @@ def test_every_loss(name):
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *EXTRAS])
-@pytest.mark.filterwarnings("ignore:run_eagerly has no effect")
 def test_every_optimizer(name):
     make = OPTIMIZERS.get(name) or EXTRAS[name]
-    # Compiled by TensorFlow, keras.Model.fit goes wrong with this one; run eagerly it is right.
-    how = {"run_eagerly": True} if name == "ScheduleFreeAdamW" else {}
-    check_like_keras(dense, X, TARGETS, loss="mse", optimizer=make, cuts=(4,), tol=2e-5, **how)
+    check_like_keras(dense, X, TARGETS, loss="mse", optimizer=make, cuts=(4,), tol=2e-5, evaluates=False)
 
 
 # Repeated rows of an embedding: keras.Model.fit on TensorFlow squares and clips their gradients one by one.

@@ -13,6 +13,7 @@ from wholestep import tree
 
 ENGINE = keras.backend.backend()
 EVERY = 2 if ENGINE == "jax" else 8  # a strategy's programs take TensorFlow several times as long
+CHECKS = ("own loop", "evaluation", "stream")  # each of a kind is tried on one engine at least
 HOW = {"epochs": 2, "shuffle": False, "verbose": 0}
 CUT, REPLICAS, PIECES = 4, 3, 3  # a batch of 6 rows in 2 microbatches; 3 replicas, of 2 rows or of 1 and 1
 LARGE = pytest.mark.large
@@ -83,18 +84,6 @@ class Run:
         return values(trainer.model), history
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """Programs that run a few times are compiled sooner than well."""
-    if ENGINE == "jax":
-        import jax
-
-        jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    if ENGINE == "jax":
-        jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(autouse=True)
 def _fresh():
     """Names are fresh for each kind of model, not for each test of it: its tests share programs."""
@@ -113,8 +102,9 @@ def pytest_generate_tests(metafunc):
 
 
 def marks_of(number: int, kind: Kind, check: str) -> list:
-    """Some kinds are spread over replicas whole, some in microbatches; the larger runs have both of all."""
-    is_tried = {"replicas": number % EVERY == 0, "replicas in microbatches": number % EVERY == EVERY // 2}
+    """What every kind is tried on, in pairs with the engines; the larger runs have all of all."""
+    is_tried = {check: (number + i + (ENGINE == "jax")) % 2 == 0 for i, check in enumerate(CHECKS)}
+    is_tried |= {"replicas": number % EVERY == 0, "replicas in microbatches": number % EVERY == EVERY // 2}
     is_large = kind.large or not is_tried.get(check, True)
     known = [why for said, why in kind.differs.items() if said in (f"{ENGINE} {check}", f"* {check}")]
     return [*([LARGE] if is_large else []), *(pytest.mark.xfail(strict=True, reason=why) for why in known)]

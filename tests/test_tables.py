@@ -60,8 +60,7 @@ def as_wholes(monkeypatch):
     monkeypatch.setattr("wholestep.step.pays", lambda num, table: False)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("size", ["auto", 5])
+@pytest.mark.parametrize(("optimizer", "size"), list(zip(OPTIMIZERS, ["auto", 5, "auto", 5, "auto"], strict=True)))
 def test_no_bit_differs_between_rows_and_whole_tables(optimizer, size, monkeypatch):
     alone, trainer = updated(optimizer, size)
     assert "Of the 200 rows of 'words', the " in trainer.explain()
@@ -273,15 +272,16 @@ def flat(dtype="int32"):
 
 
 @pytest.mark.parametrize(
-    ("make", "ids"),
+    ("make", "ids", "size"),
     [
-        (of_submodels, [FOCAL, np.abs(CONTEXT) // 2]),
-        (masking, np.stack([FOCAL + 1, FOCAL, np.zeros_like(FOCAL)], axis=1)),
-        *[(partial(flat, t), np.stack([FOCAL + 190, FOCAL], 1).astype(t)) for t in ("int64", "uint8", "float32")],
-        (flat, np.stack([FOCAL - 1, FOCAL - SIZE], axis=1)),
+        (of_submodels, [FOCAL, np.abs(CONTEXT) // 2], 5),
+        (masking, np.stack([FOCAL + 1, FOCAL, np.zeros_like(FOCAL)], axis=1), 5),
+        (partial(flat, "int64"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("int64"), "auto"),
+        (partial(flat, "uint8"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("uint8"), 5),
+        (partial(flat, "float32"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("float32"), "auto"),
+        (flat, np.stack([FOCAL - 1, FOCAL - SIZE], axis=1), "auto"),
     ],
 )
-@pytest.mark.parametrize("size", ["auto", 5])
 def test_rows_of_any_lookup_are_those_of_the_whole_table(make, ids, size, monkeypatch):
     alone, _, trainer = trained(make, ids, optimizer="adagrad", microbatch_size=size)
     assert "rows of 'words', the" in trainer.explain()
@@ -342,9 +342,15 @@ def test_an_update_that_looks_up_nothing():
         strict.update({"words": np.ones((3, 1), "int32")})["loss"]
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-@pytest.mark.parametrize("size", ["auto", 5])
+@pytest.mark.parametrize(
+    ("optimizer", "policy", "size"),
+    [
+        ("sgd", "float32", "auto"),
+        ("sgd", "mixed_bfloat16", 5),
+        ("adagrad", "float32", 5),
+        ("adagrad", "mixed_bfloat16", "auto"),
+    ],
+)
 def test_real_numbers_differ_from_the_whole_table_by_rounding(optimizer, policy, size, monkeypatch):
     keras.config.set_dtype_policy(policy)
     normal = lambda *shape, seed: np.random.default_rng(seed).normal(size=shape, scale=0.3).astype("float32")  # noqa: E731

@@ -58,6 +58,7 @@ class Planner:
     programs: dict = field(default_factory=dict)
     coupling: Coupling | None = None
     adds: bool | None = None
+    _learned: tuple | None = None
 
     def program(self, state: State, block: Block, *, short: bool, most: int) -> Program:
         """Return the program for updates such as those of this block.
@@ -88,11 +89,16 @@ class Planner:
         num_rows = block.rows.shape[1]
         cut = Cut(((1, num_rows),), num_rows, split=self.engine.is_split)
         data, rows = arrange(self.engine, block, cut)
-        return self._learn(cut, state, data, *self.engine.place((rows[0], np.int32(num_rows))))
+        return self._learn(cut, state, block, data, *self.engine.place((rows[0], np.int32(num_rows))))
 
-    def _learn(self, cut: Cut, state: State, data: Any, rows: Any, count: Any) -> State:
-        trace = partial(self.step.learn, cut, data=data, rows=rows, count=count)
-        return self.step.forward.learn(self.engine, state, trace)
+    def _learn(self, cut: Cut, state: State, block: Block, data: Any, rows: Any, count: Any) -> State:
+        """Do the same for a microbatch of this cut, unless the last trace was of one like it."""
+        forward, like = self.step.forward, (cut.sections[0][1], cut.padded, _signature(block))
+        if self._learned == like:
+            return state._replace(captured=self.engine.read(forward.inputs, state))
+        state = forward.learn(self.engine, state, partial(self.step.learn, cut, data=data, rows=rows, count=count))
+        self._learned = like
+        return state
 
     def may_pad(self, state: State, block: Block) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
@@ -225,10 +231,10 @@ class Planner:
         engine, step = self.engine, self.step
         data, rows = arrange(engine, block, cut)
         places, count = engine.place((rows[0], np.int32(cut.rows)))
-        state = self._learn(cut, state, data, places, count)
+        state = self._learn(cut, state, block, data, places, count)
         if cut.padded and step.forward.cannot_pad:
             cut = replace(cut, padded=False)
-            state = self._learn(cut, state, data, places, count)
+            state = self._learn(cut, state, block, data, places, count)
         state = state._replace(sums=engine.place(step.tally.empty()))
         touching, wholes = step.touching(cut, state, data, places)
         cut = replace(cut, split=False) if touching.tables else cut  # which need the lookups of all replicas

@@ -228,10 +228,7 @@ class Peers:
         os._exit(1)
 
     def _leave(self) -> None:
-        """Wait until the scripts of all processes are through, then stop this process's threads.
-
-        The interpreter aborts if it ends while a thread of its own is inside a call to the store.
-        """
+        """Wait for all scripts' end, then for this process's threads: inside the store they would abort its exit."""
         self.at(_ENDING)
         jax.distributed.shutdown()
         _is_over.set()

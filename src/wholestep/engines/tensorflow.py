@@ -302,7 +302,8 @@ class Engine:
         if not self.always_xla and any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
             return graph
         try:
-            compiled = tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*specs)
+            again = tf.function(lambda *given: graph(*given), autograph=False, jit_compile=True)  # not traced anew
+            compiled = again.get_concrete_function(*specs)
             compiled(*examples)
         except (tf.errors.OpError, ValueError, NotImplementedError) as error:
             self._why_no_xla = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
