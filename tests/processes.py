@@ -1,5 +1,6 @@
 """What the processes of tests/test_launch.py run: `python -m wholestep.cli launch -n N tests/processes.py WHAT`."""
 
+import itertools
 import json
 import os
 import signal
@@ -53,9 +54,11 @@ def one_update(case, size, short=False, loaded=False):
     return digest(snapshot(model) | step.logs | {"own loss": step.loss})
 
 
-def all_cases(many=True):
-    plans = [("auto", False, False), (6, False, True), (6, True, True)] if many else [(6, True, False)]
-    return {str((case, *plan)): one_update(case, *plan) for case in CASES for plan in plans}
+def all_cases(many=False):
+    """Return the digests of every case under a plan of its own; `many`: under every plan."""
+    plans = [("auto", False, False), (6, False, True), (6, True, True)]
+    pairs = itertools.product(CASES, plans) if many else zip(CASES, plans, strict=True)
+    return {str((case, *plan)): one_update(case, *plan) for case, plan in pairs}
 
 
 def rows_loaded():
@@ -194,7 +197,7 @@ def happen(what):
 if __name__ == "__main__":
     if sys.argv[1] == "cases":
         found = {
-            "cases": all_cases(many=jax.process_count() == 2),
+            "cases": all_cases(many=jax.process_count() == 4),
             "loaded": rows_loaded(),
             "buckets": losses_in_buckets(),
             "runs": whole_runs(),
