@@ -125,7 +125,7 @@ def test_the_peak_falls_with_the_microbatch():
     assert memory(256) < 0.5 * memory("auto")
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.integers(1, 20), st.integers(1, 20), st.lists(st.floats(0.1, 2.0), min_size=ROWS, max_size=ROWS))
 def test_random_cuts_and_weights_change_nothing(batch_size, microbatch_size, weight):
     weight = np.asarray(weight, "float32")

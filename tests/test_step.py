@@ -85,7 +85,7 @@ def filled(nest, num_rows):
     return {k: filled(part, num_rows) for k, part in nest.items()}
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(NESTS, st.integers(1, 7), st.data())
 def test_no_bit_differs_between_cuts_of_nested_batches(nest, size, draw):
     weight = np.array(draw.draw(st.lists(st.integers(0, 3), min_size=7, max_size=7)), "float32")
