@@ -15,7 +15,7 @@ import numpy as np
 from exact import build, data, num_rows_of, snapshot
 
 import wholestep as ws
-from wholestep.engines import peers
+from wholestep.processes import group
 
 ME = jax.process_index()
 FAULT_AFTER = 3  # updates
@@ -130,7 +130,7 @@ def sharded():
     trainer = ws.Trainer(model)
     for _ in trainer.steps(ws.Batches((x, x[:, :2]), 16, shuffle=False), epochs=3):
         pass
-    whole = jax.jit(lambda values: values, out_shardings=trainer._machine.engine.layout.everywhere)
+    whole = jax.jit(lambda values: values, out_shardings=trainer._executor.engine.layout.everywhere)
     said = ""
     try:
         if jax.process_count() > 1:
@@ -210,7 +210,7 @@ if __name__ == "__main__":
         keras.distribution.set_distribution(keras.distribution.DataParallel())
         write(Path(sys.argv[2]) / "distribution")
     elif sys.argv[1] == "brisk":  # the threads talk to the store without a pause
-        peers._INTERVAL = 0.0
+        group._INTERVAL = 0.0
         time.sleep(1.5)
     else:
         fault(sys.argv[1])

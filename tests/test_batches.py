@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wholestep as ws
-from wholestep.batches import check_weights, in_sequence
+from wholestep.data.batches import check_weights, in_sequence
 
 BY_LENGTH = {"tokens": 16, "length": [4] * 9}
 
@@ -119,7 +119,7 @@ def test_a_tf_dataset():
 
 def test_in_sequence_leaves_ready_batches_their_size():
     assert in_sequence(Ready(), 7).is_ready
-    assert in_sequence(np.zeros(9), 7).grouping.size == 7
+    assert in_sequence(np.zeros(9), 7).sampler.size == 7
 
 
 @pytest.mark.parametrize(

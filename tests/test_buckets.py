@@ -307,14 +307,14 @@ def test_as_many_programs_as_shapes():
     data = ws.Batches(tagged(lengths), tokens=256, length=lengths, pad={"labels": -100}, boundaries=[10, 20, 40])
     trainer = tagger(0.001)
     steps = list(trainer.steps(data, epochs=2))
-    machine = trainer._machine
+    executor = trainer._executor
     assert len(steps) == 2 * len(data)
-    assert len(machine.planner.programs) == len(data.shapes) == 3
-    probes = machine.engine.compilations - 3
+    assert len(executor.planner.programs) == len(data.shapes) == 3
+    probes = executor.engine.compilations - 3
     list(trainer.steps(data, epochs=1))
-    assert machine.engine.compilations == 3 + probes
+    assert executor.engine.compilations == 3 + probes
     assert probes <= 2
-    assert any(data.grouping.full_size(0, s) > len(data.rows(0, s)) for s in range(len(data)))
+    assert any(data.sampler.full_size(0, s) > len(data.rows(0, s)) for s in range(len(data)))
 
 
 def test_a_short_batch_of_one_row_needs_no_program_of_its_own():
@@ -322,7 +322,7 @@ def test_a_short_batch_of_one_row_needs_no_program_of_its_own():
     trainer = tagger(0.001)
     assert [len(rows) for rows in epoch(data)] == [2, 2, 1]
     assert len(list(trainer.steps(data))) == 3
-    assert len(trainer._machine.planner.programs) == 1
+    assert len(trainer._executor.planner.programs) == 1
 
 
 @pytest.mark.parametrize("microbatch_size", ["auto", 3])
@@ -335,7 +335,7 @@ def test_a_short_batch_filled_up_is_the_same_rows_alone(microbatch_size):
     filled, alone = tagger(), tagger()
     filled._options = filled._options._replace(microbatch_size=microbatch_size)
     (step,) = filled.steps(data)
-    (program,) = filled._machine.planner.programs.values()
+    (program,) = filled._executor.planner.programs.values()
     assert program.cut.rows == 4
     parts = [
         {k: np.pad(v, (0, 6 - len(v)), constant_values=-100 if k == "labels" else 0) for k, v in row.items()}
@@ -386,7 +386,7 @@ def test_a_stream_that_buckets_by_itself_is_exact():
     value = (embeddings @ kernel + bias)[:, 0]
     total = sum(np.square(value[row["ids"]] - row["labels"]).sum() for row in rows)
     assert loss == np.float32(total) / np.float32(lengths.sum())
-    assert sorted(p.cut.rows for p in trainer._machine.planner.programs.values()) == [4, 8, 8]
+    assert sorted(p.cut.rows for p in trainer._executor.planner.programs.values()) == [4, 8, 8]
 
 
 @pytest.mark.large
@@ -402,7 +402,7 @@ def test_ten_million_rows():
             return {"text": np.full(lengths[i], i)}
 
     data = ws.Batches(Rows(), tokens=16_384, length=lengths)
-    buckets = data.grouping
+    buckets = data.sampler
     assert len(data.shapes) <= 12
     assert (np.bincount(buckets.by_bucket, minlength=num) == 1).all()
     for k, (_, length) in enumerate(data.shapes):

@@ -9,7 +9,7 @@ from small import ROWS, X, Y, model, values
 
 import wholestep as ws
 from wholestep import engines
-from wholestep.callbacks import Watch
+from wholestep.callbacks import CallbackRunner
 
 HOW = {"batch_size": 5, "epochs": 3, "shuffle": False, "verbose": 0}
 
@@ -123,7 +123,8 @@ def test_the_progress_bar(capsys):
 
 def test_who_needs_the_state():
     def watch(*callbacks):
-        return Watch(model(), list(callbacks), verbose=1, epochs=1, steps=ROWS, history=True, engine=engines.choose())
+        told = {"verbose": 1, "epochs": 1, "steps": ROWS, "history": True}
+        return CallbackRunner(model(), list(callbacks), **told, engine=engines.choose())
 
     assert not watch().needs_state
     assert not watch(keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping()).needs_state

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wholestep.cut import Cut
-from wholestep.feed import share_out
-from wholestep.order import Order
+from wholestep.data.feed import share_out
+from wholestep.data.order import Order
 
 PAGE = (Path(__file__).parent.parent / "docs" / "cluster.md").read_text()
 HOSTS, REPLICAS, ROWS, NUM_ROWS, PARAMETERS = 4096, 8, 16, 10**12, 10**9

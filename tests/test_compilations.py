@@ -8,7 +8,7 @@ from small import X, Y, model
 
 import wholestep as ws
 from wholestep.compilations import Compilations
-from wholestep.feed import Block
+from wholestep.data.feed import Block
 
 
 class Timer:
@@ -100,5 +100,5 @@ def test_verbose_decides_whether_the_line_is_told():
     trainer = ws.Trainer(model())
     for verbose, is_quiet in ((0, True), (2, False)):
         trainer.evaluate(X, Y, verbose=verbose)
-        assert trainer._machine.compilations.is_quiet is is_quiet
-        assert trainer._machine.evaluation.compilations.is_quiet is is_quiet
+        assert trainer._executor.compilations.is_quiet is is_quiet
+        assert trainer._executor.evaluation.compilations.is_quiet is is_quiet

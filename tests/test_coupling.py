@@ -14,7 +14,7 @@ L = keras.layers
 def found(made, objective=None, **arguments):
     trainer = ws.Trainer(made, objective, microbatch_size=5, **arguments)
     trainer.fit(X, Y, batch_size=10, verbose=0)
-    return trainer._machine.planner.coupling
+    return trainer._executor.planner.coupling
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_batch_normalisation_couples_and_moves():
     with pytest.warns(UserWarning, match=both):
         coupling = found(model(L.BatchNormalization()))
     assert (coupling.couples, coupling.moves) == (True, True)
-    assert not coupling.may_cut
-    assert coupling.can_cut
+    assert not coupling.cut_is_exact
+    assert coupling.cut_is_possible
     assert "see each other" in coupling.why
 
 
@@ -68,7 +68,7 @@ class Watching(L.Layer):
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
 def test_state_that_moves_without_being_looked_at():
     coupling = found(model(Watching()))
-    assert (coupling.couples, coupling.moves, coupling.may_pad) == (False, True, False)
+    assert (coupling.couples, coupling.moves, coupling.padding_is_exact) == (False, True, False)
 
 
 def test_moving_statistics_move_once_by_the_mean_over_the_microbatches():
@@ -119,7 +119,7 @@ def test_a_first_row_that_weighs_nothing_hides_nothing():
     weight[0] = 0
     trainer = ws.Trainer(made, microbatch_size=5)
     trainer.fit(X, Y, batch_size=10, sample_weight=weight, shuffle=False, verbose=0)
-    assert trainer._machine.planner.coupling.couples
+    assert trainer._executor.planner.coupling.couples
 
 
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
@@ -133,11 +133,11 @@ def test_rows_that_repeat_are_told_apart_from_rows_that_see_each_other():
     made = model()
     trainer = ws.Trainer(made, microbatch_size=5)
     trainer.fit(np.ones((ROWS, 6)), np.zeros(ROWS), batch_size=10, verbose=0)
-    assert trainer._machine.planner.coupling == Coupling()
+    assert trainer._executor.planner.coupling == Coupling()
 
 
 def test_one_row_tells_nothing():
-    assert not Coupling(unknown=True).may_pad
+    assert not Coupling(unknown=True).padding_is_exact
     assert "could not be found out" in Coupling(unknown=True).why
 
 
@@ -169,7 +169,7 @@ def test_a_metric_that_takes_weights_and_does_not_use_them_is_never_shown_paddin
     trainer = ws.Trainer(made)
     history = trainer.fit(X, Y, batch_size=6, verbose=0, epochs=2)
     assert history.history["deaf"] == [ROWS, ROWS]
-    assert sorted({p.cut.rows for p in trainer._machine.planner.programs.values()}) == shapes
+    assert sorted({p.cut.rows for p in trainer._executor.planner.programs.values()}) == shapes
 
 
 def test_a_stateful_layer_runs_whole_and_says_why_a_microbatch_has_no_effect():

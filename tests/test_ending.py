@@ -63,10 +63,10 @@ def test_a_last_update_that_was_not_applied_is_told_when_the_script_ends_unless_
 def test_a_trainer_that_is_gone_is_told_of_and_not_kept_alive(hooks, capsys, on_nonfinite):
     trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite=on_nonfinite)
     trainer.update((BAD, Y))
-    machine = weakref.ref(trainer._machine)
+    executor = weakref.ref(trainer._executor)
     del trainer
     gc.collect()
-    assert machine() is None
+    assert executor() is None
     assert hooks == []
     words = "NonFiniteError: Update 1 must have a finite loss and gradient."
     assert [line.startswith(words) for line in said(capsys)] == [True] * (on_nonfinite == "raise")

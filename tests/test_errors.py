@@ -3,7 +3,7 @@
 import pytest
 
 import wholestep as ws
-from wholestep.errors import say
+from wholestep.errors import message
 
 
 def test_one_root():
@@ -14,7 +14,7 @@ def test_one_root():
 
 
 def test_three_parts():
-    assert say("A must be b.", 3, "b.") == "A must be b. Received: 3. Try: b."
+    assert message("A must be b.", 3, "b.") == "A must be b. Received: 3. Try: b."
 
 
 def test_a_non_finite_error_knows_its_update_and_rows():

@@ -76,7 +76,7 @@ def test_prediction_builds_a_model_that_has_not_seen_data():
 
 
 def test_a_row_that_a_table_does_not_have():
-    """Said of evaluation and of tables that are updated as a whole; of rows, see test_tables."""
+    """Said of evaluation and of tables that are updated as a whole; of rows, see test_embeddings."""
     model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(9, 2), keras.layers.Flatten()])
     model.compile("adam", "mse")
     trainer, data = ws.Trainer(model), (np.array([[1, 2], [3, 9]], "int32"), np.zeros((2, 4), "float32"))

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 import wholestep as ws
 from wholestep import engines
 from wholestep.cut import Cut
-from wholestep.engines.alone import Alone
-from wholestep.feed import Loaded, Resident, arrange, fill, open_feed, share_out
+from wholestep.data.feed import Loaded, Resident, open_feed, pad_to, share_out, stage
+from wholestep.processes.single import SingleProcess
 
 
 class Host:
     """An engine whose device is the host."""
 
     num_replicas = 1
-    peers = Alone()
+    processes = SingleProcess()
 
     @staticmethod
     def place(data):
@@ -41,7 +41,7 @@ def test_resident_blocks_name_every_row_once():
     blocks = list(feed.blocks(None, lambda: 3))
     assert sorted(seen(blocks)) == list(range(23))
     assert [len(b.counts) for b in blocks] == [3, 2, 1]
-    assert (blocks[0].place, blocks[-1].position) == ((0, 0), (1, 0))
+    assert (blocks[0].start, blocks[-1].end) == ((0, 0), (1, 0))
 
 
 def test_a_number_of_updates_goes_on_into_the_next_epoch():
@@ -78,7 +78,7 @@ def test_a_loop_that_ends_early_leaves_no_thread_and_no_gap():
     feed = Loaded(Host, batches)
     for block in feed.blocks(None, lambda: 1):
         assert block.data.tolist() == [0, 1]
-        batches.position = block.position
+        batches.position = block.end
         break
     assert not threads()
     assert batches.position == (0, 1)
@@ -92,7 +92,7 @@ def test_a_stream_left_early_loses_nothing():
     def use(num, most=9):
         for block in feed.blocks(num, lambda: 1):
             seen.append(int(block.data[0]))
-            batches.position = block.position
+            batches.position = block.end
             if len(seen) == most:
                 break
 
@@ -114,11 +114,11 @@ def test_an_error_while_loading_reaches_the_loop(monkeypatch):
 def test_filling_repeats_rows():
     feed = Loaded(Host, ws.Batches(Items(), 7, shuffle=False))
     (block,) = feed.blocks(1, lambda: 1)
-    filled = fill(Host, block, 9)
+    filled = pad_to(Host, block, 9)
     assert filled.data.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
     assert filled.counts.tolist() == [7]
-    assert fill(Host, block, 7) is block
-    data, rows = arrange(Host, block, Cut(((2, 4),), 7))
+    assert pad_to(Host, block, 7) is block
+    data, rows = stage(Host, block, Cut(((2, 4),), 7))
     assert data.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert rows.tolist() == [[0, 1, 2, 3, 4, 5, 6, 0]]
 
@@ -162,7 +162,7 @@ def test_a_block_that_waited_goes_back_before_those_that_still_wait():
     feed = Loaded(Host, data)
     for _ in feed.blocks(None, lambda: 1):
         break
-    assert [block.place for block in data.unused][:3] == [(0, 0), (0, 1), (0, 2)]
+    assert [block.start for block in data.unused][:3] == [(0, 0), (0, 1), (0, 2)]
 
 
 class Again:
@@ -182,7 +182,7 @@ def use(feed, num, most=None):
         if len(seen) == most:
             break
         seen.append(int(block.data[0]))
-        feed.batches.position = block.position
+        feed.batches.position = block.end
     return seen
 
 
@@ -230,7 +230,7 @@ def test_a_dataset_that_shuffles_itself_is_left_and_taken_up_again():
 def test_a_batch_that_was_not_carried_out_comes_again():
     feed = Loaded(Host, ws.Batches(np.full((2,), i) for i in range(4)))
     for block in feed.blocks(3, lambda: 1):
-        feed.batches.position = block.position
+        feed.batches.position = block.end
     feed.go_back(block, 0)
     assert feed.batches.position == (0, 2)
     assert use(feed, None) == [2, 3]

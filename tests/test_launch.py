@@ -18,8 +18,8 @@ import pytest
 
 import wholestep as ws
 from wholestep import cli
-from wholestep import launch as launcher
-from wholestep.engines.alone import Alone
+from wholestep.processes import launch as launcher
+from wholestep.processes.single import SingleProcess
 
 HERE = Path(__file__).parent
 BOUND = 60.0  # seconds in which every run ends, whatever happens
@@ -162,11 +162,11 @@ def test_processes_end_with_their_launcher_however_it_ends():
 
 @only_jax
 def test_a_patience_that_is_no_number(monkeypatch):
-    from wholestep.engines import peers
+    from wholestep.processes import group
 
     monkeypatch.setenv("WHOLESTEP_PATIENCE", "a while")
     with pytest.raises(ws.SpecificationError, match=r"must be a number of seconds\. Received: a while"):
-        peers.join()
+        group.join()
 
 
 def test_the_command_line_starts_without_keras():
@@ -187,13 +187,13 @@ def test_launch_says_what_it_needs(capsys, monkeypatch):
 
 
 def test_one_process_has_nobody_to_agree_with():
-    alone = Alone()
-    assert (alone.share(3), alone.gather(3)) == (3, [3])
+    alone = SingleProcess()
+    assert (alone.broadcast(3), alone.all_gather(3)) == (3, [3])
 
 
 @only_jax
 def test_who_is_to_blame():
-    from wholestep.engines.peers import PATIENCE, START, Beat, judge, silence
+    from wholestep.processes.watchdog import PATIENCE, START, Beat, judge, silence
 
     def beat(doing="computing update 7", waits="computing update 7", seconds=1.0, step=0.1, silence=0.0):
         return Beat(1, doing, waits, seconds, step), silence

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wholestep.order import Order, permute
+from wholestep.data.order import Order, permute
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 10**6))

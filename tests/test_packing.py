@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 import wholestep as ws
-from wholestep.packing import find_patterns
+from wholestep.data.packing import find_patterns
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=60)
 PAD = -7
@@ -54,8 +54,8 @@ def test_every_row_once_an_epoch_whole_and_within_the_budget(lengths, tokens, se
             found = unpacked(batch)
             rows = data.rows(epoch, step)
             assert found == [(1000 * row + np.arange(lengths[row])).tolist() for row in rows if lengths[row]]
-            assert np.concatenate(data.grouping.ids(epoch, step)).tolist() == rows.tolist()
-            assert len(data.grouping.ids(epoch, step)) == len(batch["text"])
+            assert np.concatenate(data.sampler.ids(epoch, step)).tolist() == rows.tolist()
+            assert len(data.sampler.ids(epoch, step)) == len(batch["text"])
             seen += found
             ids += rows.tolist()
         assert sorted(ids) == list(range(len(lengths)))
@@ -84,7 +84,7 @@ def test_patterns_are_those_of_best_fit_decreasing(counts, width):
 def test_few_places_are_left_empty():
     lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.7, 5000), 1, 128).astype(int)
     data = packed(lengths, 1024)
-    assert data.grouping.num_packs * 128 <= 1.01 * lengths.sum() + 128
+    assert data.sampler.num_packs * 128 <= 1.01 * lengths.sum() + 128
 
 
 @given(LENGTHS, st.integers(0, 20))
@@ -98,9 +98,9 @@ def test_the_order_goes_on_from_any_place(lengths, steps):
 
 def test_other_rows_meet_each_epoch_and_every_row_meets_many():
     data = packed([5, 6, 7] * 40, 20 * 18, boundaries=[18])
-    packs = [{frozenset(ids.tolist()) for ids in data.grouping.ids(epoch, 0)} for epoch in range(8)]
+    packs = [{frozenset(ids.tolist()) for ids in data.sampler.ids(epoch, 0)} for epoch in range(8)]
     assert len(set().union(*packs)) > 0.95 * sum(map(len, packs))
-    assert [ids.tolist() for ids in data.grouping.ids(0, 1)] != [ids.tolist() for ids in data.grouping.ids(1, 1)]
+    assert [ids.tolist() for ids in data.sampler.ids(0, 1)] != [ids.tolist() for ids in data.sampler.ids(1, 1)]
     still = data.in_order()
     assert still.rows(0, 1).tolist() == still.rows(1, 1).tolist()
 
@@ -108,7 +108,7 @@ def test_other_rows_meet_each_epoch_and_every_row_meets_many():
 def test_rows_of_one_length_meet_any_of_another():
     """Each packed row holds one of 40 rows of length 5 and one of 40 of length 6."""
     data = packed([5, 6] * 40, 40 * 11, boundaries=[11])
-    packs = [frozenset(ids.tolist()) for epoch in range(8) for ids in data.grouping.ids(epoch, 0)]
+    packs = [frozenset(ids.tolist()) for epoch in range(8) for ids in data.sampler.ids(epoch, 0)]
     assert {len(pack) for pack in packs} == {2}
     assert len(set(packs)) > 0.8 * len(packs)
 
@@ -195,7 +195,7 @@ def test_packed_rows_make_the_update_of_the_rows_alone():
     rows = labelled(lengths)
     together, alone = summer(), summer()
     (step,) = together.steps(ws.Batches(rows, tokens=40, length=lengths, pack=True, boundaries=[8]))
-    assert together._machine.planner.programs
+    assert together._executor.planner.programs
     padded = {k: np.stack([np.pad(row[k], (0, 5 - len(row[k]))) for row in rows]) for k in rows[0]}
     segments = (np.arange(5) < np.array(lengths)[:, None]).astype(np.int32)
     logs = alone.update(padded | {"segment_ids": segments, "positions": np.arange(5)[None] * segments})
@@ -211,7 +211,7 @@ def test_one_program_for_all_packed_batches():
     trainer = summer()
     trainer.model.optimizer.learning_rate = 0.001
     assert len(list(trainer.steps(data, epochs=2))) == 2 * len(data)
-    assert len(trainer._machine.planner.programs) == 1
+    assert len(trainer._executor.planner.programs) == 1
 
 
 def test_an_error_names_the_rows_that_are_packed_together():

@@ -15,7 +15,7 @@ import pytest
 from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, one_update, snapshot, spread_over
 
 import wholestep as ws
-from wholestep.step import Step
+from wholestep.update import Step
 
 JAX = keras.backend.backend() == "jax"
 PAIRS = list(itertools.product(WEIGHTINGS, REGULARISERS))
@@ -307,7 +307,7 @@ def test_data_parallel_is_honoured():
 
 
 def program(trainer):
-    return next(iter(trainer._machine.planner.programs.values())).call.as_text()
+    return next(iter(trainer._executor.planner.programs.values())).call.as_text()
 
 
 def reduced(text):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wholestep.shapes import NONE, assign, best
-from wholestep.shapes import given as given_shapes
+from wholestep.data.shapes import NONE, assign, best
+from wholestep.data.shapes import given as given_shapes
 
 
 def places(lengths, shapes):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.source import (
+from wholestep.data.class_weight import class_weighted
+from wholestep.data.source import (
     Arrays,
-    Items,
-    Ready,
-    Stream,
-    class_weighted,
+    BatchStream,
+    IndexedBatches,
+    IndexedRows,
     is_nest_of_arrays,
     open_source,
     to_numpy,
@@ -20,9 +20,9 @@ from wholestep.source import (
 def test_kinds():
     assert isinstance(open_source(np.zeros(3)), Arrays)
     assert isinstance(open_source((np.zeros(3), {"a": np.zeros(3)}, None)), Arrays)
-    assert isinstance(open_source([{"x": 1}, {"x": 2}]), Items)
-    assert isinstance(open_source(iter([np.zeros(3)])), Stream)
-    assert Ready.__doc__
+    assert isinstance(open_source([{"x": 1}, {"x": 2}]), IndexedRows)
+    assert isinstance(open_source(iter([np.zeros(3)])), BatchStream)
+    assert IndexedBatches.__doc__
 
 
 def test_floats_become_floatx_and_integers_stay():
@@ -87,7 +87,7 @@ def test_a_list_of_numbers_is_an_array_in_every_row():
 
 def test_what_is_none_in_every_row_is_none():
     batch = open_source(Rows([({"x": np.ones(2), "mask": None}, 4.0), ({"x": np.zeros(2), "mask": None}, 5.0)]))
-    assert isinstance(batch, Items)
+    assert isinstance(batch, IndexedRows)
     x, y = batch.load(np.arange(2))
     assert x["mask"] is None
     assert (x["x"].tolist(), y.tolist()) == ([[1, 1], [0, 0]], [4, 5])

@@ -6,7 +6,7 @@ import pytest
 from exact import differing, integers, snapshot
 
 import wholestep as ws
-from wholestep.tally import Tally
+from wholestep.sums import EpochSums
 
 ROWS, LENGTH, WORDS = 12, 5, 4
 TOKENS = integers(ROWS, LENGTH, seed=3, low=0, high=WORDS).astype("int32")
@@ -58,12 +58,12 @@ def test_no_bit_differs_between_cuts(kind):
 def test_a_mean_of_means_is_caught(monkeypatch):
     weight = weights_of("some tokens")
     whole, _ = updated(weight)
-    honest = Tally.loss
+    honest = EpochSums.loss
 
-    def mean_of_means(tally, sums, once, weights=None):
-        return honest(tally, sums, once, {k: w * 2 for k, (_, w) in sums.items()})
+    def mean_of_means(epoch_sums, sums, once, weights=None):
+        return honest(epoch_sums, sums, once, {k: w * 2 for k, (_, w) in sums.items()})
 
-    monkeypatch.setattr(Tally, "loss", mean_of_means)
+    monkeypatch.setattr(EpochSums, "loss", mean_of_means)
     assert "sequential/dense/kernel" in differing(whole, updated(weight, 6)[0])
 
 

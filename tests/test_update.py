@@ -1,100 +1,131 @@
-"""One update on a batch in hand: few programs for any number of rows, no thread, and only what is read is fetched."""
+"""The contract of an update: however the batch is cut, zero bits differ."""
 
-import threading
+import itertools
 
 import keras
 import numpy as np
 import pytest
-from small import X, Y, model
+from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, integers, num_rows_of, one_update, snapshot
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import wholestep as ws
+from wholestep.sums import EpochSums
+from wholestep.update import Step
+
+PARTS = (2, 3, 5, 1000)  # 1000: every row alone
+PAIRS = list(itertools.product(WEIGHTINGS, REGULARISERS))
+CASES = [(*pair, list(OPTIMIZERS)[(i + i // len(REGULARISERS)) % len(OPTIMIZERS)]) for i, pair in enumerate(PAIRS)]
+ALL = list(itertools.product(WEIGHTINGS, REGULARISERS, OPTIMIZERS))
 
 
-def sizes(trainer):
-    return sorted(program.cut.rows for program in trainer._machine.planner.programs.values())
+def check_every_cut(case, parts=PARTS):
+    whole, _ = one_update(case, "auto")
+    assert all(np.all(np.isfinite(v)) for v in whole.values())
+    for num in parts:
+        size = -(-num_rows_of(case) // num)
+        cut, trainer = one_update(case, size)
+        program = list(trainer._executor.planner.programs.values())[-1]
+        assert program.cut.num_microbatches > 1, trainer.explain()
+        assert differing(whole, cut) == [], f"microbatches of {size}"
 
 
-def test_batches_of_ever_other_sizes_are_few_programs():
-    made, plain = model(optimizer=keras.optimizers.SGD(0.1)), model(optimizer=keras.optimizers.SGD(0.1))
-    trainer = ws.Trainer(made)
-    for count in (10, 9, 12, 15, 2, 1):
-        loss = trainer.update((X[:count], Y[:count]))["loss"]
-        assert loss == pytest.approx(plain.train_on_batch(X[:count], Y[:count])[0], rel=1e-5)
-    assert sizes(trainer) == [2, 10, 16]
-    for a, b in zip(made.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+@pytest.mark.parametrize("case", CASES, ids=" / ".join)
+def test_no_bit_differs_between_cuts(case):
+    check_every_cut(case, PARTS[CASES.index(case) % 4 :][:1])
 
 
-def test_rows_that_see_each_other_keep_their_own_shape():
-    trainer = ws.Trainer(model(keras.layers.BatchNormalization()))
-    for count in (10, 9):
-        trainer.update((X[:count], Y[:count]))
-    assert sizes(trainer) == [9, 10]
+@pytest.mark.large
+@pytest.mark.parametrize("case", [c for c in ALL if c not in CASES], ids=" / ".join)
+def test_no_bit_differs_between_cuts_of_all_cases(case):
+    check_every_cut(case)
 
 
-def test_nothing_is_fetched_that_nobody_reads(monkeypatch):
-    trainer = ws.Trainer(model())
-    trainer.update((X, Y))["loss"]
-    engine = trainer._machine.engine
-    waits = engine.waits
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
-    logs = trainer.update((X, Y))
-    assert engine.waits == waits
-    assert logs["loss"] == dict(logs)["loss"]
-    assert repr(logs) == repr(dict(logs))
-    assert engine.waits == waits + 1
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_no_bit_differs_between_cuts_of_a_short_batch(weighting):
+    case = (weighting, "l2", "adam")
+    whole, _ = one_update(case, "auto", short=True)
+    size = (6, 1)[WEIGHTINGS.index(weighting) % 2]
+    assert differing(whole, one_update(case, size, short=True)[0]) == []
 
 
-def test_an_update_that_was_not_applied_is_told_where_it_is_read_or_by_the_next_call():
-    bad, made = np.full_like(X, np.nan), model()
-    trainer, before = ws.Trainer(made), made.get_weights()
-    logs = trainer.update((bad, Y))
-    for _ in range(2):  # and again
-        with pytest.raises(ws.NonFiniteError, match="Update 1 "):
-            logs["loss"]
-    for ask in (lambda: trainer.update((X, Y)), lambda: trainer.evaluate(X, Y, verbose=0), lambda: trainer.num_skipped):
-        trainer.update((bad, Y))
-        with pytest.raises(ws.NonFiniteError, match="Update 1 "):
-            ask()
-    for a, b in zip(before, made.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert trainer.update((X, Y))["loss"] > 0
-    assert int(np.asarray(made.optimizer.iterations)) == 1
+def test_a_short_batch_that_is_padded_is_the_batch_alone():
+    case = ("sample weights", "l2", "adam")
+    padded, trainer = one_update(case, "auto", short=True)
+    alone, _ = one_update(case, "auto", num_rows=num_rows_of(case) // 2)
+    assert "filled up" in trainer.explain()
+    assert differing(padded, alone) == []
 
 
-def told(made):
-    return {name: float(value) for name, value in made.get_metrics_result().items()}
+class Nest(ws.Objective):
+    """A line through all numbers of a row, wherever they are nested, with a weight for every value."""
+
+    def __call__(self, model, batch, training):
+        leaves = [keras.ops.reshape(leaf, (leaf.shape[0], -1)) for leaf in keras.tree.flatten(batch["x"])]
+        error = model(keras.ops.concatenate(leaves, axis=1), training=training) - 1.0
+        return ws.Mean(error**2, batch["weight"])
 
 
-def test_what_was_read_is_what_the_models_own_metrics_say():
-    made = model(optimizer="sgd")
-    trainer = ws.Trainer(made)
-    logs = dict(trainer.update((X, Y)))
-    assert told(made) == pytest.approx(logs)
-    first, second = trainer.update((X, Y)), trainer.update((X, Y))
-    first["loss"]
-    assert told(made)["loss"] == 0  # the other metrics hold the second's already
-    waits = trainer._machine.engine.waits
-    second["loss"]
-    assert told(made) == pytest.approx(dict(second))
-    assert trainer._machine.engine.waits == waits + 1
+SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+NESTS = st.recursive(
+    SHAPES.map(lambda shape: {"leaf": shape}),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=2).map(tuple) | st.dictionaries(st.text("ab"), inner, min_size=1)
+    ),
+    max_leaves=4,
+)
 
 
-def test_steps_leave_the_numbers_of_the_epoch_in_the_models_metrics():
-    made = model(optimizer="sgd")
-    trainer = ws.Trainer(made)
-    steps = list(trainer.steps(ws.Batches((X, Y), 5), epochs=2))
-    at_the_end = told(made)
-    trainer.evaluate(X[:5], Y[:5], verbose=0)
-    evaluated = told(made)
-    assert steps[-1].logs == pytest.approx(at_the_end)
-    assert told(made) == evaluated != pytest.approx(at_the_end)
-    for step in trainer.steps(ws.Batches((X, Y), 5)):
-        logs = step.logs
-        assert told(made) == pytest.approx(logs)
+def filled(nest, num_rows):
+    """Return the nest with integer arrays of its shapes."""
+    if isinstance(nest, tuple):
+        return tuple(filled(part, num_rows) for part in nest)
+    if "leaf" in nest and isinstance(nest["leaf"], tuple) and all(isinstance(n, int) for n in nest["leaf"]):
+        return integers(num_rows, *nest["leaf"])
+    return {k: filled(part, num_rows) for k, part in nest.items()}
 
 
-def test_skipped_updates_are_counted():
-    trainer = ws.Trainer(model(), on_nonfinite="skip")
-    trainer.update((np.full_like(X, np.nan), Y))
-    assert trainer.num_skipped == 1
+@settings(max_examples=5)
+@given(NESTS, st.integers(1, 7), st.data())
+def test_no_bit_differs_between_cuts_of_nested_batches(nest, size, draw):
+    weight = np.array(draw.draw(st.lists(st.integers(0, 3), min_size=7, max_size=7)), "float32")
+    batch = {"x": filled(nest, 8), "weight": np.append(weight, 32 - weight.sum()).astype("float32")}
+    width = sum(leaf[0].size for leaf in keras.tree.flatten(batch["x"]))
+
+    def updated(microbatch_size):
+        keras.utils.clear_session()
+        made = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        trainer = ws.Trainer(made, Nest(), optimizer=keras.optimizers.SGD(0.5), microbatch_size=microbatch_size)
+        return dict(trainer.update(batch)) | snapshot(made)
+
+    assert differing(updated("auto"), updated(size)) == []
+
+
+def mean_of_means(epoch_sums, sums, once, weights=None):
+    """The mutant: each microbatch divides by its own weight, and the parts are averaged."""
+    num = 1 if weights is None else mean_of_means.num
+    own = {k: weight * num for k, (_, weight) in sums.items()}
+    return EpochSums.honest_loss(epoch_sums, sums, once, own)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_a_mean_of_means_is_caught(weighting, monkeypatch):
+    case = (weighting, "none", "sgd")
+    whole, _ = one_update(case, "auto")
+    monkeypatch.setattr(EpochSums, "honest_loss", EpochSums.loss, raising=False)
+    monkeypatch.setattr(EpochSums, "loss", mean_of_means)
+    for size, num in ((6, 3), (3, 6)):
+        mean_of_means.num = num
+        assert any("kernel" in name for name in differing(whole, one_update(case, size)[0]))
+
+
+def test_regularisation_counted_per_microbatch_is_caught(monkeypatch):
+    case = ("none", "l2", "sgd")
+    whole, _ = one_update(case, "auto")
+    honest = Step._regularise
+
+    def twice(step, params, grads, scale, captured):
+        return honest(step, params, honest(step, params, grads, scale, captured)[0], scale, captured)
+
+    monkeypatch.setattr(Step, "_regularise", twice)
+    assert differing(whole, one_update(case, 8)[0])

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from wholestep.errors import BatchError, NonFiniteError, PeerError, SpecificationError, WholestepError
 
 if TYPE_CHECKING:
-    from wholestep.batches import Batches
-    from wholestep.mean import Mean, Sum
+    from wholestep.data.batches import Batches
     from wholestep.objective import Objective
+    from wholestep.terms import Mean, Sum
     from wholestep.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -26,7 +26,7 @@ __all__ = [
     "WholestepError",
 ]
 
-_HOMES = {"Batches": "batches", "Mean": "mean", "Sum": "mean", "Objective": "objective", "Trainer": "trainer"}
+_HOMES = {"Batches": "data.batches", "Mean": "terms", "Sum": "terms", "Objective": "objective", "Trainer": "trainer"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,16 +8,16 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.compiled import refuse_overrides
-from wholestep.errors import BatchError, SpecificationError, say
+from wholestep.data.source import is_nest_of_arrays, without_none
+from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.objective import Objective
-from wholestep.source import is_nest_of_arrays, without_none
 
 
 def check_model(model: Any, objective: Any) -> None:
     """Refuse what is no model, no objective, or a model without a loss."""
     if not isinstance(model, keras.Model):
         raise SpecificationError(
-            say(
+            message(
                 "model must be a keras.Model.",
                 type(model).__name__,
                 "wrap the layers in keras.Sequential or keras.Model.",
@@ -25,11 +25,13 @@ def check_model(model: Any, objective: Any) -> None:
         )
     if objective is not None and not isinstance(objective, Objective):
         raise SpecificationError(
-            say("objective must be a wholestep.Objective.", type(objective).__name__, "subclass it and write __call__.")
+            message(
+                "objective must be a wholestep.Objective.", type(objective).__name__, "subclass it and write __call__."
+            )
         )
     if objective is None and not model.compiled:
         raise SpecificationError(
-            say(
+            message(
                 "A trainer needs a compiled model or an objective.",
                 "a model that is not compiled",
                 "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...).",
@@ -43,22 +45,26 @@ def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any, re
     """Refuse settings that cannot mean anything."""
     if jit_compile not in (True, False, "auto"):
         raise SpecificationError(
-            say('jit_compile must be True, False or "auto".', repr(jit_compile), "leave it out for what is fastest.")
+            message(
+                'jit_compile must be True, False or "auto".', repr(jit_compile), "leave it out for what is fastest."
+            )
         )
     if microbatch_size != "auto" and not _is_count(microbatch_size):
         raise SpecificationError(
-            say('microbatch_size must be "auto" or at least 1.', repr(microbatch_size), "leave it out for the fastest.")
+            message(
+                'microbatch_size must be "auto" or at least 1.', repr(microbatch_size), "leave it out for the fastest."
+            )
         )
     if memory_limit is not None and not (_is_number(memory_limit) and memory_limit > 0):
         must, attempt = "memory_limit must be a number of bytes above 0.", "2**30 for one gibibyte, or leave it out."
-        raise SpecificationError(say(must, repr(memory_limit), attempt))
+        raise SpecificationError(message(must, repr(memory_limit), attempt))
     if on_nonfinite not in ("raise", "skip"):
         raise SpecificationError(
-            say('on_nonfinite must be "raise" or "skip".', repr(on_nonfinite), "choose one of them.")
+            message('on_nonfinite must be "raise" or "skip".', repr(on_nonfinite), "choose one of them.")
         )
     if replicas not in (None, "all") and not _is_count(replicas):
         raise SpecificationError(
-            say('replicas must be "all" or at least 1.', repr(replicas), "leave it out for one device.")
+            message('replicas must be "all" or at least 1.', repr(replicas), "leave it out for one device.")
         )
 
 
@@ -68,7 +74,7 @@ def check_optimizer(optimizer: Any) -> None:
     steps = getattr(inner, "gradient_accumulation_steps", None)
     if steps:
         raise SpecificationError(
-            say(
+            message(
                 "The optimizer must not accumulate gradients itself: that is a mean of means, and counts schedules and "
                 "moving averages once per microbatch.",
                 f"gradient_accumulation_steps={steps}",
@@ -86,7 +92,7 @@ def check_trainable(model: keras.Model, optimizer: Any) -> None:
     changed = [v.path for v in model.trainable_variables if id(v) not in known]
     if changed or len(known) != len(model.trainable_variables):
         raise SpecificationError(
-            say(
+            message(
                 "The optimizer must know just the model's trainable variables.",
                 f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: {changed[:3]}",
                 "compile the model again after changing `trainable`.",
@@ -105,7 +111,7 @@ def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
     """Split off the last rows for validation, before any shuffling."""
     if not _is_number(fraction) or not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
         raise SpecificationError(
-            say(
+            message(
                 "validation_split must lie between 0 and 1, and needs arrays.",
                 f"validation_split={fraction!r} of {type(arrays[0]).__name__}",
                 "pass validation_data.",
@@ -115,7 +121,9 @@ def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
     at = int(num_rows * (1 - fraction))
     if at in (0, num_rows):
         raise SpecificationError(
-            say("Both parts of the split must have rows.", f"{num_rows} rows", "pass validation_data, or more rows.")
+            message(
+                "Both parts of the split must have rows.", f"{num_rows} rows", "pass validation_data, or more rows."
+            )
         )
     first, last = _part(arrays, slice(0, at)), _part(arrays, slice(at, None))
     return first, without_none(last)
@@ -135,7 +143,7 @@ def check_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if value is not None and not _is_count(value):
             raise SpecificationError(
-                say(f"{name} must be a whole number of at least 1.", repr(value), "leave it out for all batches.")
+                message(f"{name} must be a whole number of at least 1.", repr(value), "leave it out for all batches.")
             )
 
 
@@ -165,11 +173,13 @@ def check_epochs(*, validation_freq: Any = 1, **epochs: Any) -> None:
     """Refuse epochs that are not whole numbers of at least 0, and validations that are due at none."""
     for name, value in epochs.items():
         if not _is_count(value) and not (_is_number(value) and value == 0):
-            raise SpecificationError(say(f"{name} must be a whole number of at least 0.", repr(value), f"{name}=1."))
+            raise SpecificationError(
+                message(f"{name} must be a whole number of at least 0.", repr(value), f"{name}=1.")
+            )
     several = isinstance(validation_freq, list | tuple | set)
     if not all(_is_count(number) for number in (validation_freq if several else [validation_freq])):
         must = "validation_freq must be a whole number of at least 1, or a list of the epochs, the first being 1."
-        raise SpecificationError(say(must, repr(validation_freq), "validation_freq=1, after every epoch."))
+        raise SpecificationError(message(must, repr(validation_freq), "validation_freq=1, after every epoch."))
 
 
 def check_data(x: Any, y: Any, sample_weight: Any) -> None:
@@ -183,14 +193,14 @@ def check_data(x: Any, y: Any, sample_weight: Any) -> None:
         if isinstance(part, list | tuple | dict) and all(each is None for each in inner):
             received = f"a {type(part).__name__} of None" if part else f"an empty {type(part).__name__}"
             attempt = "pass arrays of (rows, ...)." if name == "x" else f"leave {name} out if there is none."
-            raise BatchError(say(f"{name} must hold arrays.", received, attempt))
+            raise BatchError(message(f"{name} must hold arrays.", received, attempt))
         if isinstance(part, list | tuple) and part and isinstance(part[0], int | float):
             raise BatchError(
-                say(f"{name} must hold arrays.", f"a {type(part).__name__} of numbers", f"pass np.asarray({name}).")
+                message(f"{name} must hold arrays.", f"a {type(part).__name__} of numbers", f"pass np.asarray({name}).")
             )
     if not is_nest_of_arrays(x) and (y is not None or sample_weight is not None):
         raise BatchError(
-            say(
+            message(
                 "Labels and weights come beside arrays only; a data set brings its own.",
                 f"{type(x).__name__} and {'y' if y is not None else 'sample_weight'}",
                 "let the data set yield (x, y) or (x, y, sample_weight).",
@@ -206,7 +216,7 @@ def check_row_order(batches: Any) -> None:
     """
     if batches.shapes:
         raise SpecificationError(
-            say(
+            message(
                 "Predictions must stand in the order of the rows, and be equally long.",
                 "Batches under a token budget",
                 "predict Batches(source, batch_size), or call the model on each of these batches.",
@@ -219,7 +229,9 @@ def refuse(**arguments: Any) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         raise SpecificationError(
-            say("Batches say all of the data themselves.", f"{', '.join(given)} as well", "put it into the Batches.")
+            message(
+                "Batches say all of the data themselves.", f"{', '.join(given)} as well", "put it into the Batches."
+            )
         )
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import keras
 
 from wholestep import compiled, objective
-from wholestep.batches import Batches
+from wholestep.data.batches import Batches
 from wholestep.engines import scope
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 from wholestep.misfit import explained
 from wholestep.objective import Objective
 
@@ -38,7 +38,7 @@ class Builder:
         """
         if (predicts or self.given is None) and not _has_call(self.model):
             raise SpecificationError(
-                say(
+                message(
                     "The model must have a `call`: that is what it was asked for.",
                     f"{type(self.model).__name__}, which has none",
                     _OF_A_PART if predicts else _OBJECTIVE,

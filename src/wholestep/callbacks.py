@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
@@ -40,7 +40,7 @@ class Hooks:
             self._end(*last)
 
 
-class Watch:
+class CallbackRunner:
     """What watches a run: a list of Keras callbacks, and what they need.
 
     With several processes, Keras' own callbacks print and write files in the first alone; all others run in each.
@@ -64,9 +64,9 @@ class Watch:
         history: bool,
         engine: Any,
     ):
-        peers = engine.peers
-        if peers.count > 1:
-            callbacks, verbose = _of_several(callbacks, peers), 0 if peers.index else verbose
+        processes = engine.processes
+        if processes.count > 1:
+            callbacks, verbose = _of_several(callbacks, processes), 0 if processes.index else verbose
         if not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
@@ -83,12 +83,12 @@ class Watch:
         self._train = Hooks(self.each, callbacks.on_train_batch_begin, callbacks.on_train_batch_end)
         self.test = Hooks(self.each, callbacks.on_test_batch_begin, callbacks.on_test_batch_end)
         self.predict = Hooks(self.each, callbacks.on_predict_batch_begin, callbacks.on_predict_batch_end)
-        if peers.count > 1 and history:
+        if processes.count > 1 and history:
             _check_savers(callbacks, engine.sharded(model.variables))
         hooked = [c for c in callbacks.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = bool(hooked)
         # In all processes if in one: they send the same updates together.
-        self.needs_state = any(peers.gather(not all(_needs_numbers_only(c) for c in hooked)))
+        self.needs_state = any(processes.all_gather(not all(_needs_numbers_only(c) for c in hooked)))
 
     def tell(self, step: int, logs: dict) -> None:
         """Tell the callbacks of one update of the epoch."""
@@ -121,18 +121,18 @@ class Watch:
         return bool(self.model.stop_training)
 
 
-def _of_several(callbacks: Any, peers: Any) -> Any:
+def _of_several(callbacks: Any, processes: Any) -> Any:
     """Return the callbacks of one of several processes; what is changed on them stays, as their process does."""
     ready = isinstance(callbacks, keras.callbacks.CallbackList)
     known = list(callbacks.callbacks if ready else keras.tree.flatten(callbacks or []))
-    kept = [c for c in known if peers.index == 0 or type(c) not in _WRITERS]
+    kept = [c for c in known if processes.index == 0 or type(c) not in _WRITERS]
     for callback in kept:
         own = vars(callback)
         if isinstance(callback, _SAVERS):
-            own["_save_model"] = partial(_save, callback, peers)
-        if peers.index > 0 and isinstance(callback, keras.callbacks.BackupAndRestore):
+            own["_save_model"] = partial(_save, callback, processes)
+        if processes.index > 0 and isinstance(callback, keras.callbacks.BackupAndRestore):
             own["on_train_end"] = lambda logs=None: None  # the first process deletes the backup
-        if peers.index > 0 and type(callback).__module__.startswith("keras."):
+        if processes.index > 0 and type(callback).__module__.startswith("keras."):
             own["verbose"] = 0
     if ready:
         callbacks.callbacks = kept
@@ -145,21 +145,21 @@ def _check_savers(callbacks: Any, sharded: list[str]) -> None:
     if savers and sharded:
         must = "Keras cannot save weights that are sharded over devices in a run of several processes."
         attempt = f"leave {' and '.join(savers)} out, or use keras.distribution.DataParallel."
-        raise SpecificationError(say(must, ", ".join(sharded[:3]), attempt))
+        raise SpecificationError(message(must, ", ".join(sharded[:3]), attempt))
 
 
-def _save(callback: Any, peers: Any, *arguments: Any, **options: Any) -> None:
+def _save(callback: Any, processes: Any, *arguments: Any, **options: Any) -> None:
     """Save, in the first process alone. The others wait as long as that takes."""
-    if peers.index > 0:
+    if processes.index > 0:
         return
-    peers.at("saving")
+    processes.set_status("saving")
     distribution = keras.distribution.distribution()
     keras.distribution.set_distribution(None)  # under which Keras makes variables in all processes together
     try:
         type(callback)._save_model(callback, *arguments, **options)
     finally:
         keras.distribution.set_distribution(distribution)
-    peers.at("in a callback, after saving")
+    processes.set_status("in a callback, after saving")
 
 
 def _overrides(callback: Any, hook: str) -> bool:

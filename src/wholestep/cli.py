@@ -6,8 +6,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from wholestep import __version__, launch
-from wholestep.errors import PeerError, say
+from wholestep import __version__
+from wholestep.errors import PeerError, message
+from wholestep.processes import launch
 
 _DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
@@ -39,7 +40,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     missing = [package for module, package in _DEMO_NEEDS.items() if find_spec(module) is None]
     if missing:
         must = "wholestep demo needs scikit-learn and matplotlib."
-        print(say(must, f"{' and '.join(missing)} missing", "pip install 'wholestep[demo]'"), file=sys.stderr)
+        print(message(must, f"{' and '.join(missing)} missing", "pip install 'wholestep[demo]'"), file=sys.stderr)
         return 1
     from wholestep import demo
 
@@ -62,7 +63,7 @@ def _add_launch(commands: argparse._SubParsersAction) -> None:
 
 def _launch(arguments: argparse.Namespace) -> int:
     if not Path(arguments.script).is_file():
-        print(say("The script must be a file.", arguments.script, "the path of a Python file."), file=sys.stderr)
+        print(message("The script must be a file.", arguments.script, "the path of a Python file."), file=sys.stderr)
         return 2
     os.environ.setdefault("KERAS_BACKEND", "jax")
     if arguments.num_processes is not None:
@@ -72,7 +73,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     backend = keras.backend.backend()
     if backend != "jax":
         attempt = "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in one process."
-        print(say("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt), file=sys.stderr)
+        print(message("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt), file=sys.stderr)
         return 2
     try:
         launch.join()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from wholestep import tree
-from wholestep.errors import say
-from wholestep.feed import Block
+from wholestep.data.feed import Block
+from wholestep.errors import message
 
 _LONG = 2.0  # seconds
 _MANY = 5  # shapes, if at least every other batch so far brought a new one
@@ -72,12 +72,12 @@ class Compilations:
         if self._has_warned or num < _MANY or 2 * num < self._num_blocks:
             return
         self._has_warned = True
-        message = say(
+        told = message(
             "Batches should come in a few shapes: each new one compiles a program anew, for seconds.",
             f"{num} shapes in {self._num_blocks} batches: {_differing(self._shapes)}",
             "pad them to a few lengths and numbers of rows, or give the rows to Batches(rows, tokens=..., length=...).",
         )
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warnings.warn(told, UserWarning, stacklevel=2)
 
 
 def _shape_of(block: Block) -> Shape:

@@ -15,9 +15,9 @@ from keras import ops
 from keras.src.backend import get_keras_mask
 
 from wholestep import tree
-from wholestep.errors import BatchError, SpecificationError, say
-from wholestep.mean import Mean, Sum, Term, Whole
+from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.objective import Objective, Reading, Score
+from wholestep.terms import Mean, Sum, Term, Whole
 
 Tensor = Any
 
@@ -93,7 +93,7 @@ def unpack(batch: Any) -> tuple[Any, Any, Any]:
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if len(parts) > 3:
         raise SpecificationError(
-            say(
+            message(
                 "A batch must be x, (x, y) or (x, y, sample_weight).",
                 f"{len(parts)} parts",
                 "nest several inputs in x.",
@@ -111,7 +111,7 @@ def build(model: keras.Model, batch: Any) -> None:
     x, y, weight = unpack(batch)
     if y is None and model._compile_loss is not None:
         must = "A model that was compiled with a loss needs labels."
-        raise BatchError(say(must, "a batch without y", "pass y, or batches of (x, y); or compile without a loss."))
+        raise BatchError(message(must, "a batch without y", "pass y, or batches of (x, y); or compile without a loss."))
     model._symbolic_build(data_batch=(x, y, weight))
 
 
@@ -209,7 +209,7 @@ def check_labels(ranges: list[LabelRange], batch: Any, numbers: np.ndarray | Non
             )
             received = f"{values[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
             attempt = "renumber the classes, widen the last layer, or set ignore_class."
-            raise BatchError(say(f"{must} outputs.", received, attempt))
+            raise BatchError(message(f"{must} outputs.", received, attempt))
 
 
 def refuse_overrides(model: keras.Model) -> None:
@@ -218,7 +218,7 @@ def refuse_overrides(model: keras.Model) -> None:
     if own:
         steps = " and ".join(f"`{m}`" for m in own)
         raise SpecificationError(
-            say(
+            message(
                 f"A model trained by its compiled losses must not override {' or '.join(f'`{m}`' for m in _STEPS)}.",
                 f"{steps} of {type(model).__name__}",
                 " ".join(_STEPS[m] for m in own),
@@ -252,7 +252,7 @@ def _own_loss(model: keras.Model, loss: Any) -> Whole:
         received = "None" if shape is None else f"shape {shape}"
         attempt = "return keras.ops.mean(...) there; or write the loss as a wholestep.Objective, which may be cut."
         raise SpecificationError(
-            say(f"`compute_loss` of {type(model).__name__} must return one number.", received, attempt)
+            message(f"`compute_loss` of {type(model).__name__} must return one number.", received, attempt)
         )
     return Whole(ops.convert_to_tensor(loss))
 
@@ -316,7 +316,7 @@ def _reduce(values: Tensor, weight: Tensor, mask: Tensor, call: _Call) -> Term:
         # Keras weighs the values by sample_weight and divides by the count of unmasked values, not by their weight.
         return Mean(values if weight is None else _weighed(values, weight), mask, call.coefficient)
     raise SpecificationError(
-        say(
+        message(
             f"The loss {call.name!r} must have a reduction.",
             f"reduction={reduction!r}",
             'use "sum_over_batch_size", "mean_with_sample_weight" or "sum".',
@@ -340,7 +340,7 @@ def _checked(weight: Tensor, values: Tensor) -> Tensor:
     if weight is not None and len(weight.shape) > len(values.shape):
         must = "sample_weight must hold one number for each row, or for each of the places that the loss tells apart."
         received = f"weights of shape {tuple(weight.shape)} beside losses of shape {tuple(values.shape)}"
-        raise BatchError(say(must, received, "pass weights of shape (rows,)."))
+        raise BatchError(message(must, received, "pass weights of shape (rows,)."))
     return weight
 
 

@@ -18,7 +18,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.compiled import layers
-from wholestep.feed import Block
+from wholestep.data.feed import Block
 from wholestep.forward import Forward, Rows
 from wholestep.state import State
 
@@ -46,19 +46,19 @@ class Coupling:
     keeps: bool = False
 
     @property
-    def may_cut(self) -> bool:
+    def cut_is_exact(self) -> bool:
         """Whether any cut of the batch gives the same update."""
-        return self.can_cut and not (self.couples or self.moves or self.unknown)
+        return self.cut_is_possible and not (self.couples or self.moves or self.unknown)
 
     @property
-    def can_cut(self) -> bool:
+    def cut_is_possible(self) -> bool:
         """Whether a cut has a meaning at all, if another one than the whole batch's."""
         return not (self.whole or self.keeps or self.extra == "whole")
 
     @property
-    def may_pad(self) -> bool:
+    def padding_is_exact(self) -> bool:
         """Whether rows of weight 0 change nothing."""
-        return self.may_cut and self.extra == "none"
+        return self.cut_is_exact and self.extra == "none"
 
     @property
     def why(self) -> str:
@@ -111,7 +111,7 @@ def probe(engine: Any, forward: Forward, state: State, block: Block) -> Coupling
     return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()))
 
 
-def leaves_out(engine: Any, forward: Forward, state: State, block: Block) -> bool:
+def metrics_ignore_padding(engine: Any, forward: Forward, state: State, block: Block) -> bool:
     """Whether rows of weight 0 add nothing to the metrics: found out by trying."""
     few = engine.place(block.some(0, np.arange(_ROWS) % block.rows.shape[1]))
 
@@ -122,7 +122,7 @@ def leaves_out(engine: Any, forward: Forward, state: State, block: Block) -> boo
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(alone, among, strict=True))
 
 
-def adds_up(engine: Any, forward: Forward, state: State, block: Block) -> bool:
+def metrics_are_additive(engine: Any, forward: Forward, state: State, block: Block) -> bool:
     """Whether the metrics' states are sums over rows: found out by trying."""
     size = _ROWS // 2
     parts = [engine.place(block.some(0, (np.arange(size) + i) % block.rows.shape[1])) for i in (0, size)]

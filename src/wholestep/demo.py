@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from wholestep.batches import Batches
+from wholestep.data.batches import Batches
 from wholestep.trainer import Trainer
 
 matplotlib.use("Agg")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.errors import say
+from wholestep.errors import message
 
 
 class Ending:
@@ -48,4 +48,4 @@ class Ending:
             if np.asarray(report)[0, -1] != 1:
                 must = f"Update {number} must have a finite loss and gradient. It was not applied."
                 received = "one of them not finite, and nobody who read the update's numbers while there was a trainer"
-                print(f"NonFiniteError: {say(must, received, 'read them: that names the rows.')}", file=sys.stderr)
+                print(f"NonFiniteError: {message(must, received, 'read them: that names the rows.')}", file=sys.stderr)

@@ -30,10 +30,10 @@ class PeerError(WholestepError, RuntimeError):
     """The processes of a run do not fit together, or one of them is lost. Raised in every process that can raise."""
 
 
-def say(must: str, received: object, attempt: str) -> str:
+def message(must: str, received: object, attempt: str) -> str:
     """Return the message of an error: what must hold, what came, what to try.
 
-    >>> say("batch_size must be at least 1.", 0, "leave it out for 32.")
+    >>> message("batch_size must be at least 1.", 0, "leave it out for 32.")
     'batch_size must be at least 1. Received: 0. Try: leave it out for 32.'
     """
     return f"{must} Received: {received}. Try: {attempt}"

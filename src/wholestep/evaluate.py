@@ -12,12 +12,12 @@ from wholestep import tree
 from wholestep.compilations import Compilations
 from wholestep.compiled import unpack
 from wholestep.cut import Cut
-from wholestep.feed import Block, arrange
+from wholestep.data.feed import Block, stage
 from wholestep.forward import Forward
 from wholestep.interrupts import uninterrupted
 from wholestep.misfit import named
 from wholestep.state import State
-from wholestep.tally import Tally
+from wholestep.sums import EpochSums
 
 Tree = Any
 
@@ -28,7 +28,7 @@ class Evaluation:
     def __init__(self, engine: Any, forward: Forward):
         self.engine = engine
         self.forward = forward
-        self.tally = Tally(forward)
+        self.epoch_sums = EpochSums(forward)
         self._sums = engine.traced(forward.sums)
         self._programs: dict = {}
         self.compilations = Compilations()
@@ -40,12 +40,12 @@ class Evaluation:
             trace = partial(self.engine.shapes, lambda s, d, r: self._outcome(s, s.metrics, d, r))
             with named(block):
                 state = self.forward.learn(self.engine, state, lambda s: trace(s, data, rows))
-        return state._replace(sums=self.engine.place(self.tally.empty()), stopped=[], marks=[])
+        return state._replace(sums=self.engine.place(self.epoch_sums.empty()), stopped=[], scratch=[])
 
     def add(self, state: State, block: Block) -> tuple[State, Any]:
         """Add one batch. Spends the state; returns the new one and its logs, packed."""
         state, program, arguments = self._prepared("add", self._add, self._to_add, state, block)
-        with self.engine.peers.dispatching("evaluating"), uninterrupted():
+        with self.engine.processes.dispatching("evaluating"), uninterrupted():
             (metrics, sums, buffers), report = program(*arguments)
             state = self._given(state._replace(metrics=metrics, sums=sums), buffers)
         return state, report
@@ -63,12 +63,12 @@ class Evaluation:
         """Return the state with the buffers that a forward pass has moved, which the Keras variables hold as well."""
         if self.forward.moves_buffers:
             state = state._replace(buffers=buffers)
-            self.engine.give(self.forward.variables, state)
+            self.engine.write_variables(self.forward.variables, state)
         return state
 
     def logs(self, report: Any) -> dict[str, Any]:
         """Return the logs of a report. Waits for the device."""
-        return self.tally.layout.unpack(self.engine.fetch(report))
+        return self.epoch_sums.layout.unpack(self.engine.fetch(report))
 
     def predict(self, state: State, block: Block, is_whole: bool) -> tuple[State, Tree]:
         """Return the state, which is spent, and the outputs for these rows on the device.
@@ -80,14 +80,14 @@ class Evaluation:
             parts = [part if part is None else unpack(part)[0] for part in (block.data, block.host)]
             block = block._replace(data=parts[0], host=parts[1])
         state, program, arguments = self._prepared("predict", self._predict, self._to_predict, state, block)
-        with self.engine.peers.dispatching("predicting"), uninterrupted():
+        with self.engine.processes.dispatching("predicting"), uninterrupted():
             buffers, outputs = program(*arguments)
             state = self._given(state, buffers)
         return state, outputs
 
     def _arranged(self, block: Block) -> tuple[Any, Any]:
         num_rows = block.rows.shape[1]
-        data, rows = arrange(self.engine, block, Cut(((1, num_rows),), num_rows))
+        data, rows = stage(self.engine, block, Cut(((1, num_rows),), num_rows))
         return data, self.engine.place(rows[0])
 
     def _add(self, spent: tuple, state: State, data: Any, rows: Any) -> tuple[tuple, Any]:
@@ -97,8 +97,8 @@ class Evaluation:
         once = outcome.extra
         if self.forward.has_penalty:
             once = once + self.forward.penalty(self.engine.params(state), state.captured)
-        sums = self.tally.add(sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
-        report = self.tally.layout.pack(self.tally.logs(sums, outcome.metrics, state.captured))
+        sums = self.epoch_sums.add(sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
+        report = self.epoch_sums.layout.pack(self.epoch_sums.logs(sums, outcome.metrics, state.captured))
         return (outcome.metrics, sums, outcome.buffers if buffers else []), report
 
     def _outcome(self, state: State, metrics: list, data: Any, rows: Any) -> Any:
@@ -119,17 +119,17 @@ class Evaluation:
             split: what the program spends of the state, and the rest.
         """
         data, rows = self._arranged(block)
-        state = state._replace(captured=self.engine.read(self.forward.inputs, state))
+        state = state._replace(captured=self.engine.read_captured(self.forward.inputs, state))
         key = _key(name, split(state), data, rows)
         with named(block), self.compilations.watched(block, is_new=key not in self._programs):
             if key not in self._programs:
-                self.engine.peers.at("compiling")
+                self.engine.processes.set_status("compiling")
                 trace = partial(self.engine.shapes, function)
                 state = self.forward.learn(self.engine, state, lambda s: trace(*split(s), data, rows))
                 key = _key(name, split(state), data, rows)
             if key not in self._programs:
                 self._programs[key] = self.engine.compile(function, (*split(state), data, rows))
-                self.engine.peers.at("at work (reading data, or in a callback)")
+                self.engine.processes.set_status("at work (reading data, or in a callback)")
         return state, self._programs[key], (*split(state), data, rows)
 
 

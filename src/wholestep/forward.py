@@ -9,12 +9,12 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.compiled import CompiledObjective, own_results, tracked
-from wholestep.errors import SpecificationError, say
-from wholestep.mean import Term, Whole, check
+from wholestep.embeddings import Lookups
+from wholestep.errors import SpecificationError, message
 from wholestep.misfit import explained
 from wholestep.objective import Objective, Reading, read
 from wholestep.state import State, Variables
-from wholestep.tables import Lookups
+from wholestep.terms import Term, Whole, check
 
 Tensor = Any
 
@@ -214,7 +214,7 @@ class Forward:
         if any(variable is known for group in (v.params, v.buffers, v.metrics) for known in group):
             must = "A metric's result and a regulariser must not read other variables of the model."
             attempt = "let the objective report it: return (loss, {name: Mean(...)})."
-            raise SpecificationError(say(must, variable.path, attempt))
+            raise SpecificationError(message(must, variable.path, attempt))
         if not any(variable is known for known in self._captured):
             self._captured.append(variable)
 
@@ -227,7 +227,7 @@ class Forward:
         v = self.variables
         if any(variable is known for known in v.slots):
             must = "An objective must not assign the optimizer's variables: they are what the update computes."
-            raise SpecificationError(say(must, variable.path, "assign it between updates, or in a callback."))
+            raise SpecificationError(message(must, variable.path, "assign it between updates, or in a callback."))
         place = next((i for i, known in enumerate(v.params) if known is variable), None)
         if place is not None:
             return self._reassigned(place, value, current) if self._keeps_assigned else value
@@ -255,12 +255,12 @@ class Forward:
         """
         while True:
             known = len(self.captured)
-            state = state._replace(captured=engine.read(self.inputs, state))
+            state = state._replace(captured=engine.read_captured(self.inputs, state))
             trace(state)
             if self.written:
                 self.variables.buffers.extend(self.written)
                 self.written = []
-                state = state._replace(buffers=engine.take(self.variables)[2])
+                state = state._replace(buffers=engine.read_variables(self.variables)[2])
             elif len(self.captured) == known:
                 return state
 
@@ -330,7 +330,7 @@ def _refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
     for label, term in shorter.items():
         if term.values.shape[1] == num_rows - 1:
             raise SpecificationError(
-                say(
+                message(
                     f"The values of {_label(label)} must be one per row; shape (rows, rows) is what labels of shape "
                     "(rows,) make against predictions of shape (rows, 1).",
                     f"values of shape {(num_rows, num_rows)}",

@@ -4,7 +4,7 @@ import os
 import threading
 from typing import Any
 
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 
 _taking = threading.Lock()
 _first_process: int | None = None
@@ -20,7 +20,7 @@ def check_process() -> None:
         _first_process = os.getpid()
     if os.getpid() != _first_process:
         raise SpecificationError(
-            say(
+            message(
                 "A forked process cannot train, evaluate or predict if the engine was in use before the fork: the "
                 "engine's threads are not copied, and it would wait for them for ever.",
                 f"process {os.getpid()}, forked after process {_first_process} had made a trainer",
@@ -48,7 +48,7 @@ class Guard:
         with _taking:
             if self._owner not in (None, me):
                 raise SpecificationError(
-                    say(
+                    message(
                         "One thread at a time may be in a trainer: an update spends the arrays of the one before it.",
                         f"thread {me.name!r}, while thread {self._owner.name!r} is in it",
                         "let one wait for the other, or give each a model and a trainer of its own.",

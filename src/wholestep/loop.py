@@ -7,20 +7,20 @@ from typing import Any
 
 import keras
 
-from wholestep.batches import Batches
-from wholestep.callbacks import Watch
-from wholestep.errors import BatchError, say
+from wholestep.callbacks import CallbackRunner
+from wholestep.data.batches import Batches
+from wholestep.data.feed import Feed, Loaded
+from wholestep.errors import BatchError, message
 from wholestep.evaluate import join
-from wholestep.feed import Feed, Loaded
+from wholestep.executor import Executor
 from wholestep.guards import Guard
-from wholestep.machine import Machine
 from wholestep.report import Report
 from wholestep.state import State
-from wholestep.tally import OWN, shown
+from wholestep.sums import OWN, shown
 
 
 def run_epoch(
-    machine: Machine, state: State, feed: Feed, num: int | None, first: int, watch: Watch, *, once: bool
+    executor: Executor, state: State, feed: Feed, num: int | None, first: int, watch: CallbackRunner, *, once: bool
 ) -> tuple[State, dict]:
     """Carry out `num` updates (None: to the end of the epoch); return the state and the logs of the last one.
 
@@ -35,36 +35,38 @@ def run_epoch(
     run = _run_watched if watch.needs_state else _run
     _, step = feed.batches.position
     blocks = partial(feed.blocks, num, once=once)
-    state, logs = run(machine, state, feed, blocks, first, watch)
+    state, logs = run(executor, state, feed, blocks, first, watch)
     if step > 0 and not logs:  # it was left after the last batch of a stream: the epoch is the next one
-        state, logs = run(machine, state, feed, blocks, first, watch)
-    machine.meet(feed)
-    return state, machine.show(logs)
+        state, logs = run(executor, state, feed, blocks, first, watch)
+    executor.meet(feed)
+    return state, executor.show(logs)
 
 
-def _run(machine: Machine, state: State, feed: Feed, blocks: Callable, first: int, watch: Watch) -> tuple[State, dict]:
+def _run(
+    executor: Executor, state: State, feed: Feed, blocks: Callable, first: int, watch: CallbackRunner
+) -> tuple[State, dict]:
     """Nobody looks at the state: several updates to a dispatch, and numbers one dispatch late."""
-    pace, late, done = machine.pace, None, 0
+    dispatch_size, late, done = executor.dispatch_size, None, 0
     logs: dict = {}
-    pace.start()
-    for block in blocks(lambda: pace.size):
-        state, report = machine.dispatch(state, feed, block, first + done)
+    dispatch_size.start()
+    for block in blocks(lambda: dispatch_size.size):
+        state, report = executor.dispatch(state, feed, block, first + done)
         if late is not None:
-            logs, failed = _tell(machine, state, feed, late, first, watch)
-            pace.note(len(late.block.counts), late.program.length)
+            logs, failed = _tell(executor, state, feed, late, first, watch)
+            dispatch_size.note(len(late.block.counts), late.program.length)
             if failed:
                 return state, logs  # what was sent after it was not applied either
         late, done = report, done + len(block.counts)
         if watch.stops:
             break
     if late is not None:
-        logs, _ = _tell(machine, state, feed, late, first, watch)
+        logs, _ = _tell(executor, state, feed, late, first, watch)
     watch.end()
     return state, logs
 
 
 def _run_watched(
-    machine: Machine, state: State, feed: Feed, blocks: Callable, first: int, watch: Watch
+    executor: Executor, state: State, feed: Feed, blocks: Callable, first: int, watch: CallbackRunner
 ) -> tuple[State, dict]:
     """Somebody looks at the state, or changes it, between any two updates, or as many as are one execution."""
     logs: dict = {}
@@ -72,30 +74,32 @@ def _run_watched(
     for block in blocks(lambda: watch.left):
         if done % watch.each == 0:
             watch.begin(done)
-            state = machine.take(state)
-        state, report = machine.dispatch(state, feed, block, first + done)
-        logs, _ = _tell(machine, state, feed, report, first, watch)
+            state = executor.read_state(state)
+        state, report = executor.dispatch(state, feed, block, first + done)
+        logs, _ = _tell(executor, state, feed, report, first, watch)
         done += len(block.counts)
         if watch.stops:
             break
     watch.end()
-    return machine.take(state), logs
+    return executor.read_state(state), logs
 
 
-def _tell(machine: Machine, state: State, feed: Feed, report: Report, first: int, watch: Watch) -> tuple[dict, bool]:
+def _tell(
+    executor: Executor, state: State, feed: Feed, report: Report, first: int, watch: CallbackRunner
+) -> tuple[dict, bool]:
     """Tell the watchers of a dispatch's updates; return the last numbers, and whether the run ends: one failed."""
-    failure = machine.note_failures(report)
+    failure = executor.note_failures(report)
     last = len(report.block.counts) - 1 if failure is None else failure
     for i in range(last + 1 if watch.has_hooks else 0):
         numbers = _numbers(report, i, failure)
-        logs = machine.show(numbers) if watch.needs_state else shown(numbers)
+        logs = executor.show(numbers) if watch.needs_state else shown(numbers)
         watch.tell(report.first + i - first, logs)
     if failure is not None:
         watch.end()
         feed.go_back(report.block, failure)
     # TerminateOnNaN and its like end the run in their own way.
     if failure is not None and not watch.stops:
-        raise machine.failure(state, report, failure)
+        raise executor.failure(state, report, failure)
     return _numbers(report, last, failure), failure is not None
 
 
@@ -109,7 +113,7 @@ def check_any(logs: dict, epoch: int) -> None:
     """Refuse an epoch without a batch."""
     if not logs:
         raise BatchError(
-            say(
+            message(
                 f"Epoch {epoch + 1} must have at least one batch.",
                 "a source with no batches left",
                 "pass something that can be iterated over again, or steps_per_epoch.",
@@ -146,12 +150,12 @@ class Step:
         batch: the batch's place in its epoch, from 0.
     """
 
-    def __init__(self, number: int, epoch: int, batch: int, report: Report, machine: Machine):
+    def __init__(self, number: int, epoch: int, batch: int, report: Report, executor: Executor):
         self.number = number
         self.epoch = epoch
         self.batch = batch
         self._report = report
-        self._machine = machine
+        self._executor = executor
 
     @cached_property
     def logs(self) -> dict[str, Any]:
@@ -159,7 +163,7 @@ class Step:
 
         Once read, the model's `get_metrics_result()` says the same, until the next step.
         """
-        _note_read(self._machine, self._report)
+        _note_read(self._executor, self._report)
         return self._report.logs(0)
 
     @property
@@ -168,33 +172,33 @@ class Step:
         return self._report.loss(0)
 
 
-def run_steps(machine: Machine, batches: Batches, epochs: int, guard: Guard) -> Iterator[Step]:
+def run_steps(executor: Executor, batches: Batches, epochs: int, guard: Guard) -> Iterator[Step]:
     """Carry out one update after the other, for a loop of the user's own.
 
     The state is taken anew for every update, so `guard` is left in between, and any thread may use the trainer there.
     """
-    feed, state = machine.feed(batches), machine.take()
+    feed, state = executor.feed(batches), executor.read_state()
     for _ in range(epochs):
         with guard:
-            machine.settle()
-            state, late = machine.begin_epoch(state), None
-            machine.recount()
+            executor.settle()
+            state, late = executor.begin_epoch(state), None
+            executor.recount()
         for block in feed.blocks(None, lambda: 1):
             with guard:
-                machine.settle()
-                if machine.was_moved:
-                    _check_applied(machine, machine.take(state), feed, late)
+                executor.settle()
+                if executor.was_moved:
+                    _check_applied(executor, executor.read_state(state), feed, late)
                     late = None
-                    machine.recount()
-                state, report = machine.dispatch(machine.take(state), feed, block, machine.last + 1)
-                _check_applied(machine, state, feed, late)
+                    executor.recount()
+                state, report = executor.dispatch(executor.read_state(state), feed, block, executor.last + 1)
+                _check_applied(executor, state, feed, late)
             late = report
-            yield Step(report.first, *block.place, report, machine)
+            yield Step(report.first, *block.start, report, executor)
         with guard:
-            _check_applied(machine, machine.take(state), feed, late)
+            _check_applied(executor, executor.read_state(state), feed, late)
             if late is not None:
-                machine.track(late)
-        machine.meet(feed)
+                executor.track(late)
+        executor.meet(feed)
 
 
 class Logs(Mapping):
@@ -203,18 +207,18 @@ class Logs(Mapping):
     `dict(logs)` is a plain dict. Once read, the model's `get_metrics_result()` says the same, until the next update.
     """
 
-    def __init__(self, machine: Machine, report: Report):
-        self._machine = machine
+    def __init__(self, executor: Executor, report: Report):
+        self._executor = executor
         self._report: Report | None = report
 
     @cached_property
     def _values(self) -> dict[str, Any]:
         report = self._report
         assert report is not None
-        self._machine.settle(report)
+        self._executor.settle(report)
         if report.error is not None:
             raise report.error
-        _note_read(self._machine, report)
+        _note_read(self._executor, report)
         self._report = None  # which holds the batch
         return report.logs(0)
 
@@ -231,78 +235,80 @@ class Logs(Mapping):
         return repr(self._values)
 
 
-def run_update(machine: Machine, batches: Batches, number: int) -> Logs:
+def run_update(executor: Executor, batches: Batches, number: int) -> Logs:
     """Carry out one update, of this number, on a batch in hand."""
-    feed = machine.feed(batches)
+    feed = executor.feed(batches)
     assert isinstance(feed, Loaded)
-    block = feed.in_hand(machine.rows_to_fill)
-    _, report = machine.dispatch(machine.begin_epoch(machine.take()), feed, block, number)
-    machine.hand_over(report)
-    return Logs(machine, report)
+    block = feed.in_hand(executor.rows_to_fill)
+    _, report = executor.dispatch(executor.begin_epoch(executor.read_state()), feed, block, number)
+    executor.hand_over(report)
+    return Logs(executor, report)
 
 
-def _note_read(machine: Machine, report: Report) -> None:
-    if machine.engine.peers.count == 1:  # of several processes every one would have to read it
-        machine.track(report)
+def _note_read(executor: Executor, report: Report) -> None:
+    if executor.engine.processes.count == 1:  # of several processes every one would have to read it
+        executor.track(report)
 
 
-def _check_applied(machine: Machine, state: State, feed: Feed, report: Report | None) -> None:
-    if report is not None and (failure := machine.note_failures(report)) is not None:
+def _check_applied(executor: Executor, state: State, feed: Feed, report: Report | None) -> None:
+    if report is not None and (failure := executor.note_failures(report)) is not None:
         feed.go_back(report.block, failure)
-        raise machine.failure(state, report, failure)
+        raise executor.failure(state, report, failure)
 
 
 # ---- without an update ----
 
 
-def run_evaluation(machine: Machine, batches: Batches, steps: int | None, watch: Watch) -> dict:
+def run_evaluation(executor: Executor, batches: Batches, steps: int | None, watch: CallbackRunner) -> dict:
     """Return the logs over `steps` batches (None: all)."""
     told, batches, report = watch.callbacks, batches.in_order(), None
-    machine.model.stop_evaluating = False
+    executor.model.stop_evaluating = False
     told.on_test_begin()
-    state = machine.begin_epoch(machine.take())
-    for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1, once=True)):
+    state = executor.begin_epoch(executor.read_state())
+    for i, block in enumerate(executor.feed(batches, evaluates=True).blocks(steps, lambda: 1, once=True)):
         watch.test.begin(i)
         if report is None:
-            state = machine.evaluation.begin(state, block)
-        machine.check(block)
-        state, report = machine.evaluation.add(state, block)
-        batches.position = block.position
-        watch.test.end(i, machine.show_evaluation(state, report) if watch.has_test_hooks else None)
-        if machine.model.stop_evaluating:
+            state = executor.evaluation.begin(state, block)
+        executor.check(block)
+        state, report = executor.evaluation.add(state, block)
+        batches.position = block.end
+        watch.test.end(i, executor.show_evaluation(state, report) if watch.has_test_hooks else None)
+        if executor.model.stop_evaluating:
             break
     else:
         _note_missing(0 if report is None else i + 1, steps)
     watch.test.close()
     if report is None:
-        raise BatchError(say("There must be at least one batch.", "none", "pass data that are not spent."))
-    logs = machine.show_evaluation(state, report)
-    machine.engine.peers.meet(f"evaluated {i + 1} batches")
+        raise BatchError(message("There must be at least one batch.", "none", "pass data that are not spent."))
+    logs = executor.show_evaluation(state, report)
+    executor.engine.processes.barrier(f"evaluated {i + 1} batches")
     told.on_test_end(logs)
     return logs
 
 
-def run_prediction(machine: Machine, batches: Batches, steps: int | None, watch: Watch, *, is_whole: bool) -> Any:
+def run_prediction(
+    executor: Executor, batches: Batches, steps: int | None, watch: CallbackRunner, *, is_whole: bool
+) -> Any:
     """Return the outputs for the rows of `steps` batches (None: all); of whole batches, the first part is the input."""
     told, outputs = watch.callbacks, []
-    machine.model.stop_predicting = False
+    executor.model.stop_predicting = False
     told.on_predict_begin()
-    state = machine.take()
-    for i, block in enumerate(machine.feed(batches, evaluates=True).blocks(steps, lambda: 1, once=True)):
+    state = executor.read_state()
+    for i, block in enumerate(executor.feed(batches, evaluates=True).blocks(steps, lambda: 1, once=True)):
         watch.predict.begin(i)
-        state, output = machine.evaluation.predict(state, block, is_whole)
+        state, output = executor.evaluation.predict(state, block, is_whole)
         outputs.append(output)
-        batches.position = block.position
+        batches.position = block.end
         several = outputs[i - i % watch.each :]
         watch.predict.end(i, {"outputs": keras.tree.map_structure(_joined, *several)})
-        if machine.model.stop_predicting:
+        if executor.model.stop_predicting:
             break
     else:
         _note_missing(len(outputs), steps)
     watch.predict.close()
     told.on_predict_end()
-    machine.engine.peers.meet(f"predicted {len(outputs)} batches")
-    return join(machine.engine.fetch(outputs))
+    executor.engine.processes.barrier(f"predicted {len(outputs)} batches")
+    return join(executor.engine.fetch(outputs))
 
 
 def _joined(*outputs: Any) -> Any:

@@ -8,7 +8,7 @@ import keras
 
 from wholestep import tree
 from wholestep.compiled import CompiledObjective, layers, unpack
-from wholestep.errors import BatchError, SpecificationError, WholestepError, say
+from wholestep.errors import BatchError, SpecificationError, WholestepError, message
 
 _MISFITS = (
     "is incompatible with the layer",
@@ -58,7 +58,7 @@ def named(block: Any) -> Iterator[None]:
         yield
     except BatchError as error:
         if not block.is_resident:
-            epoch, step = block.place
+            epoch, step = block.start
             note = f"This was batch {step} of epoch {epoch}, both counted from 0; no update has used it."
             if note not in getattr(error, "__notes__", []):
                 error.add_note(note)
@@ -79,19 +79,19 @@ def _without_labels(model: keras.Model, y: Any) -> str | None:
     if y is not None or model._compile_loss is None:
         return None
     must = "Every batch of a model that was compiled with a loss needs labels."
-    return say(must, "a batch without y", "let every batch be (x, y) or (x, y, sample_weight).")
+    return message(must, "a batch without y", "let every batch be (x, y) or (x, y, sample_weight).")
 
 
 def _of_inputs(model: keras.Model, x: Any, words: str) -> str | None:
     wanted = _wanted(model)
     if x is not None and wanted and (attempt := _misfit(wanted, x)):
-        return say(f"The model takes {_list(wanted)}.", _list(_given(x)), attempt)
+        return message(f"The model takes {_list(wanted)}.", _list(_given(x)), attempt)
     line = next((line for line in words.splitlines() if any(known in line for known in _MISFITS)), None)
     if line is None:
         return None
     received = line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip()
     received = received if x is None else f"{_list(_given(x))} ({received})"
-    return say("The model must be able to take the batch.", received, "give it what it was built for.")
+    return message("The model must be able to take the batch.", received, "give it what it was built for.")
 
 
 def _of_missing(y: Any) -> str | None:
@@ -99,7 +99,7 @@ def _of_missing(y: Any) -> str | None:
     if not missing:
         return None
     must, attempt = "Every output with a loss needs labels.", "pass them, or compile that output with the loss None."
-    return say(must, f"None for {', '.join(missing)}", attempt)
+    return message(must, f"None for {', '.join(missing)}", attempt)
 
 
 def _of_weights(y: Any, weight: Any) -> str | None:
@@ -114,7 +114,7 @@ def _of_weights(y: Any, weight: Any) -> str | None:
         if len(shape) > 1 and not any(shape == of_labels[: len(shape)] for of_labels in labels):
             must = f"{name} must hold one number for each row, or for each of the places that the loss tells apart."
             received = f"{_list([(name, leaf.shape)])} beside {_list(_given(y, 'labels'))}"
-            return say(must, received, "pass weights of shape (rows,).")
+            return message(must, received, "pass weights of shape (rows,).")
     return None
 
 
@@ -164,7 +164,7 @@ def _untraceable(model: keras.Model, error: Exception) -> str | None:
         return None
     must = "On JAX every layer must be able to be compiled."
     attempt = "call these layers on the data first, as in dataset.map, and train the model that takes what they return."
-    return say(must, f"{', '.join(names)} ({type(cause).__name__})", attempt)
+    return message(must, f"{', '.join(names)} ({type(cause).__name__})", attempt)
 
 
 def _list(named: list[tuple[str, tuple]]) -> str:

@@ -15,8 +15,8 @@ from keras.src.backend import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 
 from wholestep import tree
-from wholestep.errors import SpecificationError, say
-from wholestep.mean import Mean, Sum, Term
+from wholestep.errors import SpecificationError, message
+from wholestep.terms import Mean, Sum, Term
 
 Tensor = Any
 
@@ -146,7 +146,9 @@ def read(result: Any, metrics: dict[str, keras.metrics.Metric]) -> Reading:
     clash = {"loss", *(label for label in terms if label)} & (set(extra) | ({"loss"} & set(terms)))
     if clash:
         raise SpecificationError(
-            say("Terms and metrics must have names of their own.", sorted(clash), "rename them ('loss' is the total).")
+            message(
+                "Terms and metrics must have names of their own.", sorted(clash), "rename them ('loss' is the total)."
+            )
         )
     return Reading(terms, reported, scores)
 
@@ -156,7 +158,7 @@ def _check_type(term: Any, label: str) -> None:
         shape = getattr(term, "shape", None)
         received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
         raise SpecificationError(
-            say(
+            message(
                 f"An objective must return a Mean, a Sum or a mapping of them{f' (term {label!r})' if label else ''}.",
                 received,
                 "return Mean(values, weights) with one unreduced value per row; the update divides once.",
@@ -167,7 +169,7 @@ def _check_type(term: Any, label: str) -> None:
 def _score(label: str, given: Any, metrics: dict[str, keras.metrics.Metric]) -> Score:
     if label not in metrics or not isinstance(given, tuple):
         raise SpecificationError(
-            say(
+            message(
                 f"The metric {label!r} must be a Mean, a Sum, or a tuple for a Keras metric of that name.",
                 type(given).__name__,
                 f"pass Trainer(metrics=[...]) with one named {label!r}; it has {sorted(metrics)}.",

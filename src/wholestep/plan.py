@@ -11,13 +11,13 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.coupling import Coupling, adds_up, inference, leaves_out, probe
+from wholestep.coupling import Coupling, inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.cut import Cut
-from wholestep.errors import SpecificationError, say
-from wholestep.feed import Block, arrange
+from wholestep.data.feed import Block, stage
+from wholestep.embeddings import describe
+from wholestep.errors import SpecificationError, message
 from wholestep.state import State
-from wholestep.step import Step
-from wholestep.tables import describe
+from wholestep.update import Update
 
 _MOST_UPDATES = 256
 _MOST_ROW_NUMBERS = 1 << 20
@@ -51,7 +51,7 @@ class Planner:
     """
 
     engine: Any
-    step: Step
+    update: Update
     microbatch_size: int | str
     memory_limit: int | None
     pads: bool | None
@@ -69,7 +69,7 @@ class Planner:
         """
         program = self.known(block, short=short, most=most)
         if program is None:
-            self.engine.peers.at("compiling")
+            self.engine.processes.set_status("compiling")
             program = self._plan(state, block, short, _length(block, most))
             self.programs[self._key(block, short, most)] = program
         return program
@@ -79,39 +79,39 @@ class Planner:
         return self.programs.get(self._key(block, short, most))
 
     def _key(self, block: Block, short: bool, most: int) -> tuple:
-        length, num_buffers = _length(block, most), len(self.step.forward.variables.buffers)
+        length, num_buffers = _length(block, most), len(self.update.forward.variables.buffers)
         return _signature(block), block.rows.shape[1], short, length > 1, num_buffers
 
     def learn(self, state: State, block: Block) -> State:
         """Find out what the objective reads and assigns besides the model's variables, once, before anything else."""
-        if self.step.forward.is_traced:
+        if self.update.forward.is_traced:
             return state
         num_rows = block.rows.shape[1]
         cut = Cut(((1, num_rows),), num_rows, split=self.engine.is_split)
-        data, rows = arrange(self.engine, block, cut)
+        data, rows = stage(self.engine, block, cut)
         return self._learn(cut, state, block, data, *self.engine.place((rows[0], np.int32(num_rows))))
 
     def _learn(self, cut: Cut, state: State, block: Block, data: Any, rows: Any, count: Any) -> State:
         """Do the same for a microbatch of this cut, unless the last trace was of one like it."""
-        forward, like = self.step.forward, (cut.sections[0][1], cut.padded, _signature(block))
+        forward, like = self.update.forward, (cut.sections[0][1], cut.padded, _signature(block))
         if self._learned == like:
-            return state._replace(captured=self.engine.read(forward.inputs, state))
-        state = forward.learn(self.engine, state, partial(self.step.learn, cut, data=data, rows=rows, count=count))
+            return state._replace(captured=self.engine.read_captured(forward.inputs, state))
+        state = forward.learn(self.engine, state, partial(self.update.learn, cut, data=data, rows=rows, count=count))
         self._learned = like
         return state
 
-    def may_pad(self, state: State, block: Block) -> bool:
+    def padding_is_exact(self, state: State, block: Block) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
-        if self.pads is False or not self.probe(state, block).may_pad:
+        if self.pads is False or not self.probe(state, block).padding_is_exact:
             return False
         if self.pads is None:
-            self.pads = self._share(leaves_out(self.engine, self.step.forward, state, block))
+            self.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, block))
         return self.pads
 
-    def adds_up(self, state: State, block: Block) -> bool:
+    def metrics_are_additive(self, state: State, block: Block) -> bool:
         """Whether the states of the metrics are sums over rows. Tries it, once."""
         if self.adds is None:
-            self.adds = self._share(adds_up(self.engine, self.step.forward, state, block))
+            self.adds = self._share(metrics_are_additive(self.engine, self.update.forward, state, block))
         return self.adds
 
     def probe(self, state: State, block: Block) -> Coupling:
@@ -135,16 +135,16 @@ class Planner:
     @property
     def pads_short(self) -> bool | None:
         """Whether short batches are filled up with rows of weight 0; None if that has not been tried."""
-        if self.pads is False or (self.coupling is not None and not self.coupling.may_pad):
+        if self.pads is False or (self.coupling is not None and not self.coupling.padding_is_exact):
             return False
         return None if self.coupling is None else self.pads
 
     def _share(self, found: Any) -> Any:
         """Return what process 0 found: of measured and tried things, all processes must conclude the same."""
-        return self.engine.peers.share(found)
+        return self.engine.processes.broadcast(found)
 
     def _probe(self, state: State, block: Block) -> Coupling:
-        return Coupling(**self._share(asdict(probe(self.engine, self.step.forward, state, block))))
+        return Coupling(**self._share(asdict(probe(self.engine, self.update.forward, state, block))))
 
     def _plan(self, state: State, block: Block, short: bool, length: int) -> Program:
         num_rows = block.rows.shape[1]
@@ -152,7 +152,7 @@ class Planner:
         whole = Cut(((1, num_rows),), num_rows, padded=short and self.pads is not False, split=split)
         if split:
             whole = replace(whole, extra=self._shared_extra(state, block))
-        if num_rows % self.engine.num_replicas and self.may_pad(state, block):
+        if num_rows % self.engine.num_replicas and self.padding_is_exact(state, block):
             whole = replace(whole, sections=((1, self._even(num_rows)),), padded=True)
         if self.microbatch_size != "auto":
             cut = self._cut(whole, int(self.microbatch_size), state, block)
@@ -162,7 +162,7 @@ class Planner:
             self._say(f"memory_limit has no effect: {self.engine.name} does not tell what a program needs.")
         size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
-            if not self.probe(state, block).may_cut:
+            if not self.probe(state, block).cut_is_exact:
                 self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(state, block).why}.")
                 return program
             size = -(-size // 2)
@@ -178,15 +178,15 @@ class Planner:
         if size >= whole.rows:
             return whole
         coupling = self.probe(state, block)
-        if not coupling.can_cut:
+        if not coupling.cut_is_possible:
             self._say(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
             return whole
         num = -(-whole.rows // size)
-        if self.may_pad(state, block):
+        if self.padding_is_exact(state, block):
             size = self._even(-(-whole.rows // num))
             split = self._may_split(whole, [size], state, block)
             return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows, split=split)
-        if not coupling.may_cut:
+        if not coupling.cut_is_exact:
             self._say(
                 f"microbatch_size={size} is part of what this update means: {coupling.why}. {coupling.cut_means} "
                 f"A microbatch has at most {size} rows; leave microbatch_size out to compute the batch as a whole."
@@ -194,7 +194,7 @@ class Planner:
         small, larger = divmod(whole.rows, num)
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
         extra = whole.extra if whole.split else "mean" if coupling.extra == "mean" else "sum"
-        split = coupling.may_cut and self._may_split(whole, [size for _, size in sections], state, block)
+        split = coupling.cut_is_exact and self._may_split(whole, [size for _, size in sections], state, block)
         return Cut(sections, whole.rows, extra=extra, split=whole.split or split)
 
     def _may_split(self, whole: Cut, sizes: list[int], state: State, block: Block) -> bool:
@@ -202,7 +202,7 @@ class Planner:
         num = self.engine.num_replicas
         if whole.split or not self.engine.can_split or any(size % num for size in sizes):
             return whole.split
-        return self.adds_up(state, block)
+        return self.metrics_are_additive(state, block)
 
     def _shared_extra(self, state: State, block: Block) -> str:
         """Return how other losses add up over replicas that see their own rows alone.
@@ -211,15 +211,15 @@ class Planner:
             SpecificationError: something depends on the rows of all replicas together.
         """
         coupling = self.probe(state, block)
-        if coupling.can_cut and not coupling.may_cut:
+        if coupling.cut_is_possible and not coupling.cut_is_exact:
             with inference(self.engine.coupling_layers):
                 coupling = self._probe(state, block)
-        why = "" if coupling.may_cut else coupling.why
-        if not why and not self.adds_up(state, block):
+        why = "" if coupling.cut_is_exact else coupling.why
+        if not why and not self.metrics_are_additive(state, block):
             why = "a metric's state is not a sum over rows"
         if why:
             must = "Under tf.distribute every replica sees its own rows alone, and what it finds must add up."
-            raise SpecificationError(say(must, why, "the JAX engine, where replicas share one array of all rows."))
+            raise SpecificationError(message(must, why, "the JAX engine, where replicas share one array of all rows."))
         return "mean" if coupling.extra == "mean" else "sum"
 
     def _even(self, size: int) -> int:
@@ -228,28 +228,28 @@ class Planner:
         return -(-size // num) * num
 
     def _compile(self, cut: Cut, length: int, state: State, block: Block) -> Program:
-        engine, step = self.engine, self.step
-        data, rows = arrange(engine, block, cut)
+        engine, maker = self.engine, self.update
+        data, rows = stage(engine, block, cut)
         places, count = engine.place((rows[0], np.int32(cut.rows)))
         state = self._learn(cut, state, block, data, places, count)
-        if cut.padded and step.forward.cannot_pad:
+        if cut.padded and maker.forward.cannot_pad:
             cut = replace(cut, padded=False)
             state = self._learn(cut, state, block, data, places, count)
-        state = state._replace(sums=engine.place(step.tally.empty()))
-        touching, wholes = step.touching(cut, state, data, places)
-        cut = replace(cut, split=False) if touching.tables else cut  # which need the lookups of all replicas
-        update = step.update(cut, touching)
+        state = state._replace(sums=engine.place(maker.epoch_sums.empty()))
+        row_plan, wholes = maker.row_plan(cut, state, data, places)
+        cut = replace(cut, split=False) if row_plan.tables else cut  # which need the lookups of all replicas
+        update = maker.whole_update(cut, row_plan)
         one = (state, data, places, count)
         length = 1 if engine.loops_slowly(update, *one) else length
         loops = length > 1 or engine.always_xla
-        run = step.run(update, length, one, loops=loops)
+        run = maker.run(update, length, one, loops=loops)
         none = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(0))
-        captured, values = step.forward.inputs, state.captured
+        captured, values = maker.forward.inputs, state.captured
         example = state._replace(captured=()), values, data, *engine.place(none)
         call = engine.compile(run, example, repeats=loops)
         needs = self._share(engine.memory(call))
-        tables = describe(touching, wholes, cut.num_microbatches)
-        return Program(call, cut, length, needs, tables, captured, engine.how(call))
+        tables = describe(row_plan, wholes, cut.num_microbatches)
+        return Program(call, cut, length, needs, tables, captured, engine.describe(call))
 
     def _say(self, message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -300,14 +300,14 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
     lines += program.tables
     if coupling is not None:
         lines.append(
-            "Cutting changes nothing in this model." if coupling.may_cut else f"Not cut freely: {coupling.why}."
+            "Cutting changes nothing in this model." if coupling.cut_is_exact else f"Not cut freely: {coupling.why}."
         )
     return "\n".join(lines)
 
 
 def _spread(cut: Cut, engine: Any) -> list[str]:
     """Return how the rows are spread over hosts and replicas, if they are."""
-    replicas, hosts = engine.num_replicas, engine.peers.count
+    replicas, hosts = engine.num_replicas, engine.processes.count
     if replicas == 1:
         return []
     shares = " and ".join(f"{num} microbatches x {-(-size // replicas)} rows" for num, size in cut.sections)

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.batches import Batches, in_sequence, sized
 from wholestep.compiled import is_overridden, unpack
-from wholestep.errors import SpecificationError, say
-from wholestep.source import is_nest_of_arrays, to_numpy, without_none
+from wholestep.data.batches import Batches, in_sequence, sized
+from wholestep.data.source import is_nest_of_arrays, to_numpy, without_none
+from wholestep.errors import SpecificationError, message
 
 Tree = Any
 Prepare = Callable[[Tree], Tree]
@@ -31,7 +31,7 @@ def preparation(model: keras.Model, method: str) -> Prepare | None:
         attempt = (
             "do before the trainer what it does to the data, or let `model.preprocessor(x, y, sample_weight)` do it"
         )
-        raise SpecificationError(say(must, f"`{method}` of {type(model).__name__}", f"{attempt}, and delete it."))
+        raise SpecificationError(message(must, f"`{method}` of {type(model).__name__}", f"{attempt}, and delete it."))
 
     def prepare(batch: Tree) -> Tree:
         preprocess = samples or model.preprocessor

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
+from wholestep.data.feed import Block
 from wholestep.errors import NonFiniteError
-from wholestep.feed import Block
 from wholestep.plan import Program
-from wholestep.step import APPLIED, OWN_LOSS
-from wholestep.tally import Layout, shown
+from wholestep.sums import ReportLayout, shown
+from wholestep.update import APPLIED, OWN_LOSS
 
 
 class Report:
     """The numbers of one dispatch. Reading them waits for the device; nothing else does."""
 
-    def __init__(self, engine: Any, layout: Layout, values: Any, block: Block, first: int, program: Program):
+    def __init__(self, engine: Any, layout: ReportLayout, values: Any, block: Block, first: int, program: Program):
         self.block = block
         self.first = first
         self.program = program

@@ -8,11 +8,14 @@ from typing import Any
 import keras
 
 from wholestep import arguments, compiled
-from wholestep.batches import Batches, go_to_epoch, kept
 from wholestep.building import Builder
-from wholestep.callbacks import Watch
+from wholestep.callbacks import CallbackRunner
+from wholestep.data.batches import Batches, go_to_epoch, kept
+from wholestep.data.class_weight import class_weighted
+from wholestep.data.source import is_nest_of_arrays, without_none
 from wholestep.engines import scope
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
+from wholestep.executor import Executor, Options
 from wholestep.guards import Guard, check_process
 from wholestep.loop import (
     Step,
@@ -24,11 +27,9 @@ from wholestep.loop import (
     run_steps,
     run_update,
 )
-from wholestep.machine import Machine, Options
 from wholestep.objective import Objective, leave_rows_out
 from wholestep.plan import explain
 from wholestep.preprocess import Prepare, as_input, open_in_sequence, open_prepared, preparation, strings_as_arrays
-from wholestep.source import class_weighted, is_nest_of_arrays, without_none
 
 
 class Trainer:
@@ -87,7 +88,7 @@ class Trainer:
         self._options = Options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
         self._builder = Builder(model, objective)
         self._guard = Guard()
-        self._machine: Machine | None = None
+        self._executor: Executor | None = None
         self._made_for: list = []
         self._epochs = 0
         self._optimizer = (
@@ -142,10 +143,10 @@ class Trainer:
             if validation_data is not None:
                 validation = kept(open_in_sequence(validation_data, size, self._preparation("evaluate")))
             batches = self._batches("fit", x, y, sample_weight, batch_size, shuffle, class_weight)
-            machine = self._build(batches)
+            executor = self._build(batches)
             epochs = arguments.limit_epochs(epochs)
             steps, once = arguments.limit_steps(steps_per_epoch, batches.num_batches), steps_per_epoch is None
-            watch = self._watch(machine, callbacks, verbose, epochs, steps or batches.num_batches, history=True)
+            watch = self._watch(executor, callbacks, verbose, epochs, steps or batches.num_batches, history=True)
             self.model.stop_training = False
             logs: dict = {}
             watch.callbacks.on_train_begin()
@@ -156,13 +157,13 @@ class Trainer:
                 batches.seek(self._epochs)
             if validation is not None:
                 validation_steps = arguments.limit_steps(validation_steps, validation.num_batches)
-            feed, state = machine.feed(batches), machine.take()
+            feed, state = executor.feed(batches), executor.read_state()
             with self._counting(batches):
                 for epoch in range(begin, epochs):
                     watch.callbacks.on_epoch_begin(epoch)
-                    state = machine.begin_epoch(machine.take(state))
+                    state = executor.begin_epoch(executor.read_state(state))
                     first = self._number() + 1
-                    state, logs = run_epoch(machine, state, feed, steps, first, watch, once=once)
+                    state, logs = run_epoch(executor, state, feed, steps, first, watch, once=once)
                     check_any(logs, epoch)
                     if validation is not None and arguments.is_due(epoch, validation_freq):
                         logs |= self._validate(validation, validation_steps, watch)
@@ -171,7 +172,7 @@ class Trainer:
                         break
             self._finish()
             watch.callbacks.on_train_end(logs)
-            machine.engine.peers.meet("has ended training")  # what the first has written can be read by all
+            executor.engine.processes.barrier("has ended training")  # what the first has written can be read by all
             return self.model.history
 
     def steps(self, data: Any, epochs: int = 1) -> Iterator[Step]:
@@ -208,10 +209,10 @@ class Trainer:
 
     def _steps(self, batches: Batches, epochs: int) -> Iterator[Step]:
         with self._guard:
-            machine = self._build(batches)
+            executor = self._build(batches)
             self._number()
-            machine.be_quiet(False)
-            return run_steps(machine, batches, epochs, self._guard)
+            executor.be_quiet(False)
+            return run_steps(executor, batches, epochs, self._guard)
 
     def update(self, batch: Any) -> Mapping[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
@@ -232,8 +233,8 @@ class Trainer:
         """
         with self._guard:
             batches = open_prepared(iter([batch]), None, self._preparation("fit"))
-            machine = self._build(batches)
-            return run_update(machine, batches, self._number() + 1)
+            executor = self._build(batches)
+            return run_update(executor, batches, self._number() + 1)
 
     # ---- without an update ----
 
@@ -257,10 +258,10 @@ class Trainer:
         arguments.check_counts(steps=steps)
         with self._guard:
             batches = self._batches("evaluate", x, y, sample_weight, batch_size, False, None)
-            machine = self._build(batches)
+            executor = self._build(batches)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
-            logs = run_evaluation(machine, batches, steps, watch)
+            watch = self._watch(executor, callbacks, verbose, 1, steps or batches.num_batches)
+            logs = run_evaluation(executor, batches, steps, watch)
             return logs if return_dict else compiled.in_order(self.model, logs)
 
     def predict(
@@ -275,7 +276,7 @@ class Trainer:
         arguments.check_counts(steps=steps)
         if type(self.model).predict_step is not keras.Model.predict_step:
             raise SpecificationError(
-                say(
+                message(
                     "The model must not override `predict_step`.",
                     type(self.model).__name__,
                     "delete it if it only calls the model; else call model.predict itself: the weights are in it.",
@@ -286,24 +287,24 @@ class Trainer:
             whole = isinstance(x, Batches) or prepare is not None
             batches = open_in_sequence(x if prepare is None else as_input(x), batch_size, prepare).in_order()
             arguments.check_row_order(batches)
-            machine = self._build(batches, predicts=True, are_whole=whole or batches.is_ready)
+            executor = self._build(batches, predicts=True, are_whole=whole or batches.is_ready)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            watch = self._watch(machine, callbacks, verbose, 1, steps or batches.num_batches)
-            return run_prediction(machine, batches, steps, watch, is_whole=whole or batches.is_ready)
+            watch = self._watch(executor, callbacks, verbose, 1, steps or batches.num_batches)
+            return run_prediction(executor, batches, steps, watch, is_whole=whole or batches.is_ready)
 
     def explain(self) -> str:
         """Return how updates are carried out, in plain words. Complete once one has been."""
         self._settle()
-        machine = self._machine
-        if machine is None or not machine.planner.programs:
+        executor = self._executor
+        if executor is None or not executor.planner.programs:
             return "No update has been carried out yet: the plan is made from the first batch."
-        return explain(machine.planner, machine.engine.sharded(machine.variables.params), machine.where_data_are)
+        return explain(executor.planner, executor.engine.sharded(executor.variables.params), executor.where_data_are)
 
     @property
     def num_skipped(self) -> int:
         """How many updates were left out because they were not finite."""
         self._settle()
-        return 0 if self._machine is None else self._machine.num_skipped
+        return 0 if self._executor is None else self._executor.num_skipped
 
     # ---- how ----
 
@@ -321,7 +322,9 @@ class Trainer:
         arguments.check_data(x, y, sample_weight)
         if class_weight is not None and sample_weight is not None:
             raise SpecificationError(
-                say("class_weight and sample_weight cannot both be given.", "both", "multiply them into sample_weight.")
+                message(
+                    "class_weight and sample_weight cannot both be given.", "both", "multiply them into sample_weight."
+                )
             )
         alone = y is None and sample_weight is None and (self._given is not None or not is_nest_of_arrays(x))
         source = x if alone else without_none((x, y, sample_weight))
@@ -333,8 +336,8 @@ class Trainer:
             warnings.warn(told, UserWarning, stacklevel=3)
         return batches
 
-    def _build(self, batches: Batches, **how: bool) -> Machine:
-        """Return the machine for the model as it is now, creating its variables from a batch if need be."""
+    def _build(self, batches: Batches, **how: bool) -> Executor:
+        """Return the executor for the model as it is now, creating its variables from a batch if need be."""
         self._settle()
         self._adopt_optimizer()
         self._builder.build(batches, **how)
@@ -343,52 +346,54 @@ class Trainer:
             with scope(self.model):
                 optimizer.build(self.model.trainable_variables)
         made_for = [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution()]
-        if self._machine is None or not compiled.are_same(self._made_for, made_for):
+        if self._executor is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
-            self._machine, self._made_for = self._make(), made_for
-        return self._machine
+            self._executor, self._made_for = self._make(), made_for
+        return self._executor
 
     def _settle(self) -> None:
-        if self._machine is not None:
-            self._machine.settle()
+        if self._executor is not None:
+            self._executor.settle()
 
     def _adopt_optimizer(self) -> None:
         """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
         if self._optimizer is not None:
             self.model.optimizer = self._optimizer
 
-    def _make(self) -> Machine:
+    def _make(self) -> Executor:
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
         if self._given is not None:
-            return Machine(model, self._given, optimizer, self._metrics, leave_rows_out(self._metrics), self._options)
+            return Executor(model, self._given, optimizer, self._metrics, leave_rows_out(self._metrics), self._options)
         if model.run_eagerly:
             warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=4)
         objective = compiled.CompiledObjective(model, self._metrics)
         metrics = [*compiled.metrics_of(model), *self._metrics]
         pads = leave_rows_out(compiled.known_metrics(model, self._metrics))
-        return Machine(model, objective, optimizer, metrics, pads, self._options)
+        return Executor(model, objective, optimizer, metrics, pads, self._options)
 
     def _watch(
-        self, machine: Machine, callbacks: Any, verbose: Any, epochs: int, steps: int | None, *, history: bool = False
-    ) -> Watch:
-        machine.be_quiet(not verbose)
+        self, executor: Executor, callbacks: Any, verbose: Any, epochs: int, steps: int | None, *, history: bool = False
+    ) -> CallbackRunner:
+        executor.be_quiet(not verbose)
         told = {"verbose": verbose, "epochs": epochs, "steps": steps, "history": history}
-        return Watch(self.model, callbacks, **told, engine=machine.engine)
+        return CallbackRunner(self.model, callbacks, **told, engine=executor.engine)
 
     def _number(self) -> int:
         if getattr(self.model, "optimizer", None) is None:
             raise SpecificationError(
-                say("Training needs an optimizer.", "none", "pass Trainer(..., optimizer=...), or compile the model.")
+                message(
+                    "Training needs an optimizer.", "none", "pass Trainer(..., optimizer=...), or compile the model."
+                )
             )
-        assert self._machine is not None
+        assert self._executor is not None
         self._settle()
-        return self._machine.recount()
+        return self._executor.recount()
 
     def _finish(self) -> None:
         """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
         self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
-    def _validate(self, batches: Batches, steps: int | None, watch: Watch) -> dict:
+    def _validate(self, batches: Batches, steps: int | None, watch: CallbackRunner) -> dict:
         logs = run_evaluation(self._build(batches), batches, steps, watch)
         return {f"val_{name}": value for name, value in logs.items()}

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from wholestep.errors import BatchError, say
+from wholestep.errors import BatchError, message
 
 Tree = Any
 
@@ -49,7 +49,7 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
         shape = getattr(leaf, "shape", None)
         if shape is None or len(shape) == 0:
             raise BatchError(
-                say(
+                message(
                     f"{label} must be an array with a leading row axis.",
                     _kind(leaf),
                     "pass an array of shape (rows, ...).",
@@ -57,10 +57,11 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
             )
         lengths[label] = int(shape[0])
     if not lengths:
-        raise BatchError(say(f"{root} must hold at least one array.", tree, "pass arrays with a leading row axis."))
+        raise BatchError(message(f"{root} must hold at least one array.", tree, "pass arrays with a leading row axis."))
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{label}: {length} rows" for label, length in lengths.items())
-        raise BatchError(say("All leaves must have the same number of rows.", counts, "pass arrays of equal length."))
+        must = "All leaves must have the same number of rows."
+        raise BatchError(message(must, counts, "pass arrays of equal length."))
     return next(iter(lengths.values()))
 
 

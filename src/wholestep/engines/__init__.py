@@ -2,23 +2,24 @@
 
 | verb | what it does |
 |---|---|
-| take, give, give_metrics | Keras variables to the values of a State, and back |
-| read | the values of variables that the trainer does not own, not to be spent |
+| read_variables, write_variables, write_metrics | Keras variables to the values of a State, and back |
+| read_captured | the values of variables that the trainer does not own, not to be spent |
 | place, fetch | host to device, at once; device to numpy, the only place that waits |
-| spread, batch | loaded rows to the replicas that work on them; the rows of a (micro)batch, each on its replica |
+| shard, batch | loaded rows to the replicas that work on them; the rows of a (micro)batch, each on its replica |
 | traced, inlined, shapes | a function, traced once for each shape; the same where it is called; what it would return |
-| frame, is_in | what stands for the function being traced, or the body of a loop in it; whether a value is its |
+| frame, is_traced_in | what stands for the function being traced, or the body of a loop in it; whether a value is its |
 | resident | the same as place, for rows that are used again and again |
-| share, first, own | in a replica: its part of a vector over rows, the place where that begins, its parameters |
+| replica_slice, replica_start | in a replica: its slice of a vector over rows, and where that begins |
+| replica_params | in a replica: its parameters |
 | total | a function over the rows of all replicas, and what it found summed over them |
 | gather, lookup | rows of device-resident arrays; rows of a table, NaN where it has none |
 | differentiate | gradients of a scalar function, with its auxiliary result |
 | fold | a function over microbatches, carrying its result |
 | repeat | several updates in one dispatch, a number known only at run time |
-| alone | the engine for evaluation |
+| for_evaluation | the engine for evaluation |
 | loss_scale, apply | the optimizer's loss scale; the new state after one optimizer update, if it is to be |
 | apply_to_rows | the same, for the rows of tables that were looked up |
-| compile, how | the program that the loop calls, its first argument is spent; how it is carried out, in words |
+| compile, describe | the program that the loop calls, its first argument is spent; how it is carried out, in words |
 | memory | the bytes that a compiled program needs beside its arguments |
 """
 
@@ -28,7 +29,7 @@ from typing import Any
 
 import keras
 
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 
 
 def choose(
@@ -42,7 +43,7 @@ def choose(
     backend = keras.backend.backend()
     if backend not in ("jax", "tensorflow"):
         raise SpecificationError(
-            say(
+            message(
                 "The Keras backend must be jax or tensorflow.",
                 backend,
                 "set the environment variable KERAS_BACKEND before importing keras.",

@@ -11,11 +11,11 @@ import keras
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
-from wholestep.engines import peers
+from wholestep.embeddings import TableRows
 from wholestep.engines.mesh import Shares, find_layout
-from wholestep.errors import BatchError, say
+from wholestep.errors import BatchError, message
+from wholestep.processes import group
 from wholestep.state import State, Variables
-from wholestep.tables import Touched
 
 Tree = Any
 _INT32 = np.iinfo(np.int32)
@@ -39,7 +39,7 @@ class Engine:
             warnings.warn("jit_compile=False has no effect: on JAX an update is always compiled.", stacklevel=2)
         self.optimizer = optimizer
         self.layout = find_layout(replicas)
-        self.peers = peers.connect()
+        self.processes = group.connect()
         self.waits = 0
         self.compilations = 0
         self._given: dict[int, tuple] = {}
@@ -62,7 +62,7 @@ class Engine:
     freezes_reads = True  # what a traced function reads is a constant of the program
     keeps_assigned = False  # `keras.Model.fit` drops what the forward pass assigns to a parameter
 
-    def alone(self) -> "Engine":
+    def for_evaluation(self) -> "Engine":
         """Return the engine for evaluation: this one."""
         return self
 
@@ -80,26 +80,26 @@ class Engine:
 
     # ---- Keras variables and values ----
 
-    def take(self, variables: Variables) -> tuple[list, list, list]:
+    def read_variables(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers). The variables' own arrays: the next program spends them."""
         seen: set[int] = set()
         params, slots, buffers = variables.params, variables.slots, variables.buffers
         return self._own(params, seen), self._own(slots, seen), self._own(buffers, seen)
 
-    def give(self, variables: Variables, state: State) -> None:
+    def write_variables(self, variables: Variables, state: State) -> None:
         """Let the Keras variables hold the values of the state. Waits for nothing."""
         groups = [(variables.params, state.params), (variables.slots, state.slots), (variables.buffers, state.buffers)]
         for known, values in groups:
             for variable, value in zip(known, values, strict=True):
                 variable._value = self._alone(variable, value)
-        self.give_metrics(variables, state.metrics)
+        self.write_metrics(variables, state.metrics)
 
-    def give_metrics(self, variables: Variables, metrics: list) -> None:
+    def write_metrics(self, variables: Variables, metrics: list) -> None:
         """Let the variables of the Keras metrics hold these values. Waits for nothing."""
         for variable, value in zip(variables.metrics, metrics, strict=True):
             variable._value = self._alone(variable, value)
 
-    def read(self, variables: list, state: State) -> list:
+    def read_captured(self, variables: list, state: State) -> list:
         """Return the values of variables that are not the trainer's own. They are not spent.
 
         A variable that shares an array with the state, as after `target.assign(online)`, gets one of its own.
@@ -119,7 +119,7 @@ class Engine:
             self._seen[id(variable)] = value, placed
         return placed
 
-    def foreign(self, variables: list) -> list:
+    def changed_outside(self, variables: list) -> list:
         """Return the variables whose values are not those that `give` gave them."""
         return [v for v in variables if self._given.get(id(v), (None,))[0] is not v.value]
 
@@ -162,7 +162,7 @@ class Engine:
 
     resident = place
 
-    def spread(self, data: Tree, shares: np.ndarray) -> Shares:
+    def shard(self, data: Tree, shares: np.ndarray) -> Shares:
         """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
         assert self.layout is not None
         return Shares(jax.tree.map(lambda leaf: self.layout.spread(_narrow(leaf), shares), data))
@@ -170,7 +170,7 @@ class Engine:
     def fetch(self, values: Tree) -> Tree:
         """Return device values as numpy. The only place that waits."""
         self.waits += 1
-        with self.peers.waiting("computing"):
+        with self.processes.waiting("computing"):
             return jax.device_get(values)
 
     # ---- inside a program ----
@@ -187,7 +187,7 @@ class Engine:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
         return jnp.zeros(())._trace
 
-    def is_in(self, frame: Any, value: Any) -> bool:
+    def is_traced_in(self, frame: Any, value: Any) -> bool:
         """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
         return self.frame() is frame and getattr(value, "_trace", frame) is frame
 
@@ -208,7 +208,7 @@ class Engine:
         if self.layout is None:
             return self.gather(data, rows)
         if self.layout.is_inside:
-            return self.gather(data.leaves if isinstance(data, Shares) else data, self.share(rows))
+            return self.gather(data.leaves if isinstance(data, Shares) else data, self.replica_slice(rows))
         if isinstance(data, Shares):
             each = -(-rows.shape[0] // self.num_replicas)
             places = jnp.resize(rows, (self.num_replicas, each))
@@ -218,20 +218,20 @@ class Engine:
             batch = self.gather(data, rows)
         return jax.lax.with_sharding_constraint(batch, self.layout.rows)
 
-    def share(self, rows: Any) -> Any:
+    def replica_slice(self, rows: Any) -> Any:
         """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns."""
         if self.layout is None or not self.layout.is_inside:
             return rows
         each = rows.shape[0] // self.num_replicas
-        return jax.lax.dynamic_slice_in_dim(rows, self.first(rows.shape[0]), each)
+        return jax.lax.dynamic_slice_in_dim(rows, self.replica_start(rows.shape[0]), each)
 
-    def first(self, size: int) -> Any:
+    def replica_start(self, size: int) -> Any:
         """Return the place of the first row of so many that `batch` returns."""
         if self.layout is None or not self.layout.is_inside:
             return 0
         return jax.lax.axis_index(self.layout.axis) * (size // self.num_replicas)
 
-    def own(self, params: list) -> list:
+    def replica_params(self, params: list) -> list:
         """Return the parameters as they are on every device."""
         return params
 
@@ -297,7 +297,7 @@ class Engine:
         return jax.lax.cond(ok, update, lambda: state)
 
     def apply_to_rows(
-        self, state: State, new: State, grads: list, ok: Any, assigned: dict, touched: list[Touched], optimizer: Any
+        self, state: State, new: State, grads: list, ok: Any, assigned: dict, touched: list[TableRows], optimizer: Any
     ) -> State:
         """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
         params, slots = [*state.params], [*state.slots]
@@ -309,10 +309,10 @@ class Engine:
         params, slots = optimizer.stateless_apply(slots, grads, params)
         count = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.iterations)
         slots[count] = jnp.where(ok, slots[count], state.slots[count])
-        for table, rows, homes in touched:
+        for table, rows, row_slots in touched:
             wholes = table.places(state.params, state.slots)
             for (values, i), (whole, _) in zip(table.places(params, slots), wholes, strict=True):
-                values[i] = whole[i].at[rows].set(self.gather(values[i], homes), mode="promise_in_bounds")
+                values[i] = whole[i].at[rows].set(self.gather(values[i], row_slots), mode="promise_in_bounds")
         parts = (new.buffers, new.metrics, new.sums), (state.buffers, state.metrics, state.sums)
         buffers, metrics, sums = jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), *parts)
         return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
@@ -335,11 +335,11 @@ class Engine:
             kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
             options["out_shardings"] = (kept, results[1]) if spends else results
         lowered = jax.jit(function, **options).lower(*examples)
-        if self.peers.count > 1:
-            self.peers.agree({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
+        if self.processes.count > 1:
+            self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
         return lowered.compile()
 
-    def how(self, program: Any) -> str:
+    def describe(self, program: Any) -> str:
         """Return how a program is carried out, in plain words: there is one way."""
         return ""
 
@@ -374,7 +374,7 @@ def _narrow(leaf: Any) -> Any:
         return array
     if array.size and (array.max() > _INT32.max or array.min() < _INT32.min):
         raise BatchError(
-            say(
+            message(
                 "Integers must fit in 32 bits on this engine.",
                 f"values from {array.min()} to {array.max()}",
                 "enable 64-bit integers with jax.config.update('jax_enable_x64', True), or renumber them.",

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 
 Tree = Any
 
@@ -20,7 +20,7 @@ class Shares(NamedTuple):
     leaves: Tree
 
 
-class Layout:
+class MeshLayout:
     """A mesh of devices, of which one axis counts the replicas.
 
     Args:
@@ -103,7 +103,7 @@ class Layout:
         return jax.process_count() == 1
 
 
-def find_layout(replicas: int | str | None) -> Layout | None:
+def find_layout(replicas: int | str | None) -> MeshLayout | None:
     """Return the layout that `keras.distribution` or `replicas` asks for; None for one device.
 
     Raises:
@@ -111,10 +111,10 @@ def find_layout(replicas: int | str | None) -> Layout | None:
     """
     distribution = keras.distribution.distribution()
     if distribution is not None:
-        layout = Layout(distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution)
+        layout = MeshLayout(distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution)
         if replicas not in (None, "all", layout.num_replicas):
             must = "replicas must be left out under keras.distribution, which says it already."
-            raise SpecificationError(say(must, f"replicas={replicas} and {distribution}", "leave one of them out."))
+            raise SpecificationError(message(must, f"replicas={replicas} and {distribution}", "leave one of them out."))
         return layout
     devices = jax.devices()
     if replicas is None and jax.process_count() == 1:
@@ -123,9 +123,9 @@ def find_layout(replicas: int | str | None) -> Layout | None:
     if num > len(devices):
         attempt = f'replicas="all", or XLA_FLAGS=--xla_force_host_platform_device_count={num} to try it on a CPU.'
         raise SpecificationError(
-            say("Every replica needs a device.", f"{num} replicas, {len(devices)} devices", attempt)
+            message("Every replica needs a device.", f"{num} replicas, {len(devices)} devices", attempt)
         )
     if jax.process_count() > 1 and num != len(devices):
         must = "Several processes train with all of their devices."
-        raise SpecificationError(say(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
-    return None if len(devices[:num]) == 1 else Layout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")
+        raise SpecificationError(message(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
+    return None if len(devices[:num]) == 1 else MeshLayout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from wholestep import tree
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 
 Tree = Any
 
@@ -115,9 +115,11 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Repl
     if count > 1 and not mirrored:
         must = "The strategy must mirror variables in one process, as MultiWorkerMirroredStrategy and others do not."
         attempt = "tf.distribute.MirroredStrategy; or, for several hosts, the JAX engine and `wholestep launch`."
-        raise SpecificationError(say(must, type(strategy).__name__, attempt))
+        raise SpecificationError(message(must, type(strategy).__name__, attempt))
     if replicas not in (None, count) and not (replicas == "all" and mirrored):
         must = "On TensorFlow, replicas are those of the strategy that the model was built under."
         found = f"replicas={replicas} and a model of {count}"
-        raise SpecificationError(say(must, found, "with tf.distribute.MirroredStrategy().scope(): build the model."))
+        raise SpecificationError(
+            message(must, found, "with tf.distribute.MirroredStrategy().scope(): build the model.")
+        )
     return Replicas(strategy, model) if count > 1 else None

@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from wholestep import tree
-from wholestep.engines.alone import Alone
+from wholestep.embeddings import TableRows
 from wholestep.engines.strategy import Shares, find_replicas
+from wholestep.processes.single import SingleProcess
 from wholestep.state import State, Variables
-from wholestep.tables import Touched
 
 Tree = Any
 
@@ -38,7 +38,7 @@ class Engine:
     ):
         self.optimizer = optimizer
         self.replicas = find_replicas(model, replicas)
-        self.peers = Alone()
+        self.processes = SingleProcess()
         self.waits = 0
         self.compilations = 0
         self.always_xla, self._why_no_xla = _choose_xla(model, jit_compile)
@@ -65,7 +65,7 @@ class Engine:
         """The layers that couple rows, but over the rows of all replicas."""
         return [] if self.replicas is None else self.replicas.syncing
 
-    def alone(self) -> "Engine":
+    def for_evaluation(self) -> "Engine":
         """Return an engine of the same variables for one device: evaluation runs there."""
         engine = copy.copy(self)
         engine.replicas = None
@@ -77,23 +77,23 @@ class Engine:
 
     # ---- Keras variables and values ----
 
-    def take(self, variables: Variables) -> tuple[list, list, list]:
+    def read_variables(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers); the first two stay in their variables."""
         self._variables[:] = variables.params
         return [], [], [tf.identity(v.value) for v in variables.buffers]
 
-    def give(self, variables: Variables, state: State) -> None:
+    def write_variables(self, variables: Variables, state: State) -> None:
         """Let the Keras variables hold the values of the state."""
         for variable, value in zip(variables.buffers, state.buffers, strict=True):
             variable.value.assign(value, read_value=False)
-        self.give_metrics(variables, state.metrics)
+        self.write_metrics(variables, state.metrics)
 
-    def give_metrics(self, variables: Variables, metrics: list) -> None:
+    def write_metrics(self, variables: Variables, metrics: list) -> None:
         """Let the variables of the Keras metrics hold these values."""
         for variable, value in zip(variables.metrics, metrics, strict=True):
             variable.value.assign(value, read_value=False)
 
-    def read(self, variables: list, state: State) -> list:
+    def read_captured(self, variables: list, state: State) -> list:
         """Return the values of variables that are not the trainer's own: none, as programs read them themselves."""
         return []
 
@@ -112,7 +112,7 @@ class Engine:
         put = self.replicas.put
         return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
 
-    def spread(self, data: Tree, shares: np.ndarray) -> Shares:
+    def shard(self, data: Tree, shares: np.ndarray) -> Shares:
         """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
         assert self.replicas is not None
         put = self.replicas.put
@@ -143,7 +143,7 @@ class Engine:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
         return tf.compat.v1.get_default_graph()
 
-    def is_in(self, frame: Any, value: Any) -> bool:
+    def is_traced_in(self, frame: Any, value: Any) -> bool:
         """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
         scopes = tf.get_current_name_scope().split("/")
         return self.frame() is frame and not any(scope.startswith(_ONE_OF_SEVERAL) for scope in scopes)
@@ -163,17 +163,17 @@ class Engine:
             return self.gather(data, rows)
         if self.replicas.index is None:
             return self.replicas.gather(data, rows)
-        return self.gather(data.leaves if isinstance(data, Shares) else data, self.share(rows))
+        return self.gather(data.leaves if isinstance(data, Shares) else data, self.replica_slice(rows))
 
-    def share(self, rows: Any) -> Any:
+    def replica_slice(self, rows: Any) -> Any:
         """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns."""
         return rows if self.replicas is None else rows[self.replicas.part(rows.shape[0])]
 
-    def first(self, size: int) -> int:
+    def replica_start(self, size: int) -> int:
         """Return the place of the first row of so many that `batch` returns."""
         return 0 if self.replicas is None else self.replicas.part(size).start
 
-    def own(self, params: list) -> list:
+    def replica_params(self, params: list) -> list:
         """Return the parameters as the replica that is being traced has them."""
         return (
             params
@@ -256,24 +256,24 @@ class Engine:
         return tf.cond(ok, update, lambda: state)
 
     def apply_to_rows(
-        self, state: State, new: State, grads: list, ok: Any, assigned: dict, touched: list[Touched], optimizer: Any
+        self, state: State, new: State, grads: list, ok: Any, assigned: dict, touched: list[TableRows], optimizer: Any
     ) -> State:
         """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
         for i, value in assigned.items():
             whole = self._variables[i].value
             whole.assign(tf.where(ok, value, whole), read_value=False)
         moves = []
-        for table, rows, homes in touched:
+        for table, rows, row_slots in touched:
             wholes = table.places(self._variables, self.optimizer.variables)
             pairs = zip(wholes, table.places(optimizer._trainable_variables, optimizer.variables), strict=True)
-            moves += [(whole[i].value, few[i].value, rows, homes) for (whole, i), (few, _) in pairs]
+            moves += [(whole[i].value, few[i].value, rows, row_slots) for (whole, i), (few, _) in pairs]
         for whole, few, rows, _ in moves:
             few.assign(tf.gather(whole, rows))
         # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
         optimizer.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], optimizer._trainable_variables)
         optimizer.iterations.value.assign_sub(tf.cast(~ok, optimizer.iterations.dtype))
-        for whole, few, rows, homes in moves:
-            whole.scatter_update(tf.IndexedSlices(tf.gather(few, homes), rows))
+        for whole, few, rows, row_slots in moves:
+            whole.scatter_update(tf.IndexedSlices(tf.gather(few, row_slots), rows))
         return tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state)
 
     def is_finite(self, values: list) -> Any:
@@ -313,7 +313,7 @@ class Engine:
         self._with_xla.append(compiled)
         return compiled
 
-    def how(self, program: Callable) -> str:
+    def describe(self, program: Callable) -> str:
         """Return how a program is carried out, in plain words."""
         if any(program is compiled for compiled in self._with_xla):
             return "XLA compiles it."

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.alike import facts_of_code, facts_of_data, facts_of_values
+from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 
 
 def make(activation="relu", rate=0.1, units=3):
@@ -20,7 +20,7 @@ def make(activation="relu", rate=0.1, units=3):
 
 
 def code(model, optimizer=None):
-    return facts_of_code(model, None, optimizer or model.optimizer, ("auto", None))
+    return code_facts(model, None, optimizer or model.optimizer, ("auto", None))
 
 
 def differing(one, two):
@@ -45,17 +45,17 @@ def test_another_optimizer_is_named():
 def test_values_and_data_are_named():
     one, two = make(), make()
     two.layers[0].kernel.assign(two.layers[0].kernel * 2.0)
-    (path,) = differing(facts_of_values(one.variables), facts_of_values(two.variables))
+    (path,) = differing(value_facts(one.variables), value_facts(two.variables))
     assert path.startswith("sequential/dense/kernel (4x3 ")
     x = np.arange(12.0).reshape(6, 2)
-    facts = facts_of_data(ws.Batches((x, x), 2))
-    other = facts_of_data(ws.Batches((x, x + (x == 5)), 2, seed=1))
+    facts = data_facts(ws.Batches((x, x), 2))
+    other = data_facts(ws.Batches((x, x + (x == 5)), 2, seed=1))
     assert differing(facts, other) == ["the order of the rows", "data[1]"]
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="on TensorFlow it is there already")
 def test_describing_does_not_import_tensorflow():
-    look = "import sys; sys.path.insert(0, 'tests'); from test_alike import code, make; make; import keras; "
+    look = "import sys; sys.path.insert(0, 'tests'); from test_fingerprint import code, make; make; import keras; "
     look += "m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]); m.compile('adam', 'mse'); code(m); "
     look += "print('tensorflow' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)

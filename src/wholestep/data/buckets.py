@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import BatchError, say
-from wholestep.order import Order
-from wholestep.sequences import Sequences
-from wholestep.shapes import NONE, assign, best, given
+from wholestep.data.order import Order
+from wholestep.data.sequences import Sequences
+from wholestep.data.shapes import NONE, assign, best, given
+from wholestep.errors import BatchError, message
 
 Tree = Any
 
@@ -128,7 +128,7 @@ def too_long(sequences: Sequences, row: int, largest: np.ndarray) -> BatchError:
     """Return the error that names a row that no shape holds."""
     most = ", ".join(f"{tree.name(path, 'length')} {n}" for path, n in zip(sequences.paths, largest, strict=True))
     return BatchError(
-        say(
+        message(
             f"No row may be longer than the largest shape ({most}).",
             sequences.describe(row),
             "a larger boundary, or truncate=True to cut it off.",
@@ -139,7 +139,7 @@ def too_long(sequences: Sequences, row: int, largest: np.ndarray) -> BatchError:
 def too_large(sequences: Sequences, row: int, places: int, tokens: int) -> BatchError:
     """Return the error that names a row that takes more places than the budget."""
     return BatchError(
-        say(
+        message(
             f"No row may take more places than tokens={tokens}.",
             f"{sequences.describe(row)}, which takes {places} places in its shape",
             "more tokens, or smaller boundaries with truncate=True.",

@@ -8,17 +8,17 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import BatchError, SpecificationError, say
-from wholestep.sequences import Sequences
-from wholestep.shapes import LONGEST
-from wholestep.source import Arrays, Items, to_numpy, with_arrays
+from wholestep.data.sequences import Sequences
+from wholestep.data.shapes import LONGEST
+from wholestep.data.source import Arrays, IndexedRows, to_numpy, with_arrays
+from wholestep.errors import BatchError, SpecificationError, message
 
 Tree = Any
 
 _AT_ONCE = 1024
 
 
-def measure(source: Arrays | Items, length: Any, pad: Any) -> Sequences:
+def measure(source: Arrays | IndexedRows, length: Any, pad: Any) -> Sequences:
     """Return the sequences of a source.
 
     Args:
@@ -46,7 +46,7 @@ def measure(source: Arrays | Items, length: Any, pad: Any) -> Sequences:
     return sequences
 
 
-def _row(source: Arrays | Items, number: int) -> Tree:
+def _row(source: Arrays | IndexedRows, number: int) -> Tree:
     if isinstance(source, Arrays):
         return tree.map_leaves(lambda leaf: leaf[number], source.arrays)
     return tree.map_leaves(to_numpy, with_arrays(source.each(np.array([number]))[0]))
@@ -57,7 +57,7 @@ def _flat(nest: Any) -> list[tuple[tuple, Any]]:
     return [(path, values) for path, values in keras.tree.flatten_with_path(with_arrays(nest)) if values is not None]
 
 
-def _evaluated(source: Arrays | Items, length: Callable) -> list[tuple[tuple, list[int]]]:
+def _evaluated(source: Arrays | IndexedRows, length: Callable) -> list[tuple[tuple, list[int]]]:
     """Return (path, lengths) for every part of a row that the function names."""
     if length is len:
         _refuse_parts(keras.tree.flatten_with_path(_row(source, 0)))
@@ -69,16 +69,16 @@ def _evaluated(source: Arrays | Items, length: Callable) -> list[tuple[tuple, li
         if lengths.keys() != found.keys():
             parts = [", ".join(tree.name(path, "length") for path in each) for each in (lengths, found)]
             received = f"{parts[0]} for row {number}, {parts[1]} for row 0"
-            raise BatchError(say("length must name the same parts of every row.", received, "name them all."))
+            raise BatchError(message("length must name the same parts of every row.", received, "name them all."))
         for path, value in lengths.items():
             found[path].append(_number(tree.name(path, "length"), value, number))
     return list(found.items())
 
 
-def _rows(source: Arrays | Items) -> Iterator[tuple[int, Tree]]:
+def _rows(source: Arrays | IndexedRows) -> Iterator[tuple[int, Tree]]:
     for start in range(0, source.num_rows, _AT_ONCE):
         numbers = np.arange(start, min(start + _AT_ONCE, source.num_rows))
-        if isinstance(source, Items):
+        if isinstance(source, IndexedRows):
             yield from zip(numbers.tolist(), source.each(numbers), strict=True)
         else:
             yield from ((n, tree.map_leaves(lambda leaf, n=n: leaf[n], source.arrays)) for n in numbers.tolist())
@@ -89,7 +89,7 @@ def _asked(length: Callable, row: Tree, number: int) -> Any:
         return length(row)
     except Exception as error:  # whatever a user's function may raise
         received = f"{type(error).__name__}: {error}, for row {number}"
-        raise BatchError(say("length must tell how long every row is.", received, "look at this row.")) from error
+        raise BatchError(message("length must tell how long every row is.", received, "look at this row.")) from error
 
 
 def _number(label: str, value: Any, row: int) -> int:
@@ -100,7 +100,7 @@ def _number(label: str, value: Any, row: int) -> int:
     if not 0 <= number <= LONGEST:
         received = f"shape {np.shape(value)}" if np.ndim(value) else repr(value)
         must = f"{label} must be a whole number from 0 to {LONGEST}."
-        raise BatchError(say(must, f"{received} for row {row}", "length=lambda row: len(row['tokens'])."))
+        raise BatchError(message(must, f"{received} for row {row}", "length=lambda row: len(row['tokens'])."))
     return number
 
 
@@ -109,7 +109,7 @@ def _refuse_parts(leaves: list) -> None:
     if leaves[0][0] != ():
         path = next((path for path, leaf in leaves if np.ndim(leaf)), leaves[0][0])
         attempt = f"length=lambda row: len({tree.name(path, 'row')})."
-        raise SpecificationError(say("length=len would count the parts of a row.", f"{len(leaves)} parts", attempt))
+        raise SpecificationError(message("length=len would count the parts of a row.", f"{len(leaves)} parts", attempt))
 
 
 def _checked(label: str, values: Any, num_rows: int) -> np.ndarray:
@@ -118,10 +118,10 @@ def _checked(label: str, values: Any, num_rows: int) -> np.ndarray:
     if values.shape != (num_rows,) or values.dtype.kind not in "iu":
         must = f"{label} must be whole numbers, one for each of {num_rows} rows."
         received = f"shape {values.shape} of {values.dtype}"
-        raise SpecificationError(say(must, received, "length=lambda row: len(row['tokens'])."))
+        raise SpecificationError(message(must, received, "length=lambda row: len(row['tokens'])."))
     for row in np.flatnonzero((values < 0) | (values > LONGEST))[:1]:
         must = f"{label} must lie between 0 and {LONGEST}."
-        raise SpecificationError(say(must, f"{values[row]} for row {row}", "look at the lengths."))
+        raise SpecificationError(message(must, f"{values[row]} for row {row}", "look at the lengths."))
     return values.astype(np.int32, copy=False)
 
 
@@ -141,7 +141,7 @@ def _pads(pad: Any, leaves: list, owner: tuple) -> tuple:
         like = [leaf.dtype for (_, leaf), is_padded in zip(leaves, padded, strict=True) if is_padded]
         if np.ndim(value) or any(not _holds(dtype, value) for dtype in like):
             received = f"{value} for {', '.join(str(dtype) for dtype in like)}"
-            raise SpecificationError(say(f"{label} must be a number that the leaf can hold.", received, "pass 0."))
+            raise SpecificationError(message(f"{label} must be a number that the leaf can hold.", received, "pass 0."))
     return tuple(0 if i is None else named[i][1] for i in found)
 
 
@@ -152,7 +152,7 @@ def _holds(dtype: np.dtype, value: Any) -> bool:
 
 def _refuse(label: str, what: str, leaves: list) -> None:
     received = ", ".join(f"{tree.name(path, 'row')} of shape {np.shape(leaf)}" for path, leaf in leaves)
-    raise SpecificationError(say(f"{label} must name {what}.", received, "use the keys of a row."))
+    raise SpecificationError(message(f"{label} must name {what}.", received, "use the keys of a row."))
 
 
 def _check_widths(sequences: Sequences) -> None:
@@ -163,7 +163,7 @@ def _check_widths(sequences: Sequences) -> None:
         received = ", ".join(f"{label}: {width} wide" for label, width in widths.items())
         if len(set(widths.values())) > 1:
             raise BatchError(
-                say(
+                message(
                     "Arrays that share a length must be equally wide.",
                     received,
                     "name the sequences that have lengths of their own: length={'source': ..., 'target': ...}.",
@@ -172,4 +172,4 @@ def _check_widths(sequences: Sequences) -> None:
         longest = int(np.argmax(lengths))
         if lengths[longest] > min(widths.values()):
             received += f"; {sequences.describe(longest)}"
-            raise BatchError(say("Arrays must be as wide as their longest row.", received, "look at the lengths."))
+            raise BatchError(message("Arrays must be as wide as their longest row.", received, "look at the lengths."))

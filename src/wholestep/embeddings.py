@@ -51,17 +51,17 @@ class Table:
         return [(params, self.param), *((slots, slot) for slot in self.slots)]
 
 
-class Touched(NamedTuple):
+class TableRows(NamedTuple):
     """The rows of one table that an update touches.
 
     Args:
         rows: their numbers in the table, int32 (lookups,), with repetitions.
-        homes: where among them the gradients of each row are summed, int32 (lookups,): equal rows share a home.
+        row_slots: where among them the gradients of each row are summed, int32 (lookups,): equal rows share a home.
     """
 
     table: Table
     rows: Tensor
-    homes: Tensor
+    row_slots: Tensor
 
 
 def find(
@@ -138,7 +138,7 @@ class Lookups:
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
-            if not self.engine.is_in(frame, ids):  # what a loop asks for cannot be told from outside of it
+            if not self.engine.is_traced_in(frame, ids):  # what a loop asks for cannot be told from outside of it
                 self._inside.add(number)
             else:
                 noted[number].append(ids)
@@ -199,7 +199,7 @@ class Lookups:
 
 
 @dataclass(frozen=True)
-class Touching:
+class RowPlan:
     """How the updates of one cut touch the tables.
 
     Args:
@@ -217,49 +217,49 @@ class Touching:
         """The tables of which only rows are updated."""
         return self.lookups.tables
 
-    def touch(self, marks: Tensor, ids: list[Tensor]) -> tuple[Tensor, list[Touched], list[Tensor]]:
+    def deduplicate(self, scratch: Tensor, ids: list[Tensor]) -> tuple[Tensor, list[TableRows], list[Tensor]]:
         """Find out which lookups ask for the same row, in a time that depends on their number alone.
 
         Args:
-            marks: int32, of the length of one table of each group; their content does not matter.
+            scratch: int32, of the length of one table of each group; their content does not matter.
             ids: by group, the row numbers that are asked for, int32 (lookups,); negative ones count from the end.
 
         Returns:
-            The marks, spent and new; the rows of each table; and by group the place of each lookup among its rows. A
+            The scratch, spent and new; the rows of each table; and by group the place of each lookup among its rows. A
             row that the table does not have has a place beyond the last.
         """
         if not ids:
-            return marks, [], []
+            return scratch, [], []
         sizes = self.lookups.sizes
         asked = [_from_end(i, size) for i, size in zip(ids, sizes, strict=True)]
         exists = [(i >= 0) & (i < size) for i, size in zip(asked, sizes, strict=True)]
         rows = [ops.where(e, i, ops.zeros_like(i)) for e, i in zip(exists, asked, strict=True)]
-        # One scatter for all groups: with several, XLA would copy the marks to keep what was read between them.
+        # One scatter for all groups: with several, XLA would copy the scratch to keep what was read between them.
         where = ops.concatenate([r + start for r, start in zip(rows, _starts(sizes), strict=True)])
         numbers = ops.concatenate([ops.arange(r.shape[0], dtype="int32") for r in rows])
-        marks = ops.scatter_update(marks, where[:, None], numbers)
+        scratch = ops.scatter_update(scratch, where[:, None], numbers)
         # Equal rows find the same mark, whichever of theirs was made last.
-        found, counts = ops.take(marks, where), [r.shape[0] for r in rows]
-        homes = [found[start : start + count] for start, count in zip(_starts(counts), counts, strict=True)]
-        places = [ops.where(e, h, ops.full_like(h, h.shape[0])) for e, h in zip(exists, homes, strict=True)]
-        touched = [Touched(t, rows[g], homes[g]) for t, g in zip(self.tables, self.lookups.groups, strict=True)]
-        return marks, touched, places
+        found, counts = ops.take(scratch, where), [r.shape[0] for r in rows]
+        row_slots = [found[start : start + count] for start, count in zip(_starts(counts), counts, strict=True)]
+        places = [ops.where(e, h, ops.full_like(h, h.shape[0])) for e, h in zip(exists, row_slots, strict=True)]
+        touched = [TableRows(t, rows[g], row_slots[g]) for t, g in zip(self.tables, self.lookups.groups, strict=True)]
+        return scratch, touched, places
 
 
 def _starts(sizes: list[int]) -> list[int]:
     return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
-def describe(touching: Touching, wholes: dict[str, str], num_microbatches: int) -> list[str]:
+def describe(row_plan: RowPlan, wholes: dict[str, str], num_microbatches: int) -> list[str]:
     """Return how each table is updated, in plain words."""
     lines = []
-    for table, group in zip(touching.tables, touching.lookups.groups, strict=True):
-        asked = num_microbatches * touching.counts[group]
+    for table, group in zip(row_plan.tables, row_plan.lookups.groups, strict=True):
+        asked = num_microbatches * row_plan.counts[group]
         lines.append(f"Of the {table.num_rows} rows of {table.layer.name!r}, the {asked} looked up are updated.")
     return lines + [f"All rows of {path!r} are updated: {why}." for path, why in wholes.items()]
 
 
-def pays(num_lookups: int, table: Table) -> bool:
+def worth_it(num_lookups: int, table: Table) -> bool:
     """Whether an update looks up few enough rows of a table for it to be worth it."""
     return _SHARE * num_lookups <= table.num_rows
 

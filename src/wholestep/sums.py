@@ -7,14 +7,14 @@ import numpy as np
 from keras import ops
 
 from wholestep.forward import Forward
-from wholestep.mean import Mean, accumulate, ratio
+from wholestep.terms import Mean, accumulate, ratio
 
 Tensor = Any
 
 OWN = "="  # before a name: what a `get_metrics_result` of the model's own says
 
 
-class Tally:
+class EpochSums:
     """How the sums of one forward function become a loss, an epoch and a report.
 
     The sums of an epoch are two arrays, high and low parts of shape (2, terms + 1): values and weights of every term,
@@ -23,7 +23,7 @@ class Tally:
 
     def __init__(self, forward: Forward):
         self.forward = forward
-        self.layout = Layout()
+        self.layout = ReportLayout()
 
     def empty(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the running sums of an epoch that has not begun. Needs the facts of a trace."""
@@ -65,7 +65,7 @@ def shown(numbers: dict[str, Any]) -> dict[str, Any]:
     return own or numbers
 
 
-class Layout:
+class ReportLayout:
     """Where each name of the logs lies in a report. Valid once an update has been traced."""
 
     def __init__(self) -> None:

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.buckets import Buckets, make_buckets
-from wholestep.errors import SpecificationError, say
-from wholestep.lengths import measure
-from wholestep.order import Order
-from wholestep.packing import Packs, make_packs
-from wholestep.source import Arrays, Items, Ready, Source
+from wholestep.data.buckets import Buckets, make_buckets
+from wholestep.data.lengths import measure
+from wholestep.data.order import Order
+from wholestep.data.packing import Packs, make_packs
+from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source
+from wholestep.errors import SpecificationError, message
 
 Tree = Any
 
 
-class ByLength(NamedTuple):
+class LengthOptions(NamedTuple):
     """What a user may say of batches under a token budget, as in `Batches`."""
 
     length: Any = None
@@ -27,10 +27,10 @@ class ByLength(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Even:
+class FixedSize:
     """Batches of equally many rows; the last of an epoch may be shorter. Ready-made batches are rows of their own."""
 
-    source: Arrays | Items | Ready
+    source: Arrays | IndexedRows | IndexedBatches
     order: Order
     size: int
 
@@ -65,53 +65,53 @@ class Even:
         """Return a batch, or its rows at these places, as numpy arrays."""
         return self.source.load(self.rows(epoch, step)[places])
 
-    def in_order(self) -> "Even":
+    def in_order(self) -> "FixedSize":
         """Return the same batches from the first row to the last."""
         return replace(self, order=replace(self.order, shuffle=False))
 
 
-Grouping = Even | Buckets | Packs
+Sampler = FixedSize | Buckets | Packs
 
 
-def group_evenly(source: Source, batch_size: int | None, seed: int, shuffle: bool) -> Even:
+def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool) -> FixedSize:
     """Return batches of `batch_size` rows, 32 if it is None; ready-made batches as they are.
 
     Raises:
         SpecificationError: a size below 1, or one for batches that are ready-made.
     """
-    if isinstance(source, Ready):
+    if isinstance(source, IndexedBatches):
         num = source.num_batches
-        return Even(source, Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None), 1)
-    assert isinstance(source, Arrays | Items)
+        return FixedSize(source, Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None), 1)
+    assert isinstance(source, Arrays | IndexedRows)
     size = 32 if batch_size is None else _whole("batch_size", batch_size, "a number such as 32, or leave it out.")
-    return Even(source, Order(source.num_rows, seed, shuffle), min(size, source.num_rows))
+    return FixedSize(source, Order(source.num_rows, seed, shuffle), min(size, source.num_rows))
 
 
-def group_by_length(source: Source, tokens: int, wish: ByLength, seed: int, shuffle: bool) -> Buckets | Packs:
+def by_length_of(source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets | Packs:
     """Return batches of at most `tokens` places.
 
     Raises:
-        SpecificationError: a wish that cannot be met by such rows.
+        SpecificationError: options that cannot be met by such rows.
         BatchError: a row that is too long.
     """
     tokens = _whole("tokens", tokens, "the places of a batch, such as 4096.")
-    if wish.length is None:
+    if options.length is None:
         must = "tokens needs the length of every row."
-        raise SpecificationError(say(must, "no length", "length=lambda row: len(row['tokens'])."))
-    if wish.truncate and wish.boundaries is None:
+        raise SpecificationError(message(must, "no length", "length=lambda row: len(row['tokens'])."))
+    if options.truncate and options.boundaries is None:
         must = "truncate=True needs boundaries, to say where rows are cut off."
-        raise SpecificationError(say(must, "no boundaries", "boundaries=[..., the longest that is kept]."))
-    assert isinstance(source, Arrays | Items)
-    sequences = measure(source, wish.length, wish.pad)
-    if wish.pack:
-        return make_packs(sequences, tokens, wish.boundaries, truncate=wish.truncate, seed=seed, shuffle=shuffle)
-    buckets = make_buckets(sequences, tokens, wish.boundaries, truncate=wish.truncate, seed=seed, shuffle=shuffle)
-    if isinstance(source, Arrays) and wish.pad != 0 and np.all(buckets.shapes <= sequences.widths):
+        raise SpecificationError(message(must, "no boundaries", "boundaries=[..., the longest that is kept]."))
+    assert isinstance(source, Arrays | IndexedRows)
+    sequences = measure(source, options.length, options.pad)
+    if options.pack:
+        return make_packs(sequences, tokens, options.boundaries, truncate=options.truncate, seed=seed, shuffle=shuffle)
+    buckets = make_buckets(sequences, tokens, options.boundaries, truncate=options.truncate, seed=seed, shuffle=shuffle)
+    if isinstance(source, Arrays) and options.pad != 0 and np.all(buckets.shapes <= sequences.widths):
         warnings.warn("pad has no effect: arrays hold their padding already.", UserWarning, stacklevel=4)
     return buckets
 
 
-def refuse_sizes(is_ready: bool, batch_size: Any, tokens: Any, wish: ByLength) -> None:
+def refuse_sizes(is_ready: bool, batch_size: Any, tokens: Any, options: LengthOptions) -> None:
     """Refuse sizes for ready-made batches, two kinds of size at once, and wishes that only a token budget can meet.
 
     Raises:
@@ -123,17 +123,17 @@ def refuse_sizes(is_ready: bool, batch_size: Any, tokens: Any, wish: ByLength) -
         if tokens is not None:
             must = "Ready-made batches have their own size; rows under a token budget need __len__ and __getitem__."
             attempt = "list(rows) if these are single rows, or leave tokens out."
-        raise SpecificationError(say(must, " and ".join(sizes), attempt))
+        raise SpecificationError(message(must, " and ".join(sizes), attempt))
     if len(sizes) > 1:
         must = "A batch is measured in rows or in tokens."
-        raise SpecificationError(say(must, " and ".join(sizes), "leave one of them out."))
-    wished = [name for name, value in wish._asdict().items() if value is not ByLength._field_defaults[name]]
+        raise SpecificationError(message(must, " and ".join(sizes), "leave one of them out."))
+    wished = [name for name, value in options._asdict().items() if value is not LengthOptions._field_defaults[name]]
     if tokens is None and wished:
         must = "Batches by length need a token budget."
-        raise SpecificationError(say(must, f"{', '.join(wished)} without tokens", "tokens=4096."))
+        raise SpecificationError(message(must, f"{', '.join(wished)} without tokens", "tokens=4096."))
 
 
 def _whole(name: str, value: Any, attempt: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise SpecificationError(say(f"{name} must be a whole number of at least 1.", value, attempt))
+        raise SpecificationError(message(f"{name} must be a whole number of at least 1.", value, attempt))
     return int(value)

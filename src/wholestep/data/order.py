@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 
 _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -47,7 +47,7 @@ def whole_seed(seed: Any) -> int:
         SpecificationError: it is no whole number.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise SpecificationError(say("seed must be a whole number.", seed, "seed=0."))
+        raise SpecificationError(message("seed must be a whole number.", seed, "seed=0."))
     return int(seed)
 
 

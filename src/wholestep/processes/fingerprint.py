@@ -12,13 +12,13 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.batches import Batches
 from wholestep.compiled import layers
+from wholestep.data.batches import Batches
 
 _PACKAGES = ("wholestep", "keras", "jax", "numpy")
 
 
-def facts_of_code(model: keras.Model, objective: Any, optimizer: Any, options: Any) -> dict[str, str]:
+def code_facts(model: keras.Model, objective: Any, optimizer: Any, options: Any) -> dict[str, str]:
     """Return what describes the program: versions, script, model, objective, optimizer, options."""
     script = Path(sys.argv[0])
     return {
@@ -32,7 +32,7 @@ def facts_of_code(model: keras.Model, objective: Any, optimizer: Any, options: A
     }
 
 
-def facts_of_values(variables: list) -> dict[str, str]:
+def value_facts(variables: list) -> dict[str, str]:
     """Return what describes the values of variables, by their paths."""
     return {
         f"{v.path} ({'x'.join(map(str, v.shape))} {v.dtype})": _digest(np.ascontiguousarray(v.value).tobytes())
@@ -41,7 +41,7 @@ def facts_of_values(variables: list) -> dict[str, str]:
     }
 
 
-def facts_of_data(batches: Batches) -> dict[str, str]:
+def data_facts(batches: Batches) -> dict[str, str]:
     """Return what describes the data: how many batches, where they stand, which rows come first, what they hold.
 
     Arrays are compared whole, of rows that are loaded the first batch.

@@ -64,14 +64,14 @@ def join() -> None:
     Raises:
         PeerError: it is not known what run that is.
     """
-    from wholestep.engines import peers  # Keras and JAX, which the process that only starts others does without
+    from wholestep.processes import group  # Keras and JAX, which the process that only starts others does without
 
-    peers.join()
+    group.join()
 
 
 def run(script: str, arguments: list[str]) -> int:
     """Run a script in this process of a run, which it has joined. SIGTERM ends it between two updates."""
-    from wholestep.engines import peers
+    from wholestep.processes import group
 
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -81,7 +81,7 @@ def run(script: str, arguments: list[str]) -> int:
         if stop.code not in (None, 0):
             raise RuntimeError(f"the script left with exit code {stop.code}") from stop
     except Terminated as stop:
-        peers.end_terminated(stop)
+        group.end_terminated(stop)
     return 0
 
 
@@ -106,7 +106,7 @@ def _watch(processes: list[subprocess.Popen]) -> int:
         codes = [process.poll() for process in processes]
         for index, code in enumerate(codes):
             if code:
-                _say(index, code)
+                _report_end(index, code)
                 _wait(processes, _GRACE if code > 0 else 0)
                 return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
@@ -114,7 +114,7 @@ def _watch(processes: list[subprocess.Popen]) -> int:
         time.sleep(0.05)
 
 
-def _say(index: int, code: int) -> None:
+def _report_end(index: int, code: int) -> None:
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     print(f"wholestep launch: process {index} {how}; the others end too.", file=sys.stderr, flush=True)
 

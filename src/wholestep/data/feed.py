@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wholestep import tree
-from wholestep.batches import Batches
 from wholestep.cut import Cut
-from wholestep.errors import BatchError, say
-from wholestep.grouping import Even
+from wholestep.data.batches import Batches
+from wholestep.data.sampler import FixedSize
+from wholestep.data.source import BatchStream
+from wholestep.errors import BatchError, message
 from wholestep.interrupts import uninterrupted
-from wholestep.source import Stream
 
 _AHEAD = 2
 
@@ -34,8 +34,8 @@ class Block(NamedTuple):
         ids: row numbers in the user's source (None for ready-made batches), one array for each update; where rows are
             packed, an array of arrays.
         own: which rows of a loaded batch `host` holds, ascending; None if all.
-        place: the place in the source of the first of these updates.
-        position: the place after the last.
+        start: the position in the source of the first of these updates.
+        end: the position after the last.
     """
 
     data: Any
@@ -46,8 +46,8 @@ class Block(NamedTuple):
     full: int
     ids: list
     own: np.ndarray | None
-    place: tuple[int, int]
-    position: tuple[int, int]
+    start: tuple[int, int]
+    end: tuple[int, int]
 
     def some(self, update: int, places: Any) -> Any:
         """Return the rows at these places of an update, on the host; not of one that was loaded in part."""
@@ -60,8 +60,8 @@ class Resident:
     """Arrays that stay on the device; a block names rows. `most` updates can go in one dispatch."""
 
     def __init__(self, engine: Any, batches: Batches):
-        assert isinstance(batches.grouping, Even)
-        self.order, self.size = batches.grouping.order, batches.grouping.size
+        assert isinstance(batches.sampler, FixedSize)
+        self.order, self.size = batches.sampler.order, batches.sampler.size
         self.batches = batches
         self.cuts: dict[tuple[int, int], Cut] = {}
         self.data = engine.resident(batches.arrays)
@@ -86,7 +86,7 @@ class Resident:
 
     def go_back(self, block: Block, done: int) -> None:
         """Stand behind the first `done` updates of a block again: the others were not carried out."""
-        self.batches.position = block.place[0], block.place[1] + done
+        self.batches.position = block.start[0], block.start[1] + done
 
     def _blocks(self, epoch: int, step: int, num: int) -> Iterator[Block]:
         size, order = self.size, self.order
@@ -97,12 +97,12 @@ class Resident:
         if len(rows) > full * size:
             yield self._block(rows[None, full * size :], (epoch, step + full))
 
-    def _block(self, rows: np.ndarray, place: tuple[int, int]) -> Block:
+    def _block(self, rows: np.ndarray, position: tuple[int, int]) -> Block:
         counts = np.full((len(rows),), rows.shape[1], np.int32)
-        epoch, step = place[0], place[1] + len(rows)
+        epoch, step = position[0], position[1] + len(rows)
         after = (epoch + 1, 0) if step == len(self.batches) else (epoch, step)
         host = self.batches.arrays
-        return Block(self.data, host, True, rows.astype(np.int32), counts, self.size, list(rows), None, place, after)
+        return Block(self.data, host, True, rows.astype(np.int32), counts, self.size, list(rows), None, position, after)
 
 
 class Loaded:
@@ -161,7 +161,7 @@ class Loaded:
 
     def go_back(self, block: Block, done: int) -> None:
         """Stand behind the first `done` updates of a block again: the others were not carried out."""
-        self.batches.position = block.place[0], block.place[1] + done
+        self.batches.position = block.start[0], block.start[1] + done
         if self._stop.is_set():
             self._put_back([block])
 
@@ -178,53 +178,53 @@ class Loaded:
     def _put_back(self, loaded: list) -> None:
         """Let ready-made batches that were not used wait for the next call; others can be loaded again."""
         batches = self.batches
-        unused = [item for item in loaded if isinstance(item, Block) and item.place >= batches.position]
+        unused = [item for item in loaded if isinstance(item, Block) and item.start >= batches.position]
         unused = [block._replace(data=None) for block in unused]
         batches.unused = unused + batches.unused if batches.is_ready else []
 
     def _load(self, num: int | None, once: bool) -> Iterator[Block]:
-        batches, done, place = self.batches, 0, self.batches.position
-        epoch = place[0]
+        batches, done, position = self.batches, 0, self.batches.position
+        epoch = position[0]
         while batches.unused and done != num:
             block = batches.unused.pop(0)
-            done, place = done + 1, block.position
+            done, position = done + 1, block.end
             yield block._replace(data=self._placed(block.host))
         ends = once or num is None
-        while done != num and (not ends or place[0] == epoch):
+        while done != num and (not ends or position[0] == epoch):
             try:
-                own = self._own(place)
-                host, after = batches.take(place, slice(None) if own is None else own)
+                own = self._own(position)
+                host, after = batches.take(position, slice(None) if own is None else own)
             except StopIteration:
-                assert isinstance(batches.source, Stream)
-                self._end = (place[0] + 1, 0)
-                if ends or not batches.source.begins_again or place[1] == 0:
+                assert isinstance(batches.source, BatchStream)
+                self._end = (position[0] + 1, 0)
+                if ends or not batches.source.begins_again or position[1] == 0:
                     return
-                place = self._end
+                position = self._end
                 continue
             done += 1
-            yield self._block(host, own, place, after)
-            place = after
+            yield self._block(host, own, position, after)
+            position = after
 
-    def _own(self, place: tuple[int, int]) -> np.ndarray | None:
+    def _own(self, position: tuple[int, int]) -> np.ndarray | None:
         """Return which rows of a batch this process must load; None for all."""
-        if self.engine.peers.count == 1 or self.batches.is_ready:
+        if self.engine.processes.count == 1 or self.batches.is_ready:
             return None
-        grouping = self.batches.grouping
-        count = len(grouping.ids(*place))
-        cut = self.cuts.get((grouping.full_size(*place), count))
+        sampler = self.batches.sampler
+        count = len(sampler.ids(*position))
+        cut = self.cuts.get((sampler.full_size(*position), count))
         if cut is None:
             return None
         return np.unique(share_out(cut, self.engine.num_replicas)[0][self.engine.own_replicas] % count)
 
-    def _block(self, host: Any, own: np.ndarray | None, place: tuple[int, int], position: tuple[int, int]) -> Block:
+    def _block(self, host: Any, own: np.ndarray | None, start: tuple[int, int], end: tuple[int, int]) -> Block:
         batches = self.batches
-        ids = None if batches.is_ready else batches.grouping.ids(*place)
+        ids = None if batches.is_ready else batches.sampler.ids(*start)
         count = tree.num_rows(host) if ids is None else len(ids)
         if count == 0:
-            raise BatchError(say("A batch must have at least one row.", "0 rows", "leave empty batches out."))
-        full = self._most_so_far(host, count) if batches.is_ready else batches.grouping.full_size(*place)
+            raise BatchError(message("A batch must have at least one row.", "0 rows", "leave empty batches out."))
+        full = self._most_so_far(host, count) if batches.is_ready else batches.sampler.full_size(*start)
         rows, counts = np.arange(count, dtype=np.int32)[None], np.full((1,), count, np.int32)
-        return Block(self._placed(host), host, False, rows, counts, full, [ids], own, place, position)
+        return Block(self._placed(host), host, False, rows, counts, full, [ids], own, start, end)
 
     def _placed(self, host: Any) -> Any:
         return self.engine.place(host) if self.engine.num_replicas == 1 else None
@@ -250,7 +250,7 @@ def open_feed(engine: Any, batches: Batches, limit: int) -> Feed:
     return Loaded(engine, batches, f"arrays of {size / 2**20:.0f} MiB may not stay, beyond {limit / 2**20:.0f}")
 
 
-def fill(engine: Any, block: Block, num_rows: int) -> Block:
+def pad_to(engine: Any, block: Block, num_rows: int) -> Block:
     """Fill up the rows of every update, and loaded data with them, by repeating rows; they are to weigh nothing."""
     if block.rows.shape[1] == num_rows:
         return block
@@ -261,7 +261,7 @@ def fill(engine: Any, block: Block, num_rows: int) -> Block:
     return block._replace(data=engine.place(host), host=host, rows=np.arange(num_rows, dtype=np.int32)[None])
 
 
-def arrange(engine: Any, block: Block, cut: Cut) -> tuple[Any, np.ndarray]:
+def stage(engine: Any, block: Block, cut: Cut) -> tuple[Any, np.ndarray]:
     """Return the data of a block on the device, and the rows there of every place of its updates, int32."""
     if block.data is not None:
         rows = np.take(block.rows, np.arange(cut.places), axis=1, mode="wrap")
@@ -269,7 +269,7 @@ def arrange(engine: Any, block: Block, cut: Cut) -> tuple[Any, np.ndarray]:
     shares, rows = share_out(cut, engine.num_replicas)
     shares = shares % block.counts[0]
     shares = shares if block.own is None else np.searchsorted(block.own, shares)
-    return engine.spread(tree.map_leaves(np.asarray, block.host), shares), rows[None]
+    return engine.shard(tree.map_leaves(np.asarray, block.host), shares), rows[None]
 
 
 @lru_cache(maxsize=64)

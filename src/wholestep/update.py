@@ -13,18 +13,18 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.cut import Cut
+from wholestep.embeddings import Lookups, RowPlan, Table, TableRows, find, for_rows, worth_it
 from wholestep.forward import Forward, Outcome
-from wholestep.mean import Mean
 from wholestep.state import State
-from wholestep.tables import Lookups, Table, Touched, Touching, find, for_rows, pays
-from wholestep.tally import Tally
+from wholestep.sums import EpochSums
+from wholestep.terms import Mean
 
 Tensor = Any
 
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, beside the logs: the update's own loss; 1 if it was applied
 
 
-class Sums(NamedTuple):
+class Totals(NamedTuple):
     """What is carried from microbatch to microbatch; every part is a plain sum."""
 
     grads: list
@@ -35,7 +35,7 @@ class Sums(NamedTuple):
     assigned: list
 
 
-class Step:
+class Update:
     """The functions that make up an update of one model, objective and optimizer on one engine.
 
     Args:
@@ -49,7 +49,7 @@ class Step:
         self.scales = scales
         self.guards_gradients = guards_gradients
         self.stops = stops
-        self.tally = Tally(forward)
+        self.epoch_sums = EpochSums(forward)
         self._sums = engine.traced(forward.sums)
         self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables, engine.is_split)
 
@@ -59,45 +59,46 @@ class Step:
         return [state.slots[slots[id(v)]] if id(v) in slots else next(others) for v in self.forward.captured]
 
     @property
-    def num_marks(self) -> int:
-        """How many marks the tables need, see `tables.Touching.touch`."""
+    def num_scratch(self) -> int:
+        """How many numbers of scratch the tables need, see `embeddings.RowPlan.deduplicate`."""
         return sum(table.num_rows for table in self.tables)
 
-    def update(self, cut: Cut, touching: Touching) -> Callable:
+    def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
         """Return the function (state, data, rows, count) -> (state, report): one whole update."""
         engine = self.engine
-        part, look_up = engine.traced(self._part(cut, touching)), self._look_up(cut, touching)
-        apart = {table.param for table in touching.tables}
+        part, look_up = engine.traced(self._part(cut, row_plan)), self._look_up(cut, row_plan)
+        apart = {table.param for table in row_plan.tables}
 
         def whole_update(state: State, data: Any, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
             params = engine.params(state, apart)
             scale = engine.loss_scale(state) if self.scales else ops.ones((), "float32")
             state = state._replace(captured=self._captured(state))
             weights = self._weigh(cut, params, state, data, rows, count)
-            marks, touched, places = touching.touch(state.marks, look_up(params, state, data, rows))
-            params, state = self._in_hand(params, touched), state._replace(marks=marks)
+            scratch, touched, places = row_plan.deduplicate(state.scratch, look_up(params, state, data, rows))
+            params, state = self._in_hand(params, touched), state._replace(scratch=scratch)
 
             def fold(data: Any, metrics: list, given: tuple) -> tuple[tuple, list, tuple]:
                 params, state, *others = given
-                total = self._fold(cut, part, data, engine.own(params), state._replace(metrics=metrics), *others)
+                params, state = engine.replica_params(params), state._replace(metrics=metrics)
+                total = self._fold(cut, part, data, params, state, *others)
                 return (total.grads, total.sums, total.extra), total.metrics, (total.buffers, total.assigned)
 
             given = params, state, places, weights, scale, rows, count
             (grads, sums, extra), metrics, alike = engine.total(
                 fold, data, state.metrics, given, split=cut.split, syncs=True
             )
-            total = Sums(grads, sums, extra, alike[0], metrics, alike[1])
+            total = Totals(grads, sums, extra, alike[0], metrics, alike[1])
             grads, penalty = self._regularise(params, total.grads, scale, state.captured)
-            loss = self.tally.loss(total.sums, total.extra + penalty)
+            loss = self.epoch_sums.loss(total.sums, total.extra + penalty)
             ok = self._is_good(state, loss, grads)
-            sums = self.tally.add(state.sums, total.sums, total.extra + penalty, count)
+            sums = self.epoch_sums.add(state.sums, total.sums, total.extra + penalty, count)
             captured, state = state.captured, state._replace(captured=())
-            state = self._advance(state, total, sums, grads, ok, touched, touching.optimizer)
+            state = self._advance(state, total, sums, grads, ok, touched, row_plan.optimizer)
             return state, self._report(state, captured, loss, ok)
 
         return engine.traced(whole_update)
 
-    def touching(self, cut: Cut, state: State, data: Any, rows: Any) -> tuple[Touching, dict[str, str]]:
+    def row_plan(self, cut: Cut, state: State, data: Any, rows: Any) -> tuple[RowPlan, dict[str, str]]:
         """Find out which tables an update need not touch as a whole; return that, and for the others why not."""
         variables, tables, reasons = self.forward.variables, self.tables, dict(self._wholes)
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
@@ -108,15 +109,15 @@ class Step:
                 path = variables.params[table.param].path
                 if why:
                     reasons[path] = why
-                elif not pays(count, table):
+                elif not worth_it(count, table):
                     reasons[path] = f"an update looks up {count} of its {table.num_rows} rows"
                 else:
                     kept.append(table)
             if len(kept) == len(tables):
                 twin = for_rows(self.engine.optimizer, tables, counts, variables)
-                return Touching(lookups, list(lookups.counts), twin), reasons
+                return RowPlan(lookups, list(lookups.counts), twin), reasons
             tables = kept
-        return Touching(Lookups([])), reasons
+        return RowPlan(Lookups([])), reasons
 
     def _lookups(self, tables: list[Table], state: State, data: Any, rows: Any) -> Lookups:
         lookups = Lookups(tables, self.engine)
@@ -139,7 +140,7 @@ class Step:
             outcome = self._sums(params, buffers, metrics, captured, batch, row_weights)
             if self.forward.has_penalty:
                 self.forward.penalty(params, captured)
-            self.tally.logs(tuple(map(ops.convert_to_tensor, self.tally.empty())), outcome.metrics, captured)
+            self.epoch_sums.logs(tuple(map(ops.convert_to_tensor, self.epoch_sums.empty())), outcome.metrics, captured)
             return outcome
 
         rows, captured = ops.convert_to_tensor(rows)[: cut.sections[0][1]], self._captured(state)
@@ -172,11 +173,11 @@ class Step:
 
     # ---- what whole_update is made of ----
 
-    def _part(self, cut: Cut, touching: Touching) -> Callable:
+    def _part(self, cut: Cut, row_plan: RowPlan) -> Callable:
         """One microbatch: its share of the gradient, and what it adds to every sum."""
         sums = self._sums
-        if touching.tables:
-            sums = self.engine.traced(partial(self.forward.sums, lookups=touching.lookups))
+        if row_plan.tables:
+            sums = self.engine.traced(partial(self.forward.sums, lookups=row_plan.lookups))
         sums = self.engine.inlined(sums)
 
         def part(
@@ -190,7 +191,7 @@ class Step:
                 num_rows = tree.num_rows(batch)
                 extra = outcome.extra * self._extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
                 outcome = outcome._replace(extra=extra)
-                return self.tally.loss(outcome.sums, extra, weights) * ops.cast(scale, extra.dtype), outcome
+                return self.epoch_sums.loss(outcome.sums, extra, weights) * ops.cast(scale, extra.dtype), outcome
 
             return self.engine.differentiate(share, params)
 
@@ -220,15 +221,15 @@ class Step:
         given = params, state, rows, count
         return self.engine.total(over, data, total, given, split=cut.split, syncs=False)[1]
 
-    def _look_up(self, cut: Cut, touching: Touching) -> Callable:
+    def _look_up(self, cut: Cut, row_plan: RowPlan) -> Callable:
         """The row numbers that the whole batch looks up in the tables, by group, before the first gradient.
 
         As with the weights, the compiler drops the forward pass.
         """
-        ids_of = self.engine.traced(partial(self.forward.ids, lookups=touching.lookups))
+        ids_of = self.engine.traced(partial(self.forward.ids, lookups=row_plan.lookups))
 
         def look_up(params: list, state: State, data: Any, rows: Tensor) -> list[Tensor]:
-            if not touching.tables:
+            if not row_plan.tables:
                 return []
             if cut.num_microbatches == 1:
                 values = params, state.buffers, state.metrics, state.captured
@@ -238,32 +239,32 @@ class Step:
                 rows, first, number = piece
                 buffers, batch = self._buffers_of(state, first), self.engine.batch(data, rows)
                 ids = ids_of(params, buffers, state.metrics, state.captured, batch)
-                starts = [number * count for count in touching.counts]
+                starts = [number * count for count in row_plan.counts]
                 return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
 
-            nothing = [ops.zeros((cut.num_microbatches * count,), "int32") for count in touching.counts]
+            nothing = [ops.zeros((cut.num_microbatches * count,), "int32") for count in row_plan.counts]
             return self._over(cut, note, nothing, rows)
 
         return look_up
 
-    def _in_hand(self, params: list, touched: list[Touched]) -> list:
+    def _in_hand(self, params: list, touched: list[TableRows]) -> list:
         """The parameters, with the rows that are touched in place of their tables."""
         rows = {t.table.param: t.rows for t in touched}
         return [self.engine.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)]
 
     def _fold(
         self, cut: Cut, part: Callable, data, params, state: State, places: list, weights, scale, rows, count
-    ) -> Sums:
+    ) -> Totals:
         if cut.num_microbatches == 1:
-            start, first = self.engine.first(rows.shape[0]), ops.zeros((), "int32")
+            start, first = self.engine.replica_start(rows.shape[0]), ops.zeros((), "int32")
             buffers = self._buffers_of(state, ops.full((), start, "int32")) if start else state.buffers
             values = params, buffers, state.metrics, state.captured
             grads, outcome = part(*values, places, weights, scale, data, rows, first, count)
-            return Sums(grads, *outcome)
+            return Totals(grads, *outcome)
 
-        def add(total: Sums, piece: tuple) -> Sums:
+        def add(total: Totals, piece: tuple) -> Totals:
             rows, first, number = piece
-            buffers = self._buffers_of(state, first + self.engine.first(rows.shape[0]))
+            buffers = self._buffers_of(state, first + self.engine.replica_start(rows.shape[0]))
             own = [_section(p, number, cut) for p in places]
             values = params, buffers, total.metrics, state.captured
             grads, outcome = part(*values, own, weights, scale, data, rows, first, count)
@@ -285,15 +286,15 @@ class Step:
             start, done = start + num * size, done + num
         return carry
 
-    def _nothing(self, params: list, state: State) -> Sums:
+    def _nothing(self, params: list, state: State) -> Totals:
         grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
         zero = ops.zeros((), keras.config.floatx())
         sums = dict.fromkeys(self.forward.facts, (zero, zero))
         assigned = [ops.zeros_like(params[i]) for i in self.forward.assigned]
-        return Sums(grads, sums, zero, [ops.zeros_like(b) for b in state.buffers], state.metrics, assigned)
+        return Totals(grads, sums, zero, [ops.zeros_like(b) for b in state.buffers], state.metrics, assigned)
 
-    def _add(self, total: Sums, grads: list, outcome: Outcome, buffers: list, share: Tensor) -> Sums:
-        return Sums(
+    def _add(self, total: Totals, grads: list, outcome: Outcome, buffers: list, share: Tensor) -> Totals:
+        return Totals(
             [old + ops.cast(new, old.dtype) for old, new in zip(total.grads, grads, strict=True)],
             {k: (total.sums[k][0] + v, total.sums[k][1] + w) for k, (v, w) in outcome.sums.items()},
             total.extra + outcome.extra,
@@ -307,7 +308,7 @@ class Step:
         if not cut.padded:
             return None
         is_real = first + ops.arange(size, dtype="int32") < count
-        return self.engine.share(ops.cast(is_real, keras.config.floatx()))
+        return self.engine.replica_slice(ops.cast(is_real, keras.config.floatx()))
 
     def _extra_share(self, cut: Cut, size: int) -> float:
         """What the other losses on so many rows count for."""
@@ -348,7 +349,7 @@ class Step:
         good = ops.isfinite(loss) & (state.stopped == 0)
         return good & self.engine.is_finite(grads) if self.guards_gradients else good
 
-    def _advance(self, state: State, total: Sums, sums, grads: list, ok: Tensor, touched: list, optimizer) -> State:
+    def _advance(self, state: State, total: Totals, sums, grads: list, ok: Tensor, touched: list, optimizer) -> State:
         new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
         assigned = dict(zip(self.forward.assigned, total.assigned, strict=True))
         if touched:
@@ -359,8 +360,8 @@ class Step:
         return state._replace(stopped=stopped)
 
     def _report(self, state: State, captured: list, loss: Tensor, ok: Tensor) -> Tensor:
-        logs = self.tally.logs(state.sums, state.metrics, captured)
-        return self.tally.layout.pack(logs | {OWN_LOSS: loss, APPLIED: ops.cast(ok, keras.config.floatx())})
+        logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
+        return self.epoch_sums.layout.pack(logs | {OWN_LOSS: loss, APPLIED: ops.cast(ok, keras.config.floatx())})
 
 
 def _apart(after: Tensor, before: Tensor) -> Tensor:

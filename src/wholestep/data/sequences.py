@@ -7,8 +7,8 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import BatchError, say
-from wholestep.source import Arrays, Items, by_leaf, check_dtypes, stack, to_numpy
+from wholestep.data.source import Arrays, IndexedRows, by_leaf, check_dtypes, stack, to_numpy
+from wholestep.errors import BatchError, message
 
 Tree = Any
 _NAME_ALL = "name the sequences that have lengths of their own: length={'source': ..., 'target': ...}."
@@ -28,7 +28,7 @@ class Sequences:
         limits: how many places of each sequence are kept, int64 (sequences,).
     """
 
-    source: Arrays | Items
+    source: Arrays | IndexedRows
     lengths: np.ndarray
     paths: tuple[tuple, ...]
     row: Tree
@@ -98,7 +98,7 @@ class Sequences:
         owner = self.owner[i]
         assert owner is not None
         lengths = self.lengths[owner, rows]
-        if isinstance(self.source, Items):
+        if isinstance(self.source, IndexedRows):
             self._check_lengths(i, rows, column, lengths)
         filled = [leaf for leaf in (tree.leaves(self.row)[i], *column) if len(leaf)] or [column[0]]
         self._check_places(i, rows, column, filled[0].shape[1:])
@@ -112,13 +112,13 @@ class Sequences:
             if len(leaf) and leaf.shape[1:] != shape:
                 must = f"{self._label(i)} must have one shape at every place of every row."
                 received = f"{leaf.shape[1:]} in row {row}, {shape} in others"
-                raise BatchError(say(must, received, "give all rows the same axes after the first."))
+                raise BatchError(message(must, received, "give all rows the same axes after the first."))
 
     def _check_lengths(self, i: int, rows: np.ndarray, column: Any, lengths: np.ndarray) -> None:
         found = np.array([leaf.shape[0] if leaf.ndim else -1 for leaf in column])
         for bad in np.flatnonzero(np.minimum(found, self.limits[self.owner[i]]) != lengths)[:1]:
             received = f"shape {column[bad].shape} where the length is {lengths[bad]}, in row {rows[bad]}"
-            raise BatchError(say(f"{self._label(i)} must be as long as its length says.", received, _NAME_ALL))
+            raise BatchError(message(f"{self._label(i)} must be as long as its length says.", received, _NAME_ALL))
 
     def _label(self, i: int) -> str:
         return tree.named_leaves(self.row, "row")[i][0].removeprefix("row") or "A row"

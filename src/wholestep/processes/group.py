@@ -24,50 +24,29 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax._src import distributed
 
-from wholestep.engines.alone import Alone
-from wholestep.errors import PeerError, SpecificationError, say
+from wholestep.errors import PeerError, SpecificationError, message
 from wholestep.interrupts import Terminated, end_when_terminated
+from wholestep.processes.single import SingleProcess
+from wholestep.processes.watchdog import ENDING, PATIENCE, Beat, judge, silence
 
-PATIENCE = 30.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
-START = 600.0  # the same while it does what may take long
-_LONG = ("starting", "compiling", "saving")
 _INTERVAL = 1.0
 _DAY = 24 * 3600 * 1000  # ms
 _KEY = "wholestep/"
-_ENDING = "ending"  # what a process does when its script is through: it waits for the others, and gives no more signs
 _BROKEN = ("Gloo", "gloo", "UNAVAILABLE", "Connection", "Socket", "ABORTED", "NCCL", "heartbeat")
 
 _is_over = threading.Event()  # set when this process is about to be ended
 
 
-class Beat(NamedTuple):
-    """A sign of life.
-
-    Args:
-        number: how many there have been.
-        doing: what the process is doing, in words.
-        waits: what it waits for, if for the others; the same in all that wait for each other.
-        seconds: for how long it has been doing that.
-        step: the median seconds from one dispatch to the next; 0 before the first.
-    """
-
-    number: int
-    doing: str
-    waits: str
-    seconds: float
-    step: float
-
-
 @cache
 def connect() -> Any:
     """Return this process's peers."""
-    return Alone() if jax.process_count() == 1 else Peers(jax.process_index(), jax.process_count())
+    return SingleProcess() if jax.process_count() == 1 else ProcessGroup(jax.process_index(), jax.process_count())
 
 
 def join() -> None:
@@ -90,16 +69,16 @@ def join() -> None:
     except (ValueError, RuntimeError) as error:
         attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
         raise PeerError(
-            say("A process must know the run that it belongs to.", str(error).rstrip("."), attempt)
+            message("A process must know the run that it belongs to.", str(error).rstrip("."), attempt)
         ) from error
     end_when_terminated()  # not before: jax.distributed takes the signal for itself, and does nothing with it
-    seed = connect().share(int.from_bytes(os.urandom(4), "little"))
+    seed = connect().broadcast(int.from_bytes(os.urandom(4), "little"))
     # As keras.utils.set_random_seed, which imports tensorflow beside: Keras draws its seeds from Python's numbers.
     random.seed(seed)
     np.random.seed(seed)
 
 
-class Peers:
+class ProcessGroup:
     """The other processes, by way of the key-value store.
 
     Args:
@@ -128,7 +107,7 @@ class Peers:
 
     # ---- what a run asks for ----
 
-    def agree(self, facts: dict[str, str]) -> None:
+    def check_equal(self, facts: dict[str, str]) -> None:
         """Make sure that all processes say the same.
 
         Raises:
@@ -146,9 +125,9 @@ class Peers:
             summary = self._get(f"summary/{number}")
         if summary:
             must = "All processes must begin alike. Nothing was updated."
-            raise PeerError(say(must, summary, "start every process with the same code, data and seed."))
+            raise PeerError(message(must, summary, "start every process with the same code, data and seed."))
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return process 0's value."""
         number = self._next()
         if self.index == 0:
@@ -156,7 +135,7 @@ class Peers:
         with self.waiting("sharing a number", f"the store, call {number}"):
             return self._get(f"shared/{number}")
 
-    def gather(self, value: Any) -> list:
+    def all_gather(self, value: Any) -> list:
         """Return every process's value."""
         number, earlier, self._keys = self._next(), self._keys, []
         self._set(f"gathered/{number}/{self.index}", value)
@@ -168,19 +147,19 @@ class Peers:
             self._store.key_value_delete(_KEY + key)
         return values
 
-    def meet(self, where: str) -> None:
+    def barrier(self, where: str) -> None:
         """Wait until all processes have come to the same place.
 
         Raises:
             PeerError: in every process, if they have not.
         """
-        places = self.gather(where)
+        places = self.all_gather(where)
         if len(set(places)) > 1:
             found = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))
             must = "All processes must have the same batches."
-            raise PeerError(say(must, found, "give every process the same data; each uses its own share of them."))
+            raise PeerError(message(must, found, "give every process the same data; each uses its own share of them."))
 
-    def at(self, doing: str) -> None:
+    def set_status(self, doing: str) -> None:
         """Take note of what this process is doing, to be told if it hangs."""
         self.doing, self._waits, self._since = doing, "", time.monotonic()
 
@@ -207,16 +186,16 @@ class Peers:
             # The verdict names the process that is lost, and ends this one.
             _is_over.wait(4 * silence(self._patience) + 5 * _INTERVAL)
             must = "All processes must take part in every update."
-            raise PeerError(say(must, error, "look at the output of the other processes.")) from error
+            raise PeerError(message(must, error, "look at the output of the other processes.")) from error
         finally:
-            self.at(before)
+            self.set_status(before)
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process has failed, so that they end."""
         _is_over.set()
         if not isinstance(error, PeerError):  # which all have
             with suppress(jax.errors.JaxRuntimeError):  # the store may be gone
-                self._say(f"Process {self.index} failed while {self.doing}: {type(error).__name__}: {error}.")
+                self._publish(f"Process {self.index} failed while {self.doing}: {type(error).__name__}: {error}.")
         if self.index == 0:
             time.sleep(3 * _INTERVAL)  # the store lives here: let the others read it
 
@@ -229,7 +208,7 @@ class Peers:
 
     def _leave(self) -> None:
         """Wait for all scripts' end, then for this process's threads: inside the store they would abort its exit."""
-        self.at(_ENDING)
+        self.set_status(ENDING)
         jax.distributed.shutdown()
         _is_over.set()
         for thread in self._threads:
@@ -266,7 +245,7 @@ class Peers:
         beats = {process: (beat, now - when) for process, (beat, when) in seen.items()}
         verdict = self._read("verdict") or judge(beats, self._patience)
         if verdict:
-            self._say(verdict)
+            self._publish(verdict)
             time.sleep(3 * _INTERVAL)
         return verdict
 
@@ -277,7 +256,7 @@ class Peers:
             if ticked - before > 3 * _INTERVAL:  # this process was silent itself, and could hear nobody
                 self._heard = ticked
             unheard = ticked - self._heard
-            if self.doing != _ENDING and unheard > silence(self._patience) + _INTERVAL:
+            if self.doing != ENDING and unheard > silence(self._patience) + _INTERVAL:
                 self._end(f"Process 0 has given no sign of life for {unheard:.0f} s: killed, or stopped?")
             if self._launcher is not None and os.getppid() != int(self._launcher):
                 self._end("The launcher is gone.")
@@ -295,7 +274,7 @@ class Peers:
         self._number += 1
         return self._number
 
-    def _say(self, verdict: str) -> None:
+    def _publish(self, verdict: str) -> None:
         self._set("verdict", verdict, again=True)
 
     def _set(self, key: str, value: Any, again: bool = False) -> None:
@@ -316,39 +295,6 @@ class Peers:
             raise
 
 
-def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> str | None:
-    """Return why a run must end, if it must.
-
-    Args:
-        beats: by process, its last sign of life and the seconds since then.
-        patience: seconds that the others wait for one that does not come.
-    """
-    for process, (beat, silent) in beats.items():
-        bound = silence(patience) * (4 if beat.doing.startswith(_LONG) else 1)
-        if silent > bound and beat.doing != _ENDING:
-            what = f"no sign of life for {silent:.0f} s: killed, or stopped?"
-            return f"Process {process} has given {what} It was {beat.doing}."
-    limit = max([patience, *(10 * beat.step for beat, _ in beats.values())])
-    apart = {beat.waits: f"process {process} is {beat.doing}" for process, (beat, _) in reversed(beats.items())}
-    if "" not in apart and len(apart) > 1 and min(beat.seconds for beat, _ in beats.values()) > limit:
-        what = ", ".join(sorted(apart.values()))
-        return f"The processes wait for each other: {what}. Do they have the same batches, and leave loops together?"
-    waiting = [beat.seconds for beat, _ in beats.values() if beat.waits]
-    for process, (beat, _) in beats.items():
-        bound = max(START, limit) if beat.doing.startswith(_LONG) else limit
-        if not beat.waits and waiting and min(beat.seconds, max(waiting)) > bound:
-            return f"Process {process} has been {beat.doing} for {beat.seconds:.0f} s, while others wait for it."
-    return None
-
-
-def silence(patience: float) -> float:
-    """Return the seconds without a sign of life after which a process counts as dead.
-
-    A process that is alive is silent while C code keeps the interpreter, as in unpickling a large file.
-    """
-    return max(5.0, patience * 2 / 3)
-
-
 def _seconds(name: str, default: float) -> float:
     """Return a number of seconds from the environment."""
     given = os.environ.get(name, str(default))
@@ -357,7 +303,7 @@ def _seconds(name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise SpecificationError(say(f"{name} must be a number of seconds.", given, f"{name}={default:g}"))
+        raise SpecificationError(message(f"{name} must be a number of seconds.", given, f"{name}={default:g}"))
     return seconds
 
 
@@ -381,10 +327,10 @@ def end(message: str) -> None:
 
 def end_terminated(stop: Terminated) -> None:
     """End this process as SIGTERM asks, with exit code 143 and a message; the others of its run are told, and end."""
-    peers = connect()
+    processes = connect()
     what = "is asked to end (SIGTERM), and does so after a whole number of updates"
-    _print(f"Process {peers.index} {what}; it was {peers.doing}.")
-    peers.fail(stop)
+    _print(f"Process {processes.index} {what}; it was {processes.doing}.")
+    processes.fail(stop)
     os._exit(128 + signal.SIGTERM)
 
 

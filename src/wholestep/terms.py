@@ -9,7 +9,7 @@ from typing import Any
 
 from keras import ops
 
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 
 Tensor = Any
 
@@ -88,7 +88,7 @@ def check(term: Term, label: str, num_rows: int) -> Term:
     shape = tuple(term.values.shape)
     if not shape or shape[0] != num_rows:
         raise SpecificationError(
-            say(
+            message(
                 f"The values of {label} must have the {num_rows} rows of the batch on their leading axis.",
                 f"values of shape {shape}",
                 "return the losses unreduced, one per row, e.g. Mean(keras.losses.mean_squared_error(y, prediction)).",
@@ -107,7 +107,7 @@ def _check_weights(term: Term, label: str, shape: tuple) -> None:
     fits = 0 < len(weights) <= len(shape) and all(w in (1, v) for w, v in zip(weights[1:], shape[1:], strict=False))
     if not fits or weights[0] != shape[0]:
         raise SpecificationError(
-            say(
+            message(
                 f"The weights of {label} must have the shape of its values, or its leading part.",
                 f"values of shape {shape} and weights of shape {weights}",
                 "return weights of shape (rows,) or of the values' own shape.",

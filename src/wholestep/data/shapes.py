@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import SpecificationError, say
+from wholestep.errors import SpecificationError, message
 
 NONE = 255  # the number of no shape
 LONGEST = 2**27  # so that the lengths of a row add up in 32 bits
@@ -59,7 +59,9 @@ def given(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
     shapes = [_shape(boundary, paths) for boundary in (boundaries if several else [boundaries])]
     if not 0 < len(shapes) < NONE:
         raise SpecificationError(
-            say(f"boundaries must be 1 to {NONE - 1} shapes.", len(shapes), "leave them out for those that pad least.")
+            message(
+                f"boundaries must be 1 to {NONE - 1} shapes.", len(shapes), "leave them out for those that pad least."
+            )
         )
     return _sorted(np.array(shapes, np.int64))
 
@@ -129,5 +131,5 @@ def _shape(boundary: Any, paths: tuple[tuple, ...]) -> list[int]:
     if not is_whole or (() not in named and set(named) != set(paths)):
         names = " and ".join(tree.name(path, "boundary") for path in paths)
         must = f"Each of boundaries must be a whole number of at least 1 and at most {LONGEST}, or name {names}."
-        raise SpecificationError(say(must, boundary, "boundaries=[16, 32, 64]."))
+        raise SpecificationError(message(must, boundary, "boundaries=[16, 32, 64]."))
     return [int(n) for n in sizes]

@@ -1,4 +1,4 @@
-"""Batches: a source, an order and a place in it. The place is two integers."""
+"""Batches: a source, an order and a position in it. The position is two integers."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import BatchError, say
-from wholestep.grouping import ByLength, Grouping, group_by_length, group_evenly, refuse_sizes
-from wholestep.order import whole_seed
-from wholestep.source import Arrays, Kept, Ready, RowError, Stream, open_source
+from wholestep.data.order import whole_seed
+from wholestep.data.sampler import LengthOptions, Sampler, by_length_of, fixed_size, refuse_sizes
+from wholestep.data.source import Arrays, BatchStream, IndexedBatches, Kept, RowError, open_source
+from wholestep.errors import BatchError, message
 
 Tree = Any
 
@@ -19,7 +19,7 @@ class Batches:
     """The batches of a source, epoch after epoch.
 
     Which rows make update t of epoch e is a pure function of (seed, e, t): a full permutation of the rows, another one
-    each epoch, whatever the microbatches or the machine. Batches that the user made (`keras.utils.PyDataset`,
+    each epoch, whatever the microbatches or the executor. Batches that the user made (`keras.utils.PyDataset`,
     generators, `tf.data.Dataset`, `DataLoader`) are taken as they are; a PyDataset's are shuffled among themselves.
 
     With `tokens`, rows of like length make a batch, in one of a few fixed shapes, each a program of its own: as many
@@ -89,14 +89,14 @@ class Batches:
     ):
         seed = whole_seed(seed)
         self.source = open_source(source, transform, by_length=tokens is not None)
-        self.is_ready = isinstance(self.source, Ready | Stream)
-        wish = ByLength(length, boundaries, pad, truncate, pack)
-        refuse_sizes(self.is_ready, batch_size, tokens, wish)
-        self.grouping: Grouping
+        self.is_ready = isinstance(self.source, IndexedBatches | BatchStream)
+        options = LengthOptions(length, boundaries, pad, truncate, pack)
+        refuse_sizes(self.is_ready, batch_size, tokens, options)
+        self.sampler: Sampler
         if tokens is not None:
-            self.grouping = group_by_length(self.source, tokens, wish, seed, shuffle)
-        elif not isinstance(self.source, Stream):
-            self.grouping = group_evenly(self.source, batch_size, seed, shuffle)
+            self.sampler = by_length_of(self.source, tokens, options, seed, shuffle)
+        elif not isinstance(self.source, BatchStream):
+            self.sampler = fixed_size(self.source, batch_size, seed, shuffle)
         self.position = (0, 0)
         self._stream: Iterator[Tree] | None = None
         self._has_ended = False
@@ -111,19 +111,19 @@ class Batches:
     @property
     def num_batches(self) -> int | None:
         """The number of batches in an epoch; None if only running through them can tell."""
-        if isinstance(self.source, Ready | Stream):
+        if isinstance(self.source, IndexedBatches | BatchStream):
             return self.source.num_batches
-        return self.grouping.num_batches
+        return self.sampler.num_batches
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The rows of a full batch and the padded length of each sequence, for every shape under a token budget."""
-        return [] if isinstance(self.source, Stream) else self.grouping.batch_shapes
+        return [] if isinstance(self.source, BatchStream) else self.sampler.batch_shapes
 
     @property
     def comes_short(self) -> bool:
         """Whether a batch may have fewer rows than the others of its shape."""
-        return self.is_ready or self.grouping.comes_short
+        return self.is_ready or self.sampler.comes_short
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -132,23 +132,23 @@ class Batches:
         return self.num_batches
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Go to a place; the next batch is the one of this epoch and step. A stream runs forward to it.
+        """Go to a position; the next batch is the one of this epoch and step. A stream runs forward to it.
 
-        The place after the last batch is the beginning of the next epoch. An iterator has only its next batch, and
+        The position after the last batch is the beginning of the next epoch. An iterator has only its next batch, and
         keeps it.
 
         Raises:
-            BatchError: there is no such place; a stream is then at the beginning of its epoch.
+            BatchError: there is no such position; a stream is then at the beginning of its epoch.
         """
         num = self.num_batches
         if not _is_whole(epoch) or not _is_whole(step) or (num is not None and step > num):
             raise _no_such_place(epoch, step, num)
-        place = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
-        if isinstance(self.source, Stream) and self.source.begins_again:
-            self._run_to(*place)
-        elif not isinstance(self.source, Stream):
+        position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
+        if isinstance(self.source, BatchStream) and self.source.begins_again:
+            self._run_to(*position)
+        elif not isinstance(self.source, BatchStream):
             self.unused = []
-        self.position = place
+        self.position = position
 
     def _run_to(self, epoch: int, step: int) -> None:
         """Let a stream begin again, unless it is at its beginning, and run forward to a step."""
@@ -163,25 +163,25 @@ class Batches:
 
     def in_order(self) -> "Batches":
         """Return the same batches in one order for all epochs, from the first on; an iterator's are itself."""
-        if isinstance(self.source, Stream) and not self.source.begins_again:
+        if isinstance(self.source, BatchStream) and not self.source.begins_again:
             return self
         ordered = copy.copy(self)
         ordered.position, ordered.unused = (0, 0), []
         ordered._stream, ordered._has_ended, ordered._peeked = None, False, None
-        if not isinstance(self.source, Stream):
-            ordered.grouping = self.grouping.in_order()
+        if not isinstance(self.source, BatchStream):
+            ordered.sampler = self.sampler.in_order()
         return ordered
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 of shape (rows,); of a PyDataset, its own number."""
         self._check(epoch, step)
-        return self.grouping.rows(epoch, step)
+        return self.sampler.rows(epoch, step)
 
     def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays, nested as the source nests them."""
         self._check(epoch, step)
         try:
-            return self.grouping.load(epoch, step, places)
+            return self.sampler.load(epoch, step, places)
         except RowError as error:
             raise error.at(epoch, step) from error.__cause__
 
@@ -206,22 +206,22 @@ class Batches:
             raise
         return batch
 
-    def take(self, place: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
-        """Return the batch at a place and the place after it; a stream has only its next one."""
+    def take(self, position: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
+        """Return the batch at a position and the position after it; a stream has only its next one."""
         if self.unused:
             block = self.unused.pop(0)
-            return block.host, block.position
-        if isinstance(self.source, Stream):
-            return self._pull(place[1]), (place[0], place[1] + 1)
-        if isinstance(self.source, Ready) and place[1] == 0:
+            return block.host, block.end
+        if isinstance(self.source, BatchStream):
+            return self._pull(position[1]), (position[0], position[1] + 1)
+        if isinstance(self.source, IndexedBatches) and position[1] == 0:
             self.source.begin_epoch()
-        batch, after = self.load(*place, places), self.after(*place)
-        if isinstance(self.source, Ready) and after[0] > place[0]:
+        batch, after = self.load(*position, places), self.after(*position)
+        if isinstance(self.source, IndexedBatches) and after[0] > position[0]:
             self.source.end_epoch()
         return batch, after
 
     def after(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the place after this one; after the last batch of an epoch stands the next epoch."""
+        """Return the position after this one; after the last batch of an epoch stands the next epoch."""
         num = self.num_batches
         return (epoch, step + 1) if num is None or step + 1 < num else (epoch + 1, 0)
 
@@ -243,21 +243,23 @@ class Batches:
 
     def _running(self, step: int) -> Iterator[Tree]:
         """Return the stream; one that has ended begins again with an epoch, and not before."""
-        assert isinstance(self.source, Stream)
+        assert isinstance(self.source, BatchStream)
         if self._stream is None or (self._has_ended and step == 0 and self.source.begins_again):
             self._stream, self._has_ended = iter(self.source), False
         return self._stream
 
     def example(self) -> Tree:
         """Return a first batch, for its shapes. Uses nothing up."""
-        if not isinstance(self.source, Stream):
+        if not isinstance(self.source, BatchStream):
             return self.load(0, 0)
         if self.unused:
             return self.unused[0].host
         if self._has_ended and self.position[1]:
             return next(iter(self.source))
         if self._peek() is None:
-            raise BatchError(say("The data must have at least one batch.", "none", "pass a stream that is not spent."))
+            raise BatchError(
+                message("The data must have at least one batch.", "none", "pass a stream that is not spent.")
+            )
         return self._peeked
 
     def _peek(self) -> Tree | None:
@@ -269,11 +271,11 @@ class Batches:
     @property
     def has_ended(self) -> bool:
         """Whether an iterator was seen to end: it cannot begin again."""
-        return self._has_ended and isinstance(self.source, Stream) and not self.source.begins_again
+        return self._has_ended and isinstance(self.source, BatchStream) and not self.source.begins_again
 
     def is_spent(self) -> bool:
         """Whether an iterator has no more batches. Waits for its next one, which it keeps."""
-        if not isinstance(self.source, Stream) or self.source.begins_again or self.unused:
+        if not isinstance(self.source, BatchStream) or self.source.begins_again or self.unused:
             return False
         return self._peek() is None
 
@@ -284,8 +286,8 @@ def _is_whole(number: Any) -> bool:
 
 def _no_such_place(epoch: Any, step: Any, num: int | None) -> BatchError:
     received = f"epoch {epoch}, step {step}" + ("" if num is None else f" where an epoch has {num} batches")
-    must = "A place is an epoch and the number of one of its batches, both counted from 0."
-    return BatchError(say(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))
+    must = "A position is an epoch and the number of one of its batches, both counted from 0."
+    return BatchError(message(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))
 
 
 def sized(source: Any, batch_size: int | None, **how: Any) -> Batches:
@@ -301,7 +303,7 @@ def in_sequence(source: Any, batch_size: int | None) -> Batches:
 
 def kept(batches: Batches) -> Batches:
     """Return batches that `in_order` begin with the first each time: those of an iterator are kept as they come."""
-    once = isinstance(batches.source, Stream) and not batches.source.begins_again
+    once = isinstance(batches.source, BatchStream) and not batches.source.begins_again
     return Batches(Kept(iter(batches))) if once else batches
 
 
@@ -313,16 +315,16 @@ def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, on
     """
     num, (at, step) = batches.num_batches, batches.position
     if steps_per_epoch is None or num is None:
-        place, is_within = (epoch, 0), at == epoch
+        position, is_within = (epoch, 0), at == epoch
     elif once:
         done, part = divmod(epoch, -(-num // steps_per_epoch))
-        place = done, part * steps_per_epoch
-        is_within = at == done and 0 <= step - place[1] < steps_per_epoch
+        position = done, part * steps_per_epoch
+        is_within = at == done and 0 <= step - position[1] < steps_per_epoch
     else:
-        place = divmod(epoch * steps_per_epoch, num)
+        position = divmod(epoch * steps_per_epoch, num)
         is_within = 0 <= at * num + step - epoch * steps_per_epoch < steps_per_epoch
     if not is_within:
-        batches.seek(*place)
+        batches.seek(*position)
 
 
 def check_weights(
@@ -339,8 +341,8 @@ def check_weights(
     """
     if not isinstance(batch, tuple) or len(batch) < 3:
         return
-    for place, (label, weight) in enumerate(tree.named_leaves(batch[2], "sample_weight")):
-        divides = divisors is None or place in divisors
+    for position, (label, weight) in enumerate(tree.named_leaves(batch[2], "sample_weight")):
+        divides = divisors is None or position in divisors
         good = np.isfinite(weight) & (weight >= 0) if divides else np.isfinite(weight)
         bad = np.flatnonzero(~good.reshape(len(weight), -1).all(axis=1))
         if bad.size:
@@ -349,8 +351,8 @@ def check_weights(
             received = f"{weight[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
             if not divides:
                 must, attempt = f"{label} must be finite.", "give rows that shall not count the weight 0."
-            raise BatchError(say(must, received, attempt))
+            raise BatchError(message(must, received, attempt))
         if all_zero and not np.any(weight):
             raise BatchError(
-                say(f"{label} must weigh at least one row.", "weights that are all 0", "leave sample_weight out.")
+                message(f"{label} must weigh at least one row.", "weights that are all 0", "leave sample_weight out.")
             )

@@ -5,7 +5,7 @@ import pytest
 from small import ROWS, X, Y, model
 
 import wholestep as ws
-from wholestep.tally import Layout
+from wholestep.sums import ReportLayout
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_rows_not_over_its_batches():
@@ -19,7 +19,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_rows_not_over_its_batches():
 
 
 def test_a_layout_packs_and_unpacks():
-    layout = Layout()
+    layout = ReportLayout()
     packed = layout.pack({"a": np.float32(1), "b": np.arange(4, dtype="float32").reshape(2, 2)})
     logs = layout.unpack(np.asarray(packed))
     assert logs["a"] == 1

@@ -1,28 +1,28 @@
-"""The other processes of a run that has none."""
+"""The process group of a run of one process."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
-class Alone:
-    """What `wholestep.engines.peers.Peers` is for several processes, for one: there is nobody to agree with."""
+class SingleProcess:
+    """What `wholestep.processes.group.ProcessGroup` is for several processes, for one, which has nobody to wait for."""
 
     index = 0
     count = 1
     doing = "starting"
 
-    def agree(self, facts: dict[str, str]) -> None:
+    def check_equal(self, facts: dict[str, str]) -> None:
         """Make sure that all processes say the same."""
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return process 0's value."""
         return value
 
-    def gather(self, value: Any) -> list:
+    def all_gather(self, value: Any) -> list:
         """Return every process's value."""
         return [value]
 
-    def at(self, doing: str) -> None:
+    def set_status(self, doing: str) -> None:
         """Take note of what this process is doing, to be told if it hangs or is ended."""
         self.doing = doing
 
@@ -37,5 +37,5 @@ class Alone:
         """Take note that this process waits for the others' part."""
         return nullcontext()
 
-    def meet(self, where: str) -> None:
+    def barrier(self, where: str) -> None:
         """Wait until all processes have come to the same place."""

@@ -9,39 +9,39 @@ import keras
 import numpy as np
 
 from wholestep import engines, tree
-from wholestep.alike import facts_of_code, facts_of_data, facts_of_values
-from wholestep.batches import Batches, check_weights
 from wholestep.compilations import Compilations
 from wholestep.compiled import CompiledObjective, check_labels, loss_trackers, own_results, tracked
+from wholestep.data.batches import Batches, check_weights
+from wholestep.data.feed import Block, Feed, open_feed, pad_to, stage
+from wholestep.diagnosis import look, unsound
+from wholestep.embeddings import Lookups
 from wholestep.ending import Ending
-from wholestep.errors import NonFiniteError, say
+from wholestep.errors import NonFiniteError, message
 from wholestep.evaluate import Evaluation
-from wholestep.feed import Block, Feed, arrange, fill, open_feed
 from wholestep.forward import Forward
 from wholestep.interrupts import uninterrupted
-from wholestep.mean import Mean
 from wholestep.misfit import check_parts, named
 from wholestep.objective import Objective
 from wholestep.plan import Planner
+from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.report import Report
-from wholestep.soundness import look, unsound
 from wholestep.state import State, Variables
-from wholestep.step import Step
-from wholestep.tables import Lookups
-from wholestep.tally import shown
+from wholestep.sums import shown
+from wholestep.terms import Mean
+from wholestep.update import Update
 
 _SECONDS_PER_DISPATCH = 0.1
 
 
-class Pace:
+class DispatchSize:
     """How many updates to send in one dispatch: about a tenth of a second's worth. Cannot change a bit of them.
 
     Several processes send equally many: those that process 0 says, which the others ask for ever more seldom.
     """
 
-    def __init__(self, peers: Any) -> None:
+    def __init__(self, processes: Any) -> None:
         self.size = 1
-        self._peers = peers
+        self._processes = processes
         self._notes = 0
         self._since = time.perf_counter()
 
@@ -54,9 +54,9 @@ class Pace:
         now = time.perf_counter()
         seconds, self._since = (now - self._since) / num, now
         self._notes += 1
-        if self._peers.count == 1 or self._notes & (self._notes - 1) == 0:
+        if self._processes.count == 1 or self._notes & (self._notes - 1) == 0:
             size = int(min(max(1, _SECONDS_PER_DISPATCH / seconds), 8 * self.size, most))
-            self.size = self._peers.share(size)
+            self.size = self._processes.broadcast(size)
 
 
 class Options(NamedTuple):
@@ -69,7 +69,7 @@ class Options(NamedTuple):
     jit_compile: bool | str = "auto"
 
 
-class Machine:
+class Executor:
     """Everything that is compiled for one model, objective and optimizer.
 
     Args:
@@ -101,19 +101,19 @@ class Machine:
         self.forward = Forward(model, objective, metrics, self.variables, training=True, **reads, **assigns)
         dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         scales = dynamic or getattr(optimizer, "loss_scale_factor", None) is not None
-        self.step = Step(
+        self.update = Update(
             self.engine,
             self.forward,
             scales=scales,
             guards_gradients=not dynamic,
             stops=options.on_nonfinite == "raise",
         )
-        self.planner = Planner(self.engine, self.step, options.microbatch_size, options.memory_limit, pads)
+        self.planner = Planner(self.engine, self.update, options.microbatch_size, options.memory_limit, pads)
         watching = Forward(model, objective, metrics, self.variables, training=False, **reads)
-        self.evaluation = Evaluation(self.engine.alone(), watching)
+        self.evaluation = Evaluation(self.engine.for_evaluation(), watching)
         self.compilations = Compilations()
         self.num_skipped = 0
-        self.pace = Pace(self.engine.peers)
+        self.dispatch_size = DispatchSize(self.engine.processes)
         self._checked: Any = None
         self._sizes: dict[tuple, list[int]] = {}
         self.unread: Report | None = None
@@ -126,22 +126,22 @@ class Machine:
 
     def be_quiet(self, is_quiet: bool) -> None:
         """Say nothing of programs that take long to compile, or say it, in the first process."""
-        is_quiet = is_quiet or self.engine.peers.index > 0
+        is_quiet = is_quiet or self.engine.processes.index > 0
         self.compilations.is_quiet = self.evaluation.compilations.is_quiet = is_quiet
 
     # ---- state ----
 
-    def take(self, state: State | None = None) -> State:
+    def read_state(self, state: State | None = None) -> State:
         """Return the Keras variables' values as a State; the sums of the epoch are those of `state`, or none yet."""
-        params, slots, buffers = self.engine.take(self.variables)
+        params, slots, buffers = self.engine.read_variables(self.variables)
         if state is None:
-            stopped, marks = self.engine.place((np.int32(0), np.zeros(self.step.num_marks, np.int32)))
-            return State(params, slots, buffers, self._metrics(), (), stopped, marks)
+            stopped, scratch = self.engine.place((np.int32(0), np.zeros(self.update.num_scratch, np.int32)))
+            return State(params, slots, buffers, self._metrics(), (), stopped, scratch)
         return state._replace(params=params, slots=slots, buffers=buffers)
 
     def begin_epoch(self, state: State) -> State:
         """Return the state with empty sums and metrics."""
-        sums = self.engine.place(self.step.tally.empty()) if self.forward.is_traced else ()
+        sums = self.engine.place(self.update.epoch_sums.empty()) if self.forward.is_traced else ()
         stopped = self.engine.place(np.int32(0))
         return state._replace(metrics=self._empty_metrics(), sums=sums, stopped=stopped)
 
@@ -169,7 +169,7 @@ class Machine:
 
     def show_evaluation(self, state: State, report: Any) -> dict[str, Any]:
         """Do the same of an evaluation, and let the metrics' variables hold theirs."""
-        self.evaluation.engine.give_metrics(self.variables, state.metrics)
+        self.evaluation.engine.write_metrics(self.variables, state.metrics)
         return self.show(self.evaluation.logs(report))
 
     def _empty_metrics(self) -> list:
@@ -190,11 +190,11 @@ class Machine:
         Raises:
             PeerError: the processes of a run do not begin alike.
         """
-        if self.engine.peers.count > 1:
+        if self.engine.processes.count > 1:
             v = self.variables
-            code = facts_of_code(self.model, self.objective, self.optimizer, self.options)
-            values = facts_of_values(self.engine.foreign([*v.params, *v.slots, *v.buffers]))
-            self.engine.peers.agree(code | values | facts_of_data(batches))
+            code = code_facts(self.model, self.objective, self.optimizer, self.options)
+            values = value_facts(self.engine.changed_outside([*v.params, *v.slots, *v.buffers]))
+            self.engine.processes.check_equal(code | values | data_facts(batches))
         feed = open_feed(self.evaluation.engine if evaluates else self.engine, batches, self.planner.room_for_data)
         self.where_data_are = self.where_data_are if evaluates else feed.where
         return feed
@@ -209,21 +209,21 @@ class Machine:
             return self._dispatch(state, feed, block, first)
 
     def _dispatch(self, state: State, feed: Feed, block: Block, first: int) -> tuple[State, Report]:
-        planner, batches, peers = self.planner, feed.batches, self.engine.peers
-        peers.at(f"preparing update {first}")
+        planner, batches, processes = self.planner, feed.batches, self.engine.processes
+        processes.set_status(f"preparing update {first}")
         state = self._caught_up(planner.learn(state, block))
         short, is_short = batches.comes_short, block.rows.shape[1] < block.full
         # The short batch of a bucket may be one row, which tells nothing of others: ask before it comes.
         asks = is_short or (short and batches.shapes)
-        if asks and planner.may_pad(state, block) and is_short:
-            block = fill(self.engine, block, block.full)
+        if asks and planner.padding_is_exact(state, block) and is_short:
+            block = pad_to(self.engine, block, block.full)
         key = block.full, int(block.counts[0])
         if block.own is not None:
             known = planner.known(block, short=short, most=feed.most)
             if (
                 known is None or known.cut != feed.cuts[key]
             ):  # a plan, and another cut, want other rows than were loaded
-                block = block._replace(host=batches.load(*block.place), own=None)
+                block = block._replace(host=batches.load(*block.start), own=None)
         is_new = planner.known(block, short=short, most=feed.most) is None
         with self.compilations.watched(block, is_new=is_new, num_shapes=len(batches.shapes)):
             program = planner.program(state, block, short=short, most=feed.most)
@@ -231,18 +231,18 @@ class Machine:
         state = state if state.sums else self.begin_epoch(state)
         self.check(block)
         feed.cuts.setdefault(key, program.cut)
-        data, rows = arrange(self.engine, block, program.cut)
+        data, rows = stage(self.engine, block, program.cut)
         rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
         arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))
-        captured = self.engine.read(program.captured, state)
-        with peers.dispatching(f"computing update {first}"), uninterrupted():
+        captured = self.engine.read_captured(program.captured, state)
+        with processes.dispatching(f"computing update {first}"), uninterrupted():
             state, reports = program.call(state._replace(captured=()), captured, data, *arguments)
-            self.engine.give(self.variables, state)
-            batches.position = block.position
-        report = Report(self.engine, self.step.tally.layout, reports, block, first, program)
+            self.engine.write_variables(self.variables, state)
+            batches.position = block.end
+        report = Report(self.engine, self.update.epoch_sums.layout, reports, block, first, program)
         self.last, self._iterations = first + len(block.counts) - 1, self.optimizer.iterations.value
         self._latest, self._metrics_are_its = weakref.ref(report), True  # weakly, not to keep its batch
-        peers.at(f"at work after update {self.last} (reading data, or in a callback)")
+        processes.set_status(f"at work after update {self.last} (reading data, or in a callback)")
         return state, report
 
     @property
@@ -263,7 +263,7 @@ class Machine:
 
     def _caught_up(self, state: State) -> State:
         """Return the state with what was found to be assigned, and so to be state, since it was taken."""
-        return state if len(state.buffers) == len(self.variables.buffers) else self.take(state)
+        return state if len(state.buffers) == len(self.variables.buffers) else self.read_state(state)
 
     def check(self, block: Block) -> None:
         """Look at weights and labels before they are used: arrays once, loaded batches each. Needs a trace."""
@@ -282,7 +282,7 @@ class Machine:
     def meet(self, feed: Feed) -> None:
         """Wait until all processes have come to the same place in the data."""
         epoch, step = feed.batches.position
-        self.engine.peers.meet(f"stands at batch {step} of epoch {epoch}")
+        self.engine.processes.barrier(f"stands at batch {step} of epoch {epoch}")
 
     # ---- a batch in hand ----
 
@@ -303,7 +303,7 @@ class Machine:
     def hand_over(self, report: Report) -> None:
         """Keep the report of an update in hand until somebody asks for it; told at the end, if nobody does."""
         self.unread = report
-        if self.engine.peers.count == 1 and self.options.on_nonfinite == "raise":
+        if self.engine.processes.count == 1 and self.options.on_nonfinite == "raise":
             self._ending = self._ending or Ending(self)
             self._ending.last = report.first, report.verdict
 
@@ -322,7 +322,7 @@ class Machine:
         if self._ending is not None:
             self._ending.last = None
         if self.note_failures(last) is not None:
-            last.error = self.failure(self.take(), last, 0)
+            last.error = self.failure(self.read_state(), last, 0)
             raise last.error
 
     # ---- what went wrong ----
@@ -340,7 +340,7 @@ class Machine:
         block, number = report.block, report.first + i
         count, cut = int(block.counts[i]), report.program.cut
         names = block.rows[i][:count] if block.ids[i] is None else block.ids[i]
-        lookups = Lookups(self.step.tables, self.engine)
+        lookups = Lookups(self.update.tables, self.engine)
 
         def by_row(state: State, data: Any, rows: Any) -> tuple:
             pieces = [self.engine.batch(data, rows[start : start + size]) for start, size in cut.pieces]
@@ -349,7 +349,7 @@ class Machine:
             found = self.forward.rows(params, state.buffers, state.metrics, batch, lookups=lookups)
             return found, look(self.engine, self.variables, state)
 
-        data, rows = arrange(self.engine, block, cut)
+        data, rows = stage(self.engine, block, cut)
         arguments = (state, data, self.engine.place(rows[i]))
         found, before = self.engine.fetch(self.engine.compile(by_row, arguments, spends=False)(*arguments))
         reasons, bad = [], np.zeros((0,), int)
@@ -367,13 +367,13 @@ class Machine:
             verb = "is" if len(paths) == 1 else "are"
             reasons, bad = [f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"], bad[:0]
             attempt = "look at what set the weights before: a file, an assignment, a learning rate that is too high."
-        message = say(
+        told = message(
             f"Update {number} must have a finite loss and gradient. It was not applied; the weights are those after "
             f"update {number - 1}.",
             "; ".join(reasons),
             attempt,
         )
-        return NonFiniteError(message, number, tuple(_numbers(names, bad.astype(int))))
+        return NonFiniteError(told, number, tuple(_numbers(names, bad.astype(int))))
 
 
 def _names(block: Block) -> np.ndarray | None:

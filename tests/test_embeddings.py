@@ -8,7 +8,7 @@ import pytest
 from exact import differing, integers, snapshot
 
 import wholestep as ws
-from wholestep import tables
+from wholestep import embeddings
 
 ENGINE = keras.backend.backend()
 L = keras.layers
@@ -56,8 +56,8 @@ def updated(optimizer="sgd", microbatch_size="auto", *, updates=1, **arguments):
 
 
 def as_wholes(monkeypatch):
-    monkeypatch.setattr(tables, "pays", lambda num, table: False)
-    monkeypatch.setattr("wholestep.step.pays", lambda num, table: False)
+    monkeypatch.setattr(embeddings, "worth_it", lambda num, table: False)
+    monkeypatch.setattr("wholestep.update.worth_it", lambda num, table: False)
 
 
 @pytest.mark.parametrize(("optimizer", "size"), list(zip(OPTIMIZERS, ["auto", 5, "auto", 5, "auto"], strict=True)))
@@ -104,14 +104,14 @@ def test_steps_equal_fit_to_the_bit():
 
 
 def test_gradients_that_are_not_summed_first_are_caught(monkeypatch):
-    honest = tables.Touching.touch
+    honest = embeddings.RowPlan.deduplicate
 
-    def each_its_own(touching, marks, ids):
-        marks, touched, _ = honest(touching, marks, ids)
-        return marks, touched, [keras.ops.arange(i.shape[0], dtype="int32") for i in ids]
+    def each_its_own(row_plan, scratch, ids):
+        scratch, touched, _ = honest(row_plan, scratch, ids)
+        return scratch, touched, [keras.ops.arange(i.shape[0], dtype="int32") for i in ids]
 
     whole, _ = updated("adagrad")
-    monkeypatch.setattr(tables.Touching, "touch", each_its_own)
+    monkeypatch.setattr(embeddings.RowPlan, "deduplicate", each_its_own)
     assert "words/embeddings" in differing(whole, updated("adagrad")[0])
 
 
@@ -145,7 +145,7 @@ class Scaled(L.Embedding):
 )
 def test_a_table_that_is_needed_as_a_whole_is_updated_as_one(arguments, why, monkeypatch):
     if "size" in arguments:
-        monkeypatch.setattr("test_tables.CONTEXT", CONTEXT % 20)
+        monkeypatch.setattr("test_embeddings.CONTEXT", CONTEXT % 20)
     trainer = updated(**arguments)[1]
     assert "All rows of 'words/embeddings' are updated: " in trainer.explain()
     assert why in trainer.explain()
@@ -354,8 +354,8 @@ def test_an_update_that_looks_up_nothing():
 def test_real_numbers_differ_from_the_whole_table_by_rounding(optimizer, policy, size, monkeypatch):
     keras.config.set_dtype_policy(policy)
     normal = lambda *shape, seed: np.random.default_rng(seed).normal(size=shape, scale=0.3).astype("float32")  # noqa: E731
-    monkeypatch.setattr("test_tables.integers", normal)
-    monkeypatch.setattr("test_tables.Y", normal(ROWS, 1, seed=4))
+    monkeypatch.setattr("test_embeddings.integers", normal)
+    monkeypatch.setattr("test_embeddings.Y", normal(ROWS, 1, seed=4))
     alone, trainer = updated(optimizer, size, updates=4)
     assert "Of the 200 rows of 'words'" in trainer.explain()
     as_wholes(monkeypatch)
@@ -370,7 +370,7 @@ def test_the_memory_of_an_update_does_not_grow_with_the_table():
     needs = []
     for size in (2_000, 200_000):
         _, trainer = updated("adagrad", size=size)
-        needs.append(next(iter(trainer._machine.planner.programs.values())).memory)
+        needs.append(next(iter(trainer._executor.planner.programs.values())).memory)
     assert needs[1] <= needs[0] + 1024
 
 

@@ -12,28 +12,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wholestep import tree
-from wholestep.buckets import ends, too_large, too_long
-from wholestep.errors import SpecificationError, say
-from wholestep.order import Order, permute
-from wholestep.sequences import Sequences
-from wholestep.shapes import given
+from wholestep.data.buckets import ends, too_large, too_long
+from wholestep.data.order import Order, permute
+from wholestep.data.sequences import Sequences
+from wholestep.data.shapes import given
+from wholestep.errors import SpecificationError, message
 
 Tree = Any
 BESIDE = ("segment_ids", "positions")
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """Where the rows of a batch lie: row i of the source begins at [at[i], starts[i]]. All int64 (segments,)."""
 
     rows: np.ndarray
     at: np.ndarray
     starts: np.ndarray
 
-    def only(self, places: Any) -> "Layout":
+    def only(self, places: Any) -> "RowLayout":
         """Return the layout of these packed rows alone; `places` are ascending."""
         kept = np.arange(int(self.at[-1]) + 1)[places]
         inside = np.isin(self.at, kept)
-        return Layout(self.rows[inside], np.searchsorted(kept, self.at[inside]), self.starts[inside])
+        return RowLayout(self.rows[inside], np.searchsorted(kept, self.at[inside]), self.starts[inside])
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Packs:
         """Return the same packed rows in an order that is the same each epoch."""
         return replace(self, shuffle=False)
 
-    def _layout(self, epoch: int, step: int) -> Layout:
+    def _layout(self, epoch: int, step: int) -> RowLayout:
         order = Order(self.num_packs, self.seed, self.shuffle)
         packs = order.rows(epoch, step * self.size, min((step + 1) * self.size, self.num_packs))
         at, length, place = self.patterns.places(packs)
@@ -143,7 +143,7 @@ class Packs:
         if self.shuffle:
             place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1).astype(np.int64)
         taken = ends(np.maximum(length, 1))[:-1]
-        return Layout(self.by_length[start + place].astype(np.int64), at, taken - taken[np.searchsorted(at, at)])
+        return RowLayout(self.by_length[start + place].astype(np.int64), at, taken - taken[np.searchsorted(at, at)])
 
 
 def make_packs(
@@ -167,7 +167,7 @@ def make_packs(
         shapes = given(boundaries, sequences.paths)
         if len(shapes) > 1:
             must = "Packed rows have one length."
-            raise SpecificationError(say(must, f"{len(shapes)} boundaries", f"boundaries=[{shapes.max()}]."))
+            raise SpecificationError(message(must, f"{len(shapes)} boundaries", f"boundaries=[{shapes.max()}]."))
         if width > shapes[0, 0] and not truncate:
             raise too_long(sequences, longest, shapes[0])
         width, sequences = int(shapes[0, 0]), sequences.cut(shapes[0])
@@ -250,11 +250,13 @@ def _check(sequences: Sequences) -> None:
     if not isinstance(row, dict) or set(BESIDE) & set(row):
         received = type(row).__name__ if not isinstance(row, dict) else f"keys {', '.join(map(str, row))}"
         must = "Packed rows must be dicts: segment_ids and positions come beside their leaves."
-        raise SpecificationError(say(must, received, "give rows such as {'tokens': ...}."))
+        raise SpecificationError(message(must, received, "give rows such as {'tokens': ...}."))
     if num > 1:
         must = "Rows that are packed must hold one sequence, as source and target would not stay side by side."
-        raise SpecificationError(say(must, f"{num} lengths", "leave out pack=True for buckets."))
+        raise SpecificationError(message(must, f"{num} lengths", "leave out pack=True for buckets."))
     for (label, leaf), owner in zip(tree.named_leaves(row, "row"), sequences.owner, strict=True):
         if owner is None:
             must = f"{label} must have an axis that the length is of: a value per row has no place in a packed row."
-            raise SpecificationError(say(must, f"shape {leaf.shape}", "repeat it for every place, or leave out pack."))
+            raise SpecificationError(
+                message(must, f"shape {leaf.shape}", "repeat it for every place, or leave out pack.")
+            )

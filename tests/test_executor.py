@@ -5,8 +5,8 @@ import pytest
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep.engines.alone import Alone
-from wholestep.machine import Pace
+from wholestep.executor import DispatchSize
+from wholestep.processes.single import SingleProcess
 
 
 class Weighted(ws.Objective):
@@ -32,11 +32,11 @@ def test_many_bad_rows_are_counted():
 
 
 def test_the_pace_grows_with_what_the_device_can_do():
-    pace = Pace(Alone())
+    dispatch_size = DispatchSize(SingleProcess())
     sizes = []
     for _ in range(4):
-        pace.note(pace.size, 100)
-        sizes.append(pace.size)
+        dispatch_size.note(dispatch_size.size, 100)
+        sizes.append(dispatch_size.size)
     assert sizes == [8, 64, 100, 100]
-    pace.note(1, 1)
-    assert pace.size == 1
+    dispatch_size.note(1, 1)
+    assert dispatch_size.size == 1

@@ -1,7 +1,7 @@
 """Where rows come from: arrays, a sequence of rows, ready-made batches, or a stream of them."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.errors import BatchError, SpecificationError, say
+from wholestep.errors import BatchError, message
 
 Tree = Any
 _ATTEMPTS = {
@@ -39,7 +39,7 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class Items:
+class IndexedRows:
     """A sequence with `__len__` and `__getitem__`, one row an item."""
 
     items: Any
@@ -74,7 +74,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Ready:
+class IndexedBatches:
     """Batches as the user made them, to be had by number (`keras.utils.PyDataset`)."""
 
     batches: Any
@@ -100,7 +100,7 @@ class Ready:
 
 
 @dataclass
-class Stream:
+class BatchStream:
     """Batches as the user made them, one after the other. An iterator that ends cannot begin again."""
 
     batches: Iterable
@@ -128,7 +128,7 @@ class Stream:
         if self.begins_again and told not in (None, num):
             must = "The length of the data must be the number of batches; all that came were used."
             received = f"{num} batches of {type(self.batches).__name__}, whose length says {told}"
-            warnings.warn(say(must, received, "mend its __len__, or leave it out."), UserWarning, stacklevel=2)
+            warnings.warn(message(must, received, "mend its __len__, or leave it out."), UserWarning, stacklevel=2)
 
 
 class Kept:
@@ -146,13 +146,13 @@ class Kept:
 
     def _draws(self) -> bool:
         for batch in self._rest:
-            # A copy, as in Stream.
+            # A copy, as in BatchStream.
             self._kept.append(tree.map_leaves(np.array, batch))
             return True
         return False
 
 
-Source = Arrays | Items | Ready | Stream
+Source = Arrays | IndexedRows | IndexedBatches | BatchStream
 
 
 def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None, *, by_length: bool = False) -> Source:
@@ -166,28 +166,30 @@ def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None, *,
     """
     transform = transform or _same
     if isinstance(source, keras.utils.PyDataset):
-        return Ready(source, transform)
+        return IndexedBatches(source, transform)
     if is_nest_of_arrays(source) and not _is_list_of_rows(source, by_length):
         arrays = tree.map_leaves(to_numpy, without_none(source))
         check_dtypes(arrays)
         num_rows = tree.num_rows(arrays, "data")
         if num_rows == 0:
-            raise BatchError(say("The data must have at least one row.", "0 rows", "pass arrays that are not empty."))
+            raise BatchError(
+                message("The data must have at least one row.", "0 rows", "pass arrays that are not empty.")
+            )
         return Arrays(arrays, num_rows, transform) if by_length else Arrays(transform(arrays), num_rows)
     if type(source).__module__.startswith("tensorflow.python.distribute"):
         must, attempt = "The data must be whole.", "give the tf.data.Dataset itself; the trainer shares the rows."
-        raise BatchError(say(must, f"a {type(source).__name__}, which a strategy has shared out", attempt))
+        raise BatchError(message(must, f"a {type(source).__name__}, which a strategy has shared out", attempt))
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not _is_stream(source):
         num_rows = length_of(source)
         if num_rows == 0:
             raise BatchError(
-                say("The data must have at least one row.", "0 rows", "pass a sequence that is not empty.")
+                message("The data must have at least one row.", "0 rows", "pass a sequence that is not empty.")
             )
-        return Items(source, num_rows, transform)
+        return IndexedRows(source, num_rows, transform)
     if hasattr(source, "__iter__"):
-        return Stream(source, transform)
+        return BatchStream(source, transform)
     raise BatchError(
-        say(
+        message(
             "Data must be nested arrays, a sequence of rows, or an iterable of batches.",
             type(source).__name__,
             "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator of batches.",
@@ -209,7 +211,7 @@ def length_of(source: Any, ask: Callable = len) -> Any:
     if cause is None and (length is None or (isinstance(length, int | np.integer) and length >= 0)):
         return length
     must = f"The length of {type(source).__name__} must be a whole number of at least 0."
-    raise BatchError(say(must, length, "mend its __len__; leave it out if it is not known.")) from cause
+    raise BatchError(message(must, length, "mend its __len__; leave it out if it is not known.")) from cause
 
 
 class RowError(BatchError):
@@ -218,7 +220,7 @@ class RowError(BatchError):
     def __init__(self, what: str, length: Any, error: Exception, place: str = ""):
         must = "A data set must have every row, or batch, below its own length."
         received = f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
-        super().__init__(say(must, received, "mend its __getitem__, or its __len__."))
+        super().__init__(message(must, received, "mend its __getitem__, or its __len__."))
         self.parts = (what, length, error)
 
     def at(self, epoch: int, step: int) -> "RowError":
@@ -251,7 +253,9 @@ def without_none(batch: Any) -> Any:
     parts = tuple(part for part in batch if part is not None)
     if any(part is None for part in batch[: len(parts)]):
         raise BatchError(
-            say("(x, y, sample_weight) must have labels where it has weights.", "None for y", "pass y, or no weights.")
+            message(
+                "(x, y, sample_weight) must have labels where it has weights.", "None for y", "pass y, or no weights."
+            )
         )
     return parts
 
@@ -279,7 +283,7 @@ def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, lis
         if own != paths:
             parts = [", ".join(tree.name(path, "row") for path in each) for each in (own, paths)]
             received = f"{parts[0]} in row {row}, {parts[1]} in others"
-            raise BatchError(say("All rows must be nested alike.", received, "give every row the same leaves."))
+            raise BatchError(message("All rows must be nested alike.", received, "give every row the same leaves."))
     return [(path, [leaves[i][1] for leaves in flat]) for i, path in enumerate(paths)]
 
 
@@ -296,7 +300,7 @@ def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarr
         if tuple(shape) != tuple(shapes[0]):
             must = f"{tree.name(path, 'row')} must have one shape in all rows of a batch."
             received = f"{tuple(shape)} in row {row}, {tuple(shapes[0])} in row {rows[0]}"
-            raise BatchError(say(must, received, attempt))
+            raise BatchError(message(must, received, attempt))
     return to_numpy(np.stack(column))
 
 
@@ -314,60 +318,7 @@ def check_dtypes(batch: Tree) -> None:
     for label, leaf in tree.named_leaves(batch):
         if leaf.dtype.kind not in "biuf":
             must = f"{label} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
-            raise BatchError(say(must, f"dtype {leaf.dtype}", _ATTEMPTS.get(leaf.dtype.kind, _ATTEMPTS["U"])))
-
-
-def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
-    """Return the transform (x, y) -> (x, y, weight of the row's class), a class not named weighing 1.
-
-    Raises:
-        SpecificationError: not a mapping of class numbers to finite weights.
-        BatchError: the batch has weights already, or labels that are not one class a row.
-    """
-    _check_class_weight(class_weight)
-    classes = np.asarray(sorted(class_weight), dtype=np.int64)
-    weights = np.asarray([class_weight[c] for c in sorted(class_weight)], dtype=keras.config.floatx())
-
-    def transform(batch: Tree) -> Tree:
-        if not isinstance(batch, tuple) or len(batch) != 2:
-            received = f"{len(batch) if isinstance(batch, tuple) else 1} parts"
-            raise BatchError(
-                say(
-                    "class_weight needs batches (x, y): it makes the sample weights.",
-                    received,
-                    "multiply class weights into sample_weight yourself.",
-                )
-            )
-        labels = _classes(batch[1])
-        place = np.clip(np.searchsorted(classes, labels), 0, len(classes) - 1)
-        found = classes[place] == labels
-        return (*batch, np.where(found, weights[place], 1).astype(weights.dtype))
-
-    return transform
-
-
-def _check_class_weight(given: Any) -> None:
-    attempt = "{0: 1.0, 1: 5.0}, a weight for each class; leave it out for 1 each."
-    if isinstance(given, Mapping):
-        names = [c for c in given if not isinstance(c, int | float | np.number) or not float(c).is_integer()]
-        others = [w for w in given.values() if not isinstance(w, int | float | np.number) or not np.isfinite(w)]
-        if given and not names and not others:
-            return
-        attempt = "the classes' numbers: {0: 1.0, 1: 5.0}." if names else attempt
-    elif isinstance(given, list | tuple | np.ndarray):
-        attempt = "class_weight=dict(enumerate(weights))."
-    raise SpecificationError(say("class_weight must map class numbers to finite weights.", repr(given), attempt))
-
-
-def _classes(y: Any) -> np.ndarray:
-    if not hasattr(y, "shape") or len(y.shape) > 2:
-        shape = getattr(y, "shape", type(y).__name__)
-        raise BatchError(
-            say("class_weight needs one class a row.", f"labels of shape {shape}", "pass sample_weight instead.")
-        )
-    if len(y.shape) == 2 and y.shape[1] > 1:
-        return np.argmax(y, axis=1)
-    return np.round(np.reshape(y, (-1,))).astype(np.int64)
+            raise BatchError(message(must, f"dtype {leaf.dtype}", _ATTEMPTS.get(leaf.dtype.kind, _ATTEMPTS["U"])))
 
 
 def _is_stream(source: Any) -> bool:

@@ -1,0 +1,64 @@
+"""Class weights: a weight of its own for the rows of each class."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep.errors import BatchError, SpecificationError, message
+
+Tree = Any
+
+
+def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
+    """Return the transform (x, y) -> (x, y, weight of the row's class), a class not named weighing 1.
+
+    Raises:
+        SpecificationError: not a mapping of class numbers to finite weights.
+        BatchError: the batch has weights already, or labels that are not one class a row.
+    """
+    _check_class_weight(class_weight)
+    classes = np.asarray(sorted(class_weight), dtype=np.int64)
+    weights = np.asarray([class_weight[c] for c in sorted(class_weight)], dtype=keras.config.floatx())
+
+    def transform(batch: Tree) -> Tree:
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            received = f"{len(batch) if isinstance(batch, tuple) else 1} parts"
+            raise BatchError(
+                message(
+                    "class_weight needs batches (x, y): it makes the sample weights.",
+                    received,
+                    "multiply class weights into sample_weight yourself.",
+                )
+            )
+        labels = _classes(batch[1])
+        place = np.clip(np.searchsorted(classes, labels), 0, len(classes) - 1)
+        found = classes[place] == labels
+        return (*batch, np.where(found, weights[place], 1).astype(weights.dtype))
+
+    return transform
+
+
+def _check_class_weight(given: Any) -> None:
+    attempt = "{0: 1.0, 1: 5.0}, a weight for each class; leave it out for 1 each."
+    if isinstance(given, Mapping):
+        names = [c for c in given if not isinstance(c, int | float | np.number) or not float(c).is_integer()]
+        others = [w for w in given.values() if not isinstance(w, int | float | np.number) or not np.isfinite(w)]
+        if given and not names and not others:
+            return
+        attempt = "the classes' numbers: {0: 1.0, 1: 5.0}." if names else attempt
+    elif isinstance(given, list | tuple | np.ndarray):
+        attempt = "class_weight=dict(enumerate(weights))."
+    raise SpecificationError(message("class_weight must map class numbers to finite weights.", repr(given), attempt))
+
+
+def _classes(y: Any) -> np.ndarray:
+    if not hasattr(y, "shape") or len(y.shape) > 2:
+        shape = getattr(y, "shape", type(y).__name__)
+        raise BatchError(
+            message("class_weight needs one class a row.", f"labels of shape {shape}", "pass sample_weight instead.")
+        )
+    if len(y.shape) == 2 and y.shape[1] > 1:
+        return np.argmax(y, axis=1)
+    return np.round(np.reshape(y, (-1,))).astype(np.int64)

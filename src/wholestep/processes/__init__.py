@@ -1,0 +1,1 @@
+"""Several processes of one run: started, compared, and ended together."""

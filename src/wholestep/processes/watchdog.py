@@ -1,0 +1,59 @@
+"""The verdict on a run of several processes: a pure function of what all of them said last."""
+
+from typing import NamedTuple
+
+PATIENCE = 30.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
+START = 600.0  # the same while it does what may take long
+_LONG = ("starting", "compiling", "saving")
+ENDING = "ending"  # what a process does when its script is through: it waits for the others, and gives no more signs
+
+
+class Beat(NamedTuple):
+    """A sign of life.
+
+    Args:
+        number: how many there have been.
+        doing: what the process is doing, in words.
+        waits: what it waits for, if for the others; the same in all that wait for each other.
+        seconds: for how long it has been doing that.
+        step: the median seconds from one dispatch to the next; 0 before the first.
+    """
+
+    number: int
+    doing: str
+    waits: str
+    seconds: float
+    step: float
+
+
+def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> str | None:
+    """Return why a run must end, if it must.
+
+    Args:
+        beats: by process, its last sign of life and the seconds since then.
+        patience: seconds that the others wait for one that does not come.
+    """
+    for process, (beat, silent) in beats.items():
+        bound = silence(patience) * (4 if beat.doing.startswith(_LONG) else 1)
+        if silent > bound and beat.doing != ENDING:
+            what = f"no sign of life for {silent:.0f} s: killed, or stopped?"
+            return f"Process {process} has given {what} It was {beat.doing}."
+    limit = max([patience, *(10 * beat.step for beat, _ in beats.values())])
+    apart = {beat.waits: f"process {process} is {beat.doing}" for process, (beat, _) in reversed(beats.items())}
+    if "" not in apart and len(apart) > 1 and min(beat.seconds for beat, _ in beats.values()) > limit:
+        what = ", ".join(sorted(apart.values()))
+        return f"The processes wait for each other: {what}. Do they have the same batches, and leave loops together?"
+    waiting = [beat.seconds for beat, _ in beats.values() if beat.waits]
+    for process, (beat, _) in beats.items():
+        bound = max(START, limit) if beat.doing.startswith(_LONG) else limit
+        if not beat.waits and waiting and min(beat.seconds, max(waiting)) > bound:
+            return f"Process {process} has been {beat.doing} for {beat.seconds:.0f} s, while others wait for it."
+    return None
+
+
+def silence(patience: float) -> float:
+    """Return the seconds without a sign of life after which a process counts as dead.
+
+    A process that is alive is silent while C code keeps the interpreter, as in unpickling a large file.
+    """
+    return max(5.0, patience * 2 / 3)

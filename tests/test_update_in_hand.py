@@ -1,0 +1,100 @@
+"""One update on a batch in hand: few programs for any number of rows, no thread, and only what is read is fetched."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+from small import X, Y, model
+
+import wholestep as ws
+
+
+def sizes(trainer):
+    return sorted(program.cut.rows for program in trainer._executor.planner.programs.values())
+
+
+def test_batches_of_ever_other_sizes_are_few_programs():
+    made, plain = model(optimizer=keras.optimizers.SGD(0.1)), model(optimizer=keras.optimizers.SGD(0.1))
+    trainer = ws.Trainer(made)
+    for count in (10, 9, 12, 15, 2, 1):
+        loss = trainer.update((X[:count], Y[:count]))["loss"]
+        assert loss == pytest.approx(plain.train_on_batch(X[:count], Y[:count])[0], rel=1e-5)
+    assert sizes(trainer) == [2, 10, 16]
+    for a, b in zip(made.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+
+
+def test_rows_that_see_each_other_keep_their_own_shape():
+    trainer = ws.Trainer(model(keras.layers.BatchNormalization()))
+    for count in (10, 9):
+        trainer.update((X[:count], Y[:count]))
+    assert sizes(trainer) == [9, 10]
+
+
+def test_nothing_is_fetched_that_nobody_reads(monkeypatch):
+    trainer = ws.Trainer(model())
+    trainer.update((X, Y))["loss"]
+    engine = trainer._executor.engine
+    waits = engine.waits
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
+    logs = trainer.update((X, Y))
+    assert engine.waits == waits
+    assert logs["loss"] == dict(logs)["loss"]
+    assert repr(logs) == repr(dict(logs))
+    assert engine.waits == waits + 1
+
+
+def test_an_update_that_was_not_applied_is_told_where_it_is_read_or_by_the_next_call():
+    bad, made = np.full_like(X, np.nan), model()
+    trainer, before = ws.Trainer(made), made.get_weights()
+    logs = trainer.update((bad, Y))
+    for _ in range(2):  # and again
+        with pytest.raises(ws.NonFiniteError, match="Update 1 "):
+            logs["loss"]
+    for ask in (lambda: trainer.update((X, Y)), lambda: trainer.evaluate(X, Y, verbose=0), lambda: trainer.num_skipped):
+        trainer.update((bad, Y))
+        with pytest.raises(ws.NonFiniteError, match="Update 1 "):
+            ask()
+    for a, b in zip(before, made.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert trainer.update((X, Y))["loss"] > 0
+    assert int(np.asarray(made.optimizer.iterations)) == 1
+
+
+def told(made):
+    return {name: float(value) for name, value in made.get_metrics_result().items()}
+
+
+def test_what_was_read_is_what_the_models_own_metrics_say():
+    made = model(optimizer="sgd")
+    trainer = ws.Trainer(made)
+    logs = dict(trainer.update((X, Y)))
+    assert told(made) == pytest.approx(logs)
+    first, second = trainer.update((X, Y)), trainer.update((X, Y))
+    first["loss"]
+    assert told(made)["loss"] == 0  # the other metrics hold the second's already
+    waits = trainer._executor.engine.waits
+    second["loss"]
+    assert told(made) == pytest.approx(dict(second))
+    assert trainer._executor.engine.waits == waits + 1
+
+
+def test_steps_leave_the_numbers_of_the_epoch_in_the_models_metrics():
+    made = model(optimizer="sgd")
+    trainer = ws.Trainer(made)
+    steps = list(trainer.steps(ws.Batches((X, Y), 5), epochs=2))
+    at_the_end = told(made)
+    trainer.evaluate(X[:5], Y[:5], verbose=0)
+    evaluated = told(made)
+    assert steps[-1].logs == pytest.approx(at_the_end)
+    assert told(made) == evaluated != pytest.approx(at_the_end)
+    for step in trainer.steps(ws.Batches((X, Y), 5)):
+        logs = step.logs
+        assert told(made) == pytest.approx(logs)
+
+
+def test_skipped_updates_are_counted():
+    trainer = ws.Trainer(model(), on_nonfinite="skip")
+    trainer.update((np.full_like(X, np.nan), Y))
+    assert trainer.num_skipped == 1
