@@ -85,8 +85,8 @@ class Prepared(Batches):
         self._batches = batches
         self._prepare = prepare
         self.source, self.is_ready = batches.source, batches.is_ready
-        if hasattr(batches, "grouping"):
-            self.grouping = batches.grouping
+        if hasattr(batches, "sampler"):
+            self.sampler = batches.sampler
 
     @property
     def arrays(self) -> None:

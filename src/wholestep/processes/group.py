@@ -45,7 +45,7 @@ _is_over = threading.Event()  # set when this process is about to be ended
 
 @cache
 def connect() -> Any:
-    """Return this process's peers."""
+    """Return this process's group."""
     return SingleProcess() if jax.process_count() == 1 else ProcessGroup(jax.process_index(), jax.process_count())
 
 
