@@ -233,7 +233,7 @@ class Executor:
         feed.cuts.setdefault(key, program.cut)
         data, rows = stage(self.engine, block, program.cut)
         rows, counts = _stack(rows, program.length), _stack(block.counts, program.length)
-        arguments = self.engine.place((rows, counts, np.int32(len(block.counts))))
+        arguments = self.engine.numbers(rows, counts, np.int32(len(block.counts)))
         captured = self.engine.read_captured(program.captured, state)
         with processes.dispatching(f"computing update {first}"), uninterrupted():
             state, reports = program.call(state._replace(captured=()), captured, data, *arguments)

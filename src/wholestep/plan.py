@@ -59,6 +59,7 @@ class Planner:
     coupling: Coupling | None = None
     adds: bool | None = None
     _learned: tuple | None = None
+    _signed: tuple[Any, tuple] = (None, ())
 
     def program(self, state: State, block: Block, *, short: bool, most: int) -> Program:
         """Return the program for updates such as those of this block.
@@ -80,7 +81,15 @@ class Planner:
 
     def _key(self, block: Block, short: bool, most: int) -> tuple:
         length, num_buffers = _length(block, most), len(self.update.forward.variables.buffers)
-        return _signature(block), block.rows.shape[1], short, length > 1, num_buffers
+        return self._signature(block), block.rows.shape[1], short, length > 1, num_buffers
+
+    def _signature(self, block: Block) -> tuple:
+        """Return names, shapes and dtypes of a block's data; those of resident arrays stay as they are."""
+        host, signature = self._signed
+        if host is not block.host or not block.is_resident:
+            signature = _signature(block)
+            self._signed = block.host, signature
+        return signature
 
     def learn(self, state: State, block: Block) -> State:
         """Find out what the objective reads and assigns besides the model's variables, once, before anything else."""
@@ -93,7 +102,7 @@ class Planner:
 
     def _learn(self, cut: Cut, state: State, block: Block, data: Any, rows: Any, count: Any) -> State:
         """Do the same for a microbatch of this cut, unless the last trace was of one like it."""
-        forward, like = self.update.forward, (cut.sections[0][1], cut.padded, _signature(block))
+        forward, like = self.update.forward, (cut.sections[0][1], cut.padded, self._signature(block))
         if self._learned == like:
             return state._replace(captured=self.engine.read_captured(forward.inputs, state))
         state = forward.learn(self.engine, state, partial(self.update.learn, cut, data=data, rows=rows, count=count))
@@ -245,7 +254,7 @@ class Planner:
         run = maker.run(update, length, one, loops=loops)
         none = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(0))
         captured, values = maker.forward.inputs, state.captured
-        example = state._replace(captured=()), values, data, *engine.place(none)
+        example = state._replace(captured=()), values, data, *engine.numbers(*none)
         call = engine.compile(run, example, repeats=loops)
         needs = self._share(engine.memory(call))
         tables = describe(row_plan, wholes, cut.num_microbatches)

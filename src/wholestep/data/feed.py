@@ -19,6 +19,7 @@ from wholestep.errors import BatchError, message
 from wholestep.interrupts import uninterrupted
 
 _AHEAD = 2
+_UPDATES_AHEAD = 32
 
 
 class Block(NamedTuple):
@@ -67,6 +68,7 @@ class Resident:
         self.data = engine.resident(batches.arrays)
         self.where = f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
         self.most = len(batches)
+        self._ahead = (-1, 0, np.zeros((0,), np.int64))  # the row numbers of some updates: epoch, first one, rows
 
     def blocks(self, num: int | None, size: Callable[[], int], *, once: bool = False) -> Iterator[Block]:
         """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the epoch).
@@ -89,13 +91,22 @@ class Resident:
         self.batches.position = block.start[0], block.start[1] + done
 
     def _blocks(self, epoch: int, step: int, num: int) -> Iterator[Block]:
-        size, order = self.size, self.order
-        rows = order.rows(epoch, step * size, min((step + num) * size, order.num_rows))
+        size = self.size
+        rows = self._rows(epoch, step, num)
         full = len(rows) // size
         if full:
             yield self._block(rows[: full * size].reshape(full, size), (epoch, step))
         if len(rows) > full * size:
             yield self._block(rows[None, full * size :], (epoch, step + full))
+
+    def _rows(self, epoch: int, step: int, num: int) -> np.ndarray:
+        """Return the row numbers of `num` updates; of single ones several at once, which takes hardly longer."""
+        known, first, ahead = self._ahead
+        if known != epoch or not first <= step <= step + num <= first + -(-len(ahead) // self.size):
+            first, last = step, step + max(num, _UPDATES_AHEAD)
+            ahead = self.order.rows(epoch, first * self.size, min(last * self.size, self.order.num_rows))
+            self._ahead = epoch, first, ahead
+        return ahead[(step - first) * self.size : (step - first + num) * self.size]
 
     def _block(self, rows: np.ndarray, position: tuple[int, int]) -> Block:
         counts = np.full((len(rows),), rows.shape[1], np.int32)

@@ -5,6 +5,7 @@
 | read_variables, write_variables, write_metrics | Keras variables to the values of a State, and back |
 | read_captured | the values of variables that the trainer does not own, not to be spent |
 | place, fetch | host to device, at once; device to numpy, the only place that waits |
+| numbers | small host arrays, as a program takes them soonest |
 | shard, batch | loaded rows to the replicas that work on them; the rows of a (micro)batch, each on its replica |
 | traced, inlined, shapes | a function, traced once for each shape; the same where it is called; what it would return |
 | frame, is_traced_in | what stands for the function being traced, or the body of a loop in it; whether a value is its |

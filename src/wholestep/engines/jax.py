@@ -162,6 +162,10 @@ class Engine:
 
     resident = place
 
+    def numbers(self, *arrays: np.ndarray) -> tuple:
+        """Return small host arrays in the form that a program takes soonest."""
+        return arrays if self.layout is None else self.place(arrays)
+
     def shard(self, data: Tree, shares: np.ndarray) -> Shares:
         """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
         assert self.layout is not None
@@ -334,10 +338,15 @@ class Engine:
             results = jax.tree.map(lambda _: self.layout.everywhere, jax.eval_shape(function, *examples))
             kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
             options["out_shardings"] = (kept, results[1]) if spends else results
-        lowered = jax.jit(function, **options).lower(*examples)
+        jitted: Any = jax.jit(function, **options)
+        lowered = jitted.lower(*examples)
         if self.processes.count > 1:
             self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
-        return lowered.compile()
+        compiled = lowered.compile()
+        if self.layout is not None:
+            return compiled
+        jitted.compiled = compiled  # found again by the function's first call; those after it are made from C++
+        return jitted
 
     def describe(self, program: Any) -> str:
         """Return how a program is carried out, in plain words: there is one way."""
@@ -345,7 +354,7 @@ class Engine:
 
     def memory(self, program: Any) -> int | None:
         """Return the bytes that the program needs beside its arguments and results."""
-        analysis = program.memory_analysis()
+        analysis = getattr(program, "compiled", program).memory_analysis()
         return None if analysis is None else int(analysis.temp_size_in_bytes)
 
     def device_bytes(self) -> int | None:
