@@ -41,7 +41,15 @@ hypothesis.settings.register_profile("suite", deadline=None, max_examples=60, de
 hypothesis.settings.load_profile("suite")
 
 # On TensorFlow XLA takes half of a test's time; these files hold that what it compiles is the same.
-WITH_XLA = ("test_compilers", "test_differences", "test_engines", "test_explain", "test_models", "test_update")
+WITH_XLA = (
+    "test_compilers",
+    "test_differences",
+    "test_engines",
+    "test_explain",
+    "test_models",
+    "test_tokens",
+    "test_update",
+)
 
 
 def _only_if_asked(model, asked):

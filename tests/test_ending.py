@@ -26,6 +26,7 @@ class Owner:
 @pytest.fixture
 def hooks(monkeypatch):
     """What is to be called when the script ends."""
+    gc.collect()  # the executors of other tests, which would take back hooks that are not known here
     known = []
     monkeypatch.setattr(ending, "atexit", SimpleNamespace(register=known.append, unregister=known.remove))
     return known

@@ -30,6 +30,18 @@ FLOORS = [  # from the ground up; a package counts as one
     {"callbacks", "loop"},
     {"arguments", "trainer", "demo", "cli", "__init__"},
 ]
+FLOORS_OF_DATA = [  # the same inside of the package, where one module may use another of its floor only by name
+    {"__init__", "order", "source", "class_weight"},
+    {"shapes", "sequences"},
+    {"lengths"},
+    {"buckets"},
+    {"packing"},
+    {"sampler"},
+    {"batches"},
+    {"feed"},
+]
+ENGINE_OF = dict.fromkeys(("jax.py", "mesh.py", "group.py"), "jax")
+ENGINE_OF |= dict.fromkeys(("tensorflow.py", "strategy.py"), "tensorflow")
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
 
 
@@ -47,9 +59,17 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "wholestep")
 
 
-def floor(module):
-    (found,) = [i for i, modules in enumerate(FLOORS) if module in modules]
+def floor(module, floors=FLOORS):
+    (found,) = [i for i, modules in enumerate(floors) if module in modules]
     return found
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "data").glob("*.py")), ids=lambda p: p.name)
+def test_imports_go_down_the_floors_of_the_data(path):
+    here = floor(path.stem, FLOORS_OF_DATA)
+    for name in imports(path):
+        if name.startswith("wholestep.data."):
+            assert floor(name.split(".")[2], FLOORS_OF_DATA) < here, f"{path.name} imports {name}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
@@ -59,7 +79,7 @@ def test_imports_go_down_the_floors(path):
         if name.startswith("wholestep.") and not name.endswith("__version__"):
             assert floor(name.split(".")[1]) <= here, f"{path.name} imports {name}"
         if name.split(".")[0] in ("jax", "tensorflow", "torch"):
-            assert module_of(path) in ("engines", "processes")
+            assert module_of(path) == "engines" or path.name == "group.py"
         if name.startswith("keras.src"):
             assert module_of(path) in ("compiled", "objective")
 
@@ -87,8 +107,7 @@ def test_public_names_are_frozen():
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_examples_in_docstrings_run(path):
     name = ".".join(("wholestep", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
-    needs_engine = name.startswith(("wholestep.engines.", "wholestep.processes.group"))
-    if needs_engine and not name.endswith(keras.backend.backend()):
+    if ENGINE_OF.get(path.name, keras.backend.backend()) != keras.backend.backend():
         return
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert failed == 0

@@ -99,11 +99,11 @@ def test_of_an_objectives_batch_only_the_models_own_words_tell():
 
 def test_a_loaded_batch_is_named_once():
     error = BatchError("does not fit")
-    block = SimpleNamespace(is_resident=False, place=(1, 4))
+    block = SimpleNamespace(is_resident=False, start=(1, 4))
     with pytest.raises(BatchError), named(block), named(block):
         raise error
     assert error.__notes__ == ["This was batch 4 of epoch 1, both counted from 0; no update has used it."]
     resident = BatchError("does not fit")
-    with pytest.raises(BatchError), named(SimpleNamespace(is_resident=True, place=(0, 0))):
+    with pytest.raises(BatchError), named(SimpleNamespace(is_resident=True, start=(0, 0))):
         raise resident
     assert not hasattr(resident, "__notes__")

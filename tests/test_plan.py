@@ -136,3 +136,17 @@ def test_random_cuts_and_weights_change_nothing(batch_size, microbatch_size, wei
         ws.Trainer(made[-1], microbatch_size=size).fit(X, Y, **how)
     for a, b in zip(*map(values, made), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="only JAX tells what it compiles")
+def test_the_first_call_finds_the_program_that_was_compiled():
+    import jax
+
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **said: compiled.append(said.get("fun_name")) if "backend_compile" in event else None
+    )
+    trainer, _ = counted(model(), epochs=2)
+    assert compiled.count("jit(several)") == 1
+    list(trainer.steps(ws.Batches((X, Y), 5)))
+    assert compiled.count("jit(several)") == 1

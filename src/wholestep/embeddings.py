@@ -221,7 +221,7 @@ class RowPlan:
         """Find out which lookups ask for the same row, in a time that depends on their number alone.
 
         Args:
-            scratch: int32, of the length of one table of each group; their content does not matter.
+            scratch: int32, of the length of one table of each group; its content does not matter.
             ids: by group, the row numbers that are asked for, int32 (lookups,); negative ones count from the end.
 
         Returns:

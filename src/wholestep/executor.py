@@ -247,7 +247,7 @@ class Executor:
 
     @property
     def was_moved(self) -> bool:
-        """Whether somebody else has moved the optimizer since this machine has, as far as its variable tells.
+        """Whether somebody else has moved the optimizer since this executor has, as far as its variable tells.
 
         On TensorFlow it does not: it is one object for good, and reading its value would wait for the device.
         """

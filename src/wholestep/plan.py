@@ -103,8 +103,9 @@ class Planner:
     def _learn(self, cut: Cut, state: State, block: Block, data: Any, rows: Any, count: Any) -> State:
         """Do the same for a microbatch of this cut, unless the last trace was of one like it."""
         forward, like = self.update.forward, (cut.sections[0][1], cut.padded, self._signature(block))
-        if self._learned == like:
+        if self._learned == like and not forward.written:
             return state._replace(captured=self.engine.read_captured(forward.inputs, state))
+        self._learned = None
         state = forward.learn(self.engine, state, partial(self.update.learn, cut, data=data, rows=rows, count=count))
         self._learned = like
         return state
@@ -114,12 +115,14 @@ class Planner:
         if self.pads is False or not self.probe(state, block).padding_is_exact:
             return False
         if self.pads is None:
+            self._learned = None
             self.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, block))
         return self.pads
 
     def metrics_are_additive(self, state: State, block: Block) -> bool:
         """Whether the states of the metrics are sums over rows. Tries it, once."""
         if self.adds is None:
+            self._learned = None
             self.adds = self._share(metrics_are_additive(self.engine, self.update.forward, state, block))
         return self.adds
 
@@ -153,6 +156,7 @@ class Planner:
         return self.engine.processes.broadcast(found)
 
     def _probe(self, state: State, block: Block) -> Coupling:
+        self._learned = None  # what a probe traces says other facts of the same objective
         return Coupling(**self._share(asdict(probe(self.engine, self.update.forward, state, block))))
 
     def _plan(self, state: State, block: Block, short: bool, length: int) -> Program:

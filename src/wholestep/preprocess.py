@@ -95,12 +95,12 @@ class Prepared(Batches):
 
     @property
     def position(self) -> tuple[int, int]:
-        """The place of the other batches."""
+        """The position of the other batches."""
         return self._batches.position
 
     @position.setter
-    def position(self, place: tuple[int, int]) -> None:
-        self._batches.position = place
+    def position(self, position: tuple[int, int]) -> None:
+        self._batches.position = position
 
     @property
     def unused(self) -> list:
@@ -121,7 +121,7 @@ class Prepared(Batches):
         return self._batches.is_spent()
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Go to a place, as `Batches.seek`."""
+        """Go to a position, as `Batches.seek`."""
         self._batches.seek(epoch, step)
 
     def in_order(self) -> Batches:
@@ -132,10 +132,10 @@ class Prepared(Batches):
         """Return a batch, or its rows at these places."""
         return self._prepare(self._batches.load(epoch, step, places))
 
-    def take(self, place: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
-        """Return the batch at a place and the place after it."""
+    def take(self, position: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
+        """Return the batch at a position and the position after it."""
         is_used = not self.unused
-        batch, after = self._batches.take(place, places)
+        batch, after = self._batches.take(position, places)
         return self._prepare(batch) if is_used else batch, after
 
     def example(self) -> Tree:

@@ -8,7 +8,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data.order import whole_seed
-from wholestep.data.sampler import LengthOptions, Sampler, by_length_of, fixed_size, refuse_sizes
+from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size, refuse_sizes
 from wholestep.data.source import Arrays, BatchStream, IndexedBatches, Kept, RowError, open_source
 from wholestep.errors import BatchError, message
 
@@ -19,7 +19,7 @@ class Batches:
     """The batches of a source, epoch after epoch.
 
     Which rows make update t of epoch e is a pure function of (seed, e, t): a full permutation of the rows, another one
-    each epoch, whatever the microbatches or the executor. Batches that the user made (`keras.utils.PyDataset`,
+    each epoch, whatever the microbatches or the machine. Batches that the user made (`keras.utils.PyDataset`,
     generators, `tf.data.Dataset`, `DataLoader`) are taken as they are; a PyDataset's are shuffled among themselves.
 
     With `tokens`, rows of like length make a batch, in one of a few fixed shapes, each a program of its own: as many
@@ -94,7 +94,7 @@ class Batches:
         refuse_sizes(self.is_ready, batch_size, tokens, options)
         self.sampler: Sampler
         if tokens is not None:
-            self.sampler = by_length_of(self.source, tokens, options, seed, shuffle)
+            self.sampler = by_length(self.source, tokens, options, seed, shuffle)
         elif not isinstance(self.source, BatchStream):
             self.sampler = fixed_size(self.source, batch_size, seed, shuffle)
         self.position = (0, 0)

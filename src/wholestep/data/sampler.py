@@ -87,7 +87,7 @@ def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool)
     return FixedSize(source, Order(source.num_rows, seed, shuffle), min(size, source.num_rows))
 
 
-def by_length_of(source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets | Packs:
+def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets | Packs:
     """Return batches of at most `tokens` places.
 
     Raises:

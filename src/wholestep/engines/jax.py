@@ -120,7 +120,7 @@ class Engine:
         return placed
 
     def changed_outside(self, variables: list) -> list:
-        """Return the variables whose values are not those that `give` gave them."""
+        """Return the variables whose values are not those that `write_variables` gave them."""
         return [v for v in variables if self._given.get(id(v), (None,))[0] is not v.value]
 
     def _own(self, variables: list, seen: set[int]) -> list:
@@ -342,11 +342,8 @@ class Engine:
         lowered = jitted.lower(*examples)
         if self.processes.count > 1:
             self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
-        compiled = lowered.compile()
-        if self.layout is not None:
-            return compiled
-        jitted.compiled = compiled  # found again by the function's first call; those after it are made from C++
-        return jitted
+        jitted.compiled = lowered.compile()  # found again by the function's first call; later ones are made from C++
+        return jitted if self.layout is None else jitted.compiled
 
     def describe(self, program: Any) -> str:
         """Return how a program is carried out, in plain words: there is one way."""

@@ -99,7 +99,7 @@ class ProcessGroup:
         self._launcher = os.environ.get("WHOLESTEP_LAUNCHER")
         _calm_gloo()
         works = (self._beat, self._guard)
-        self._threads = [threading.Thread(target=work, name="wholestep-peers", daemon=True) for work in works]
+        self._threads = [threading.Thread(target=work, name="wholestep-processes", daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
         atexit.register(self._leave)
@@ -209,10 +209,12 @@ class ProcessGroup:
     def _leave(self) -> None:
         """Wait for all scripts' end, then for this process's threads: inside the store they would abort its exit."""
         self.set_status(ENDING)
-        jax.distributed.shutdown()
-        _is_over.set()
-        for thread in self._threads:
-            thread.join(timeout=10)
+        try:
+            jax.distributed.shutdown()
+        finally:
+            _is_over.set()
+            for thread in self._threads:
+                thread.join(timeout=10)
 
     # ---- the thread that gives signs of life ----
 
