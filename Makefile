@@ -1,4 +1,4 @@
-# Two commands from a fresh clone: `make train` and `make test`. Both make their own virtual environment.
+# From a fresh clone: `make train`, `make test`, `make large`. Each makes its own virtual environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -98,15 +98,15 @@ def check_like_keras(
 ):
     """Train for two epochs of unshuffled batches by keras.Model.fit and by ours: equal but for rounding."""
 
-    def prepared(**how):
+    def prepared():
         keras.utils.set_random_seed(2)
         model = make()
-        model.compile(**how | {k: v() if k == "optimizer" else v for k, v in compile_with.items()})
+        model.compile(**{k: v() if k == "optimizer" else v for k, v in compile_with.items()})
         return model
 
     how = {"batch_size": rows, "epochs": 2, "shuffle": False, "verbose": 0}
     given = {"sample_weight": sample_weight, "class_weight": class_weight}
-    theirs = prepared(run_eagerly=True)  # a few updates are sooner carried out than compiled
+    theirs = prepared()
     history = theirs.fit(x, y, **given, **how)
     for cut in cuts:
         ours = prepared()
@@ -136,9 +136,12 @@ def test_every_loss(name):
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *EXTRAS])
+@pytest.mark.filterwarnings("ignore:run_eagerly has no effect")
 def test_every_optimizer(name):
     make = OPTIMIZERS.get(name) or EXTRAS[name]
-    check_like_keras(dense, X, TARGETS, loss="mse", optimizer=make, cuts=(4,), tol=2e-5, evaluates=False)
+    # Compiled by TensorFlow, keras.Model.fit goes wrong with this one; run eagerly it is right.
+    how = {"run_eagerly": True} if name == "ScheduleFreeAdamW" else {}
+    check_like_keras(dense, X, TARGETS, loss="mse", optimizer=make, cuts=(4,), tol=2e-5, evaluates=False, **how)
 
 
 # Repeated rows of an embedding: keras.Model.fit on TensorFlow squares and clips their gradients one by one.
@@ -342,7 +345,7 @@ def test_batch_normalisation_runs_whole_as_in_keras():
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
-    how = {"cuts": ("auto",), "tol": 2e-3, "rows": ROWS, "run_eagerly": False}  # eager steps round more often
+    how = {"cuts": ("auto",), "tol": 2e-3, "rows": ROWS}
     check_like_keras(dense, X, TARGETS, loss="mse", optimizer=sgd, **how)
 
 
