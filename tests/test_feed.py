@@ -44,6 +44,17 @@ def test_resident_blocks_name_every_row_once():
     assert (blocks[0].start, blocks[-1].end) == ((0, 0), (1, 0))
 
 
+def test_every_epoch_has_its_own_order_however_many_updates_go_at_once():
+    batches = ws.Batches(np.arange(23), 4, seed=1)
+    for at_once in (1, 3):
+        feed = Resident(Host, ws.Batches(np.arange(23), 4, seed=1))
+        rows = [row for block in feed.blocks(18, lambda at_once=at_once: at_once) for ids in block.ids for row in ids]
+        assert rows == [row for epoch in range(3) for step in range(6) for row in batches.rows(epoch, step)]
+        for step in (4, 2):  # and back before the rows that were named ahead
+            feed.batches.seek(1, step)
+            assert list(next(feed.blocks(1, lambda: 1)).ids[0]) == list(batches.rows(1, step))
+
+
 def test_a_number_of_updates_goes_on_into_the_next_epoch():
     feed = Resident(Host, ws.Batches(np.arange(8), 4, shuffle=False))
     assert seen(feed.blocks(3, lambda: 9)) == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]

@@ -85,11 +85,11 @@ class Planner:
 
     def _signature(self, block: Block) -> tuple:
         """Return names, shapes and dtypes of a block's data; those of resident arrays stay as they are."""
-        host, signature = self._signed
-        if host is not block.host or not block.is_resident:
-            signature = _signature(block)
-            self._signed = block.host, signature
-        return signature
+        if not block.is_resident:
+            return _signature(block)
+        if self._signed[0] is not block.host:
+            self._signed = block.host, _signature(block)
+        return self._signed[1]
 
     def learn(self, state: State, block: Block) -> State:
         """Find out what the objective reads and assigns besides the model's variables, once, before anything else."""
