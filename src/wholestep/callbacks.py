@@ -6,7 +6,9 @@ from typing import Any
 
 import keras
 
+from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
+from wholestep.processes.protocol import Processes
 
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
@@ -26,7 +28,7 @@ class Hooks:
         if step % self.each == 0:
             self._begin(step)
 
-    def end(self, step: int, logs: Any) -> None:
+    def end(self, step: int, logs: dict | None) -> None:
         """Tell that a batch has ended, if it is the last of several."""
         self._open = step - step % self.each + self.each - 1, logs
         self.left = self._open[0] - step
@@ -58,11 +60,11 @@ class CallbackRunner:
         model: keras.Model,
         callbacks: Any,
         *,
-        verbose: Any,
+        verbose: int | str,
         epochs: int,
         steps: int | None,
         history: bool,
-        engine: Any,
+        engine: Engine,
     ):
         processes = engine.processes
         if processes.count > 1:
@@ -121,7 +123,7 @@ class CallbackRunner:
         return bool(self.model.stop_training)
 
 
-def _of_several(callbacks: Any, processes: Any) -> Any:
+def _of_several(callbacks: Any, processes: Processes) -> keras.callbacks.CallbackList | list[keras.callbacks.Callback]:
     """Return the callbacks of one of several processes; what is changed on them stays, as their process does."""
     ready = isinstance(callbacks, keras.callbacks.CallbackList)
     known = list(callbacks.callbacks if ready else keras.tree.flatten(callbacks or []))
@@ -140,7 +142,7 @@ def _of_several(callbacks: Any, processes: Any) -> Any:
     return kept
 
 
-def _check_savers(callbacks: Any, sharded: list[str]) -> None:
+def _check_savers(callbacks: keras.callbacks.CallbackList, sharded: list[str]) -> None:
     savers = [type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS)]
     if savers and sharded:
         must = "Keras cannot save weights that are sharded over devices in a run of several processes."
@@ -148,7 +150,7 @@ def _check_savers(callbacks: Any, sharded: list[str]) -> None:
         raise SpecificationError(message(must, ", ".join(sharded[:3]), attempt))
 
 
-def _save(callback: Any, processes: Any, *arguments: Any, **options: Any) -> None:
+def _save(callback: keras.callbacks.Callback, processes: Processes, *arguments: Any, **options: Any) -> None:
     """Save, in the first process alone. The others wait as long as that takes."""
     if processes.index > 0:
         return
@@ -162,11 +164,11 @@ def _save(callback: Any, processes: Any, *arguments: Any, **options: Any) -> Non
     processes.set_status("in a callback, after saving")
 
 
-def _overrides(callback: Any, hook: str) -> bool:
+def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
     return not getattr(getattr(callback, hook), "_is_default", False)
 
 
-def _needs_numbers_only(callback: Any) -> bool:
+def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:
     """Keras' own callbacks whose hooks of a batch never look at the model. Any other may."""
     known = keras.callbacks
     if isinstance(callback, _SAVERS):

@@ -18,8 +18,7 @@ from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.objective import Objective, Reading, Score
 from wholestep.terms import Mean, Sum, Term, Whole
-
-Tensor = Any
+from wholestep.tree import Tensor, Tree
 
 _STEPS = {
     "train_step": "if `train_step` accumulates gradients, delete it and pass Trainer(model, microbatch_size=...); if "
@@ -62,7 +61,7 @@ class CompiledObjective(Objective):
         self.divisors: set[int] = set()
         self._has_told = False
 
-    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Reading:
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Reading:
         """Return the compiled losses' terms and the compiled metrics' updates."""
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
@@ -77,7 +76,7 @@ class CompiledObjective(Objective):
         names = _distinct([f"{call.name}_loss" for call in calls]) if len(calls) > 1 else [""] * len(calls)
         return Reading({name: _term(call) for name, call in zip(names, calls, strict=True)}, {}, scores)
 
-    def _that_count(self, calls: list[_Call], y: Any, y_pred: Any) -> list[_Call]:
+    def _that_count(self, calls: list[_Call], y: Tree, y_pred: Tree) -> list[_Call]:
         """Return what Keras minimises: of several losses for one output and one leaf of labels the first alone."""
         if len(calls) < 2 or keras.tree.is_nested(y) or keras.tree.is_nested(y_pred):
             return calls
@@ -88,7 +87,7 @@ class CompiledObjective(Objective):
         return calls[:1]
 
 
-def unpack(batch: Any) -> tuple[Any, Any, Any]:
+def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
     """Return (x, y, sample_weight) of a batch, None for what it does not have."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if len(parts) > 3:
@@ -102,7 +101,7 @@ def unpack(batch: Any) -> tuple[Any, Any, Any]:
     return (*parts, None, None, None)[:3]
 
 
-def build(model: keras.Model, batch: Any) -> None:
+def build(model: keras.Model, batch: Tree) -> None:
     """Create the variables of the model, its losses and its metrics from the shapes of one batch.
 
     Raises:
@@ -143,18 +142,18 @@ def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
     return {"loss": model._loss_tracker, **dict(zip(_distinct([m.name for m in losses]), losses, strict=True))}
 
 
-def tracked(model: keras.Model, numbers: dict[str, Any]) -> list[tuple[keras.Variable, Any]]:
+def tracked(model: keras.Model, numbers: dict[str, Tensor | float]) -> list[tuple[keras.Variable, Tensor | float]]:
     """Return the variables of the loss trackers, and what they hold where these are the numbers of an epoch."""
     found = [(tracker, numbers[name]) for name, tracker in loss_trackers(model).items() if name in numbers]
     return [pair for tracker, number in found for pair in ((tracker.total, number), (tracker.count, 1))]
 
 
-def own_results(model: keras.Model) -> dict[str, Any]:
+def own_results(model: keras.Model) -> dict[str, Tensor]:
     """Return what a `get_metrics_result` of the model's own says of its metrics now; nothing, if it has none."""
     return dict(model.get_metrics_result()) if is_overridden(model, "get_metrics_result") else {}
 
 
-def in_order(model: keras.Model, logs: dict[str, Any]) -> Any:
+def in_order(model: keras.Model, logs: dict[str, Tensor | float]) -> Tensor | float | list:
     """Return what `evaluate` returns of these logs: a number, or the list of `keras.Model.evaluate`."""
     trackers = [] if model._compile_loss is None else model._compile_loss.metrics
     renamed = dict(zip(map(id, trackers), _distinct([m.name for m in trackers]), strict=True))
@@ -187,7 +186,7 @@ def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric]
     return [*(compiled.metrics if compiled is not None else []), *extra]
 
 
-def check_labels(ranges: list[LabelRange], batch: Any, numbers: np.ndarray | None = None) -> None:
+def check_labels(ranges: list[LabelRange], batch: Tree, numbers: np.ndarray | None = None) -> None:
     """Refuse class numbers that the model has no output for: backends would count them as nothing, or as garbage.
 
     Args:
@@ -227,8 +226,9 @@ def refuse_overrides(model: keras.Model) -> None:
 
 
 @contextmanager
-def _recording(compile_loss: Any, calls: list[_Call]) -> Iterator[None]:
+def _recording(model: keras.Model, calls: list[_Call]) -> Iterator[None]:
     """Let Keras match outputs, labels and weights as ever, but note each loss call instead of reducing it."""
+    compile_loss = model._compile_loss
     entries, metrics = compile_loss._flat_losses, compile_loss._metrics
 
     def recorder(entry: Any) -> Any:
@@ -246,7 +246,7 @@ def _recording(compile_loss: Any, calls: list[_Call]) -> Iterator[None]:
         compile_loss._flat_losses, compile_loss._metrics = entries, metrics
 
 
-def _own_loss(model: keras.Model, loss: Any) -> Whole:
+def _own_loss(model: keras.Model, loss: Tensor | None) -> Whole:
     shape = None if loss is None else tuple(ops.shape(loss))
     if shape != ():
         received = "None" if shape is None else f"shape {shape}"
@@ -271,15 +271,15 @@ def _coefficient(given: float | None) -> float:
     return 1.0 if given is None else given
 
 
-def _calls(model: keras.Model, y: Any, y_pred: Any, weight: Any) -> list[_Call]:
+def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[_Call]:
     calls: list[_Call] = []
     if model._compile_loss is not None:
-        with _recording(model._compile_loss, calls):
+        with _recording(model, calls):
             model._compile_loss(y, y_pred, weight)
     return calls
 
 
-def _scores(model: keras.Model, y: Any, y_pred: Any, weight: Any) -> list[Score]:
+def _scores(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Score]:
     compiled = model._compile_metrics
     if compiled is None:
         return []

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
@@ -19,8 +18,10 @@ from keras import ops
 from wholestep import tree
 from wholestep.compiled import layers
 from wholestep.data.feed import Block
+from wholestep.engines.protocol import Engine
 from wholestep.forward import Forward, Rows
 from wholestep.state import State
+from wholestep.tree import Tensor, Tree
 
 _ROWS = 4
 
@@ -84,7 +85,7 @@ class Coupling:
         return " ".join(sentence for sentence, holds in sentences.items() if holds)
 
 
-def probe(engine: Any, forward: Forward, state: State, block: Block) -> Coupling:
+def probe(engine: Engine, forward: Forward, state: State, block: Block) -> Coupling:
     """Run the objective on a few rows of a block's first update and see what depends on what."""
     num_rows = block.rows.shape[1]
     if any(getattr(layer, "stateful", False) for layer in layers(forward.model)):
@@ -111,24 +112,24 @@ def probe(engine: Any, forward: Forward, state: State, block: Block) -> Coupling
     return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()))
 
 
-def metrics_ignore_padding(engine: Any, forward: Forward, state: State, block: Block) -> bool:
+def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, block: Block) -> bool:
     """Whether rows of weight 0 add nothing to the metrics: found out by trying."""
     few = engine.place(block.some(0, np.arange(_ROWS) % block.rows.shape[1]))
 
-    def both(state: State, batch: Any) -> tuple[list, list]:
+    def both(state: State, batch: Tree) -> tuple[list, list]:
         return forward.padded(engine.params(state), state.buffers, state.metrics, batch, _ROWS // 2)
 
     alone, among = engine.fetch(engine.compile(both, (state, few), spends=False)(state, few))
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(alone, among, strict=True))
 
 
-def metrics_are_additive(engine: Any, forward: Forward, state: State, block: Block) -> bool:
+def metrics_are_additive(engine: Engine, forward: Forward, state: State, block: Block) -> bool:
     """Whether the metrics' states are sums over rows: found out by trying."""
     size = _ROWS // 2
     parts = [engine.place(block.some(0, (np.arange(size) + i) % block.rows.shape[1])) for i in (0, size)]
 
     def after(state: State, parts: list) -> tuple[list, list]:
-        def update(metrics: list, batch: Any) -> list:
+        def update(metrics: list, batch: Tree) -> list:
             return forward.sums(engine.params(state), state.buffers, metrics, (), batch, None).metrics
 
         one, two = (update(state.metrics, part) for part in parts)
@@ -140,7 +141,7 @@ def metrics_are_additive(engine: Any, forward: Forward, state: State, block: Blo
 
 
 @contextmanager
-def inference(layers: Iterable) -> Iterator[None]:
+def inference(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     """Let these layers of BatchNormalization run in inference mode, where they couple nothing."""
     layers = list(layers)
     for layer in layers:
@@ -152,21 +153,23 @@ def inference(layers: Iterable) -> Iterator[None]:
             del vars(layer)["call"]
 
 
-def _without_training(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+def _without_training(
+    layer: keras.layers.Layer, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
+) -> Tensor:
     return type(layer).call(layer, inputs, training=False, mask=mask)
 
 
-def _but(batch: Any, kept: Any, row: int) -> Any:
+def _but(batch: Tree, kept: Tree, row: int) -> Tree:
     """Return a batch in which one row is that of another batch."""
     rows = np.arange(tree.num_rows(batch)) == row
     return tree.map_leaves(lambda b, k: np.where(rows.reshape(-1, *[1] * (b.ndim - 1)), k, b), batch, kept)
 
 
-def _rows(batch: Any, rows: np.ndarray) -> Any:
+def _rows(batch: Tree, rows: np.ndarray) -> Tree:
     return tree.map_leaves(lambda leaf: leaf[rows], batch)
 
 
-def _shaken(batch: Any) -> Any:
+def _shaken(batch: Tree) -> Tree:
     """Change the numbers of all rows, where other rows hold the same."""
 
     def shake(leaf: np.ndarray) -> np.ndarray:
@@ -175,14 +178,14 @@ def _shaken(batch: Any) -> Any:
     return tree.map_leaves(shake, batch)
 
 
-def _runner(engine: Any, forward: Forward, state: State) -> Callable[[Any], Rows]:
-    programs: dict[int, Any] = {}
+def _runner(engine: Engine, forward: Forward, state: State) -> Callable[[Tree], Rows]:
+    programs: dict[int, Callable] = {}
 
-    def function(state: State, batch: Any) -> Rows:
+    def function(state: State, batch: Tree) -> Rows:
         params = [_wiggled(p) for p in engine.params(state)]
         return forward.rows(params, state.buffers, state.metrics, batch)
 
-    def run(batch: Any) -> Rows:
+    def run(batch: Tree) -> Rows:
         arguments, size = (state, engine.place(batch)), tree.num_rows(batch)
         if size not in programs:
             programs[size] = engine.compile(function, arguments, spends=False)
@@ -191,7 +194,7 @@ def _runner(engine: Any, forward: Forward, state: State) -> Callable[[Any], Rows
     return run
 
 
-def _wiggled(parameter: Any) -> Any:
+def _wiggled(parameter: Tensor) -> Tensor:
     """Move a parameter a little: a layer that begins with zeros would hide what the rows before it do."""
     if "float" not in str(parameter.dtype):
         return parameter
@@ -218,7 +221,7 @@ def _compute_dtype(model: keras.Model) -> str:
     return "float64" if dtypes == {"float64"} else "float32"
 
 
-def _extra(run: Callable[[Any], Rows], batch: Any, size: int, whole: Rows) -> str:
+def _extra(run: Callable[[Tree], Rows], batch: Tree, size: int, whole: Rows) -> str:
     half = size // 2
     value = float(whole.extra)
     if size != 2 * half or value == 0 or not np.isfinite(value):

@@ -1,15 +1,13 @@
 """Whether what an update starts from is finite: if not, no row is to blame."""
 
-from typing import Any
-
 import keras
 
+from wholestep.engines.protocol import Engine
 from wholestep.state import State, Variables
+from wholestep.tree import Tensor
 
-Tensor = Any
 
-
-def look(engine: Any, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
+def look(engine: Engine, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
     """Return of every parameter, then of every floating buffer, whether all of it is finite, and whether it has NaN."""
     values = [*engine.params(state), *_floating(variables, state.buffers)]
     return [(engine.is_finite([value]), keras.ops.any(value != value)) for value in values]

@@ -9,17 +9,18 @@ Reads private attributes of `keras.layers.Embedding` and of the optimizers that 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import keras
 from keras import ops
+from keras.optimizers import Optimizer
 
+from wholestep.engines.protocol import Engine
 from wholestep.state import Variables
-
-Tensor = Any
+from wholestep.tables import Table, TableRows
+from wholestep.tree import Tensor
 
 # Optimizers whose update leaves a row with a gradient of zero as it is, and what they keep for each row.
 _ROW_BY_ROW: dict[type, tuple[str, ...]] = {keras.optimizers.SGD: (), keras.optimizers.Adagrad: ("_accumulators",)}
@@ -27,45 +28,8 @@ _INT32 = 2**31 - 1
 _SHARE = 2  # a table is worth it if it has this many rows for each that an update looks up
 
 
-@dataclass(frozen=True)
-class Table:
-    """An embedding table.
-
-    Args:
-        layer: the layer that looks up in it.
-        param: its place among the parameters.
-        slots: the places, among the optimizer's variables, of those that keep something for each of its rows.
-    """
-
-    layer: keras.layers.Embedding
-    param: int
-    slots: tuple[int, ...]
-
-    @property
-    def num_rows(self) -> int:
-        """The size of the vocabulary."""
-        return self.layer.input_dim
-
-    def places(self, params: list, slots: list) -> list[tuple[list, int]]:
-        """Return (list, place in it) of everything that has a row for each of the table's."""
-        return [(params, self.param), *((slots, slot) for slot in self.slots)]
-
-
-class TableRows(NamedTuple):
-    """The rows of one table that an update touches.
-
-    Args:
-        rows: their numbers in the table, int32 (lookups,), with repetitions.
-        row_slots: where among them the gradients of each row are summed, int32 (lookups,): equal rows share a home.
-    """
-
-    table: Table
-    rows: Tensor
-    row_slots: Tensor
-
-
 def find(
-    model: keras.Model, optimizer: Any, variables: Variables, is_split: bool = False
+    model: keras.Model, optimizer: Optimizer | None, variables: Variables, is_split: bool = False
 ) -> tuple[list[Table], dict[str, str]]:
     """Return the tables whose rows may be updated alone, and for every other one why not, by its path.
 
@@ -92,7 +56,7 @@ def find(
     return tables, reasons
 
 
-def _why_whole(layer: keras.layers.Embedding, optimizer: Any) -> str:
+def _why_whole(layer: keras.layers.Embedding, optimizer: Optimizer) -> str:
     """Return why the table must be updated as a whole; nothing if it need not."""
     name = type(optimizer).__name__
     reasons = {
@@ -116,11 +80,11 @@ class Lookups:
 
     `groups` (the place in `counts` of each table; tables that are asked for the same rows share one), `counts` (how
     many rows a microbatch asks for) and `reasons` (why a table must be had as a whole all the same; nothing if it need
-    not) are valid once `ids` has been called.
+    not) are valid once `ids` has been called. Without tables there need be no engine.
     """
 
     tables: list[Table]
-    engine: Any = None
+    engine: Engine | None = None
     groups: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -131,14 +95,19 @@ class Lookups:
         """The number of rows of each group's tables."""
         return [self.tables[self.groups.index(group)].num_rows for group in range(len(self.counts))]
 
+    @property
+    def _verbs(self) -> Engine:
+        assert self.engine is not None, "there are tables, and no engine to look up in them"
+        return self.engine
+
     @contextmanager
     def noting(self, noted: list[list[Tensor]], params: list) -> Iterator[None]:
         """Note in `noted`, table by table, what is asked for; answer from the whole tables."""
-        frame, self._inside = self.engine.frame() if self.tables else None, set()
+        frame, self._inside = self._verbs.frame() if self.tables else None, set()
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
-            if not self.engine.is_traced_in(frame, ids):  # what a loop asks for cannot be told from outside of it
+            if not self._verbs.is_traced_in(frame, ids):  # what a loop asks for cannot be told from outside of it
                 self._inside.add(number)
             else:
                 noted[number].append(ids)
@@ -169,7 +138,7 @@ class Lookups:
         return next((why for why, holds in reasons.items() if holds), "")
 
     @contextmanager
-    def answering(self, params: list, places: list[Tensor]) -> Iterator[None]:
+    def answering(self, params: list, places: Sequence[Tensor]) -> Iterator[None]:
         """Answer from the rows in hand: `params` hold them, `places` (by group) say where each lookup finds its own."""
         starts = [0] * len(self.tables)
 
@@ -184,7 +153,7 @@ class Lookups:
 
     def _found(self, table: Table, rows: Tensor, places: Tensor) -> Tensor:
         """Return what the layer returns: NaN where there is no such row."""
-        found = self.engine.lookup(rows, ops.reshape(places, (-1,)))
+        found = self._verbs.lookup(rows, ops.reshape(places, (-1,)))
         return ops.cast(ops.reshape(found, (*places.shape, rows.shape[1])), table.layer.compute_dtype)
 
     @contextmanager
@@ -210,7 +179,7 @@ class RowPlan:
 
     lookups: Lookups
     counts: list[int] = field(default_factory=list)
-    optimizer: Any = None
+    optimizer: Optimizer | None = None
 
     @property
     def tables(self) -> list[Table]:
@@ -264,7 +233,7 @@ def worth_it(num_lookups: int, table: Table) -> bool:
     return _SHARE * num_lookups <= table.num_rows
 
 
-def for_rows(optimizer: Any, tables: list[Table], sizes: list[int], variables: Variables) -> Any:
+def for_rows(optimizer: Optimizer, tables: list[Table], sizes: list[int], variables: Variables) -> Optimizer:
     """Return an optimizer that shares everything with this one, but has `sizes` rows in place of each table."""
     instead = {}
     for table, size in zip(tables, sizes, strict=True):

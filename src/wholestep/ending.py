@@ -5,11 +5,19 @@ import contextlib
 import os
 import sys
 import weakref
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from wholestep.errors import message
+from wholestep.tree import Tensor
+
+
+class Owner(Protocol):
+    """Who knows of a last update whether it was applied."""
+
+    def settle(self) -> None:
+        """An error is raised if the last update was not applied, and nobody has asked."""
 
 
 class Ending:
@@ -21,8 +29,10 @@ class Ending:
         owner: whose `settle()` raises the error that is to be told.
     """
 
-    def __init__(self, owner: Any):
-        self.last: tuple[int, Any] | None = None  # the update's number, and its report: 1 at the end if it was applied
+    def __init__(self, owner: Owner):
+        self.last: tuple[int, Tensor] | None = (
+            None  # the update's number, and its report: 1 at the end if it was applied
+        )
         self._owner = weakref.ref(owner, self._leave)
         self._process = os.getpid()
         atexit.register(self._end)
@@ -38,7 +48,7 @@ class Ending:
             except Exception as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
-    def _leave(self, _: Any) -> None:
+    def _leave(self, _: weakref.ref) -> None:
         """The owner is gone, and with it what could tell the rows."""
         atexit.unregister(self._end)
         if self.last is None or os.getpid() != self._process:

@@ -1,6 +1,6 @@
 """The objective as a pure function of values: the only place where a model is called."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,13 +10,13 @@ from keras import ops
 from wholestep import tree
 from wholestep.compiled import CompiledObjective, own_results, tracked
 from wholestep.embeddings import Lookups
+from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.misfit import explained
 from wholestep.objective import Objective, Reading, read
 from wholestep.state import State, Variables
 from wholestep.terms import Term, Whole, check
-
-Tensor = Any
+from wholestep.tree import Tensor, Tree
 
 NOTHING = Lookups([])
 
@@ -96,7 +96,16 @@ class Forward:
         self._keeps_assigned = keeps_assigned
 
     def sums(
-        self, params, buffers, metrics, captured, batch, row_weights, places=(), *, lookups: Lookups = NOTHING
+        self,
+        params: list,
+        buffers: list,
+        metrics: list,
+        captured: Sequence[Tensor],
+        batch: Tree,
+        row_weights: Tensor | None,
+        places: Sequence[Tensor] = (),
+        *,
+        lookups: Lookups = NOTHING,
     ) -> Outcome:
         """Run the objective on one (micro)batch and sum what it returned.
 
@@ -117,7 +126,7 @@ class Forward:
         assigned = [scope.get_current_value(self.variables.params[i]) for i in self.assigned]
         return Outcome(sums, extra, *self._after(scope, buffers, metrics), assigned)
 
-    def rows(self, params, buffers, metrics, batch, *, lookups: Lookups = NOTHING) -> Rows:
+    def rows(self, params: list, buffers: list, metrics: list, batch: Tree, *, lookups: Lookups = NOTHING) -> Rows:
         """Run the objective and keep each row's own values and weights; what the tables of `lookups` lack is NaN."""
         scope = self._scope(params, buffers, metrics)
         with scope, lookups.noting([[] for _ in lookups.tables], params):
@@ -126,7 +135,9 @@ class Forward:
             extra = self._extra(scope)
         return Rows(values, extra, self._after(scope, buffers, metrics)[0])
 
-    def ids(self, params, buffers, metrics, captured, batch, *, lookups: Lookups) -> list[Tensor]:
+    def ids(
+        self, params: list, buffers: list, metrics: list, captured: Sequence[Tensor], batch: Tree, *, lookups: Lookups
+    ) -> list[Tensor]:
         """Return the row numbers that the objective looks up on one (micro)batch, by group of `lookups`.
 
         They depend on the batch alone, mostly: then the compiler drops the forward pass.
@@ -137,7 +148,7 @@ class Forward:
             self._call(batch)
         return lookups.ids(noted, scope.read, self.variables)
 
-    def padded(self, params, buffers, metrics, batch, num: int) -> tuple[list, list]:
+    def padded(self, params: list, buffers: list, metrics: list, batch: Tree, num: int) -> tuple[list, list]:
         """Return the metrics' values after the first `num` rows, and after all rows if the others weigh nothing."""
         weights = ops.cast(ops.arange(tree.num_rows(batch)) < num, keras.config.floatx())
         after = []
@@ -149,7 +160,9 @@ class Forward:
             after.append(self._after(scope, buffers, metrics)[1])
         return after[0], after[1]
 
-    def predict(self, params, buffers, metrics, captured, inputs) -> tuple[Any, list]:
+    def predict(
+        self, params: list, buffers: list, metrics: list, captured: Sequence[Tensor], inputs: Tree
+    ) -> tuple[Tree, list]:
         """Return the model's outputs, and the buffers after them."""
         scope = self._scope(params, buffers, metrics, captured)
         with scope:
@@ -158,7 +171,7 @@ class Forward:
                 outputs = self.model(inputs, training=False) if has_mode else self.model(inputs)
         return outputs, _values(scope, self.variables.buffers, buffers)
 
-    def results(self, metrics: list, captured=()) -> dict[str, Tensor]:
+    def results(self, metrics: list, captured: Sequence[Tensor] = ()) -> dict[str, Tensor]:
         """Return what the Keras metrics say now, by name."""
         results: dict[str, Tensor] = {}
         with self._scope([], [], metrics, captured):
@@ -167,7 +180,9 @@ class Forward:
                 results |= result if isinstance(result, dict) else {metric.name: result}
             return {name: ops.convert_to_tensor(value) for name, value in results.items()}
 
-    def own_results(self, metrics: list, numbers: dict[str, Tensor], captured=()) -> dict[str, Tensor]:
+    def own_results(
+        self, metrics: list, numbers: dict[str, Tensor], captured: Sequence[Tensor] = ()
+    ) -> dict[str, Tensor]:
         """Return what a `get_metrics_result` of a compiled model's own says now, by name; nothing, if it has none."""
         if not isinstance(self.objective, CompiledObjective):
             return {}
@@ -176,7 +191,7 @@ class Forward:
             scope.state_mapping |= {id(v): ops.convert_to_tensor(value, v.dtype) for v, value in held}
             return {name: ops.convert_to_tensor(value) for name, value in own_results(self.model).items()}
 
-    def penalty(self, params: list, captured=()) -> Tensor:
+    def penalty(self, params: list, captured: Sequence[Tensor] = ()) -> Tensor:
         """Return the weight regularisation, a function of the parameters and of what the regularisers read."""
         # Of a table that is not regularised there may be but some rows in hand: no value for its variable.
         pairs = [(v, p) for v, p in zip(self.variables.params, params, strict=True) if v.regularizer is not None]
@@ -194,7 +209,14 @@ class Forward:
         """Whether any trainable variable is regularised by the update. Valid once traced."""
         return not self.is_complete and any(v.regularizer is not None for v in self.variables.params)
 
-    def _scope(self, params, buffers, metrics, captured=(), lookups: Lookups = NOTHING) -> "_Scope":
+    def _scope(
+        self,
+        params: list,
+        buffers: list,
+        metrics: list,
+        captured: Sequence[Tensor] = (),
+        lookups: Lookups = NOTHING,
+    ) -> "_Scope":
         """Return the scope in which variables have these values; a group that is left empty is not to be asked."""
         v, apart = self.variables, {table.param for table in lookups.tables}
         pairs = [(v.params, params), (v.buffers, buffers), (v.metrics, metrics), (self.captured, captured)]
@@ -248,7 +270,7 @@ class Forward:
         slots = {id(v) for v in self.variables.slots} if self.training else set()
         return [v for v in self.captured if id(v) not in slots]
 
-    def learn(self, engine: Any, state: State, trace: Callable[[State], Any]) -> State:
+    def learn(self, engine: Engine, state: State, trace: Callable[[State], object]) -> State:
         """Trace until nothing new is found; return the state with what the objective reads and assigns besides.
 
         What it assigns is state from then on.
@@ -270,7 +292,7 @@ class Forward:
             self.assigned.append(place)
         return ops.stop_gradient(ops.cast(value, current.dtype)) + (current - ops.stop_gradient(current))
 
-    def _read(self, batch, fresh_scope: Callable[[], keras.StatelessScope] | None) -> Reading:
+    def _read(self, batch: Tree, fresh_scope: Callable[[], keras.StatelessScope] | None) -> Reading:
         reading, num_rows = self._call(batch), tree.num_rows(batch)
         terms, reported = (_checked(terms, num_rows) for terms in (reading.terms, reading.reported))
         squares = [k for k, t in terms.items() if len(t.values.shape) > 1 and t.values.shape[1] == num_rows > 1]
@@ -284,7 +306,7 @@ class Forward:
         self.is_traced = True
         return reading._replace(terms=terms, reported=reported)
 
-    def _call(self, batch) -> Reading:
+    def _call(self, batch: Tree) -> Reading:
         with explained(self.model, self.objective, batch):
             return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
 
@@ -307,7 +329,7 @@ class _Scope(keras.StatelessScope):
         self.apart = apart
         self.read: set[int] = set()
 
-    def get_current_value(self, variable: keras.Variable) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         assert id(variable) not in self.apart, f"{variable.path} is read, but only rows of it are in hand"
         self.read.add(id(variable))
         value = super().get_current_value(variable)
@@ -315,7 +337,7 @@ class _Scope(keras.StatelessScope):
             self.forward.note_read(variable)
         return value
 
-    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         variable, value = update
         current = self.state_mapping.get(id(variable))
         super().add_update((variable, self.forward.note_written(variable, value, current)))

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 
 from wholestep import tree
 from wholestep.compiled import CompiledObjective, layers, unpack
+from wholestep.data.feed import Block
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
+from wholestep.objective import Objective
+from wholestep.tree import Tree
 
 _MISFITS = (
     "is incompatible with the layer",
@@ -20,7 +22,9 @@ _MISFITS = (
 
 
 @contextmanager
-def explained(model: keras.Model, objective: Any, batch: Any, *, inputs_only: bool = False) -> Iterator[None]:
+def explained(
+    model: keras.Model, objective: Objective | None, batch: Tree, *, inputs_only: bool = False
+) -> Iterator[None]:
     """Call the model in here: what fails because the batch does not fit is a BatchError, the cause chained.
 
     What a compiled model needs is known; of an objective's batch only the model's own words tell. All else that is
@@ -52,7 +56,7 @@ def explained(model: keras.Model, objective: Any, batch: Any, *, inputs_only: bo
 
 
 @contextmanager
-def named(block: Any) -> Iterator[None]:
+def named(block: Block) -> Iterator[None]:
     """Add to an error which of the loaded batches it speaks of."""
     try:
         yield
@@ -65,7 +69,7 @@ def named(block: Any) -> Iterator[None]:
         raise
 
 
-def check_parts(model: keras.Model, batch: Any) -> None:
+def check_parts(model: keras.Model, batch: Tree) -> None:
     """Refuse a batch without labels for a model that was compiled with a loss.
 
     Raises:
@@ -75,14 +79,14 @@ def check_parts(model: keras.Model, batch: Any) -> None:
         raise BatchError(message)
 
 
-def _without_labels(model: keras.Model, y: Any) -> str | None:
+def _without_labels(model: keras.Model, y: Tree) -> str | None:
     if y is not None or model._compile_loss is None:
         return None
     must = "Every batch of a model that was compiled with a loss needs labels."
     return message(must, "a batch without y", "let every batch be (x, y) or (x, y, sample_weight).")
 
 
-def _of_inputs(model: keras.Model, x: Any, words: str) -> str | None:
+def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
     wanted = _wanted(model)
     if x is not None and wanted and (attempt := _misfit(wanted, x)):
         return message(f"The model takes {_list(wanted)}.", _list(_given(x)), attempt)
@@ -94,7 +98,7 @@ def _of_inputs(model: keras.Model, x: Any, words: str) -> str | None:
     return message("The model must be able to take the batch.", received, "give it what it was built for.")
 
 
-def _of_missing(y: Any) -> str | None:
+def _of_missing(y: Tree) -> str | None:
     missing = [tree.name(path, "y") for path, leaf in keras.tree.flatten_with_path(y) if leaf is None and path]
     if not missing:
         return None
@@ -102,7 +106,7 @@ def _of_missing(y: Any) -> str | None:
     return message(must, f"None for {', '.join(missing)}", attempt)
 
 
-def _of_weights(y: Any, weight: Any) -> str | None:
+def _of_weights(y: Tree, weight: Tree) -> str | None:
     """Weights lead the axes of the labels, whose last one a loss sums over unless they are class numbers."""
     if y is None or weight is None:
         return None
@@ -124,11 +128,11 @@ def _wanted(model: keras.Model) -> list[tuple[str, tuple]]:
     return [(tensor.name, tuple(tensor.shape)) for tensor in inputs] if inputs else []
 
 
-def _given(x: Any, root: str = "x") -> list[tuple[str, tuple]]:
+def _given(x: Tree, root: str = "x") -> list[tuple[str, tuple]]:
     return [(name, tuple(leaf.shape)) for name, leaf in tree.named_leaves(x, root)]
 
 
-def _misfit(wanted: list[tuple[str, tuple]], x: Any) -> str | None:
+def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
     """Return the way out, if these inputs are not those that are wanted."""
     names = [name for name, _ in wanted]
     if isinstance(x, dict):

@@ -17,8 +17,7 @@ from keras.src.backend.common.masking import set_keras_mask
 from wholestep import tree
 from wholestep.errors import SpecificationError, message
 from wholestep.terms import Mean, Sum, Term
-
-Tensor = Any
+from wholestep.tree import Tensor, Tree
 
 
 class Objective(ABC):
@@ -46,14 +45,14 @@ class Objective(ABC):
     """
 
     @abstractmethod
-    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Any:
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Any:
         """Return the unreduced loss of the batch."""
 
 
-def build(objective: Any, model: keras.Model, batch: Any) -> None:
+def build(objective: Any, model: keras.Model, batch: Tree) -> None:
     """Create the variables that an objective asks for, from the shapes of one batch. Nothing is computed or moved."""
 
-    def call(batch: Any, training: bool) -> Tensor:
+    def call(batch: Tree, training: bool) -> Tensor:
         objective(model, batch, training)
         return ops.zeros(())
 

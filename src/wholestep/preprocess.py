@@ -12,8 +12,8 @@ from wholestep.compiled import is_overridden, unpack
 from wholestep.data.batches import Batches, in_sequence, sized
 from wholestep.data.source import is_nest_of_arrays, to_numpy, without_none
 from wholestep.errors import SpecificationError, message
+from wholestep.tree import Tree
 
-Tree = Any
 Prepare = Callable[[Tree], Tree]
 
 

@@ -1,5 +1,6 @@
 """The sums of an update and of an epoch: what was minimised is what is reported. Nothing averages averages."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,8 +9,7 @@ from keras import ops
 
 from wholestep.forward import Forward
 from wholestep.terms import Mean, accumulate, ratio
-
-Tensor = Any
+from wholestep.tree import Tensor
 
 OWN = "="  # before a name: what a `get_metrics_result` of the model's own says
 
@@ -48,7 +48,7 @@ class EpochSums:
         pairs.append((rows * once, rows))
         return accumulate(epoch, ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)]))
 
-    def logs(self, epoch: tuple[Tensor, Tensor], metrics: list, captured=()) -> dict[str, Tensor]:
+    def logs(self, epoch: tuple[Tensor, Tensor], metrics: list, captured: Sequence[Tensor] = ()) -> dict[str, Tensor]:
         """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and the model's own."""
         facts = self.forward.facts
         means = ratio(*epoch)

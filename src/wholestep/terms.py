@@ -5,13 +5,11 @@ microbatches, replicas and hosts, and divided once.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from keras import ops
 
 from wholestep.errors import SpecificationError, message
-
-Tensor = Any
+from wholestep.tree import Tensor
 
 
 @dataclass(frozen=True)

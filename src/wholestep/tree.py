@@ -1,4 +1,7 @@
-"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and stays."""
+"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and stays.
+
+A `Tree` is such data. A `Tensor` is one leaf: an array of the engine's, or what stands for one while it is traced.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +11,7 @@ import keras
 from wholestep.errors import BatchError, message
 
 Tree = Any
+Tensor = Any
 
 
 def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Tree:
@@ -33,7 +37,7 @@ def name(path: tuple, root: str = "batch") -> str:
     return root + "".join(f"[{key!r}]" for key in path)
 
 
-def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Any]]:
+def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Tensor]]:
     """Return (name, leaf) for every leaf."""
     return [(name(path, root), leaf) for path, leaf in keras.tree.flatten_with_path(tree) if leaf is not None]
 
@@ -70,6 +74,6 @@ def num_bytes(tree: Tree) -> int:
     return sum(int(leaf.nbytes) for leaf in leaves(tree))
 
 
-def _kind(leaf: Any) -> str:
+def _kind(leaf: object) -> str:
     shape = getattr(leaf, "shape", None)
     return type(leaf).__name__ if shape is None else f"{type(leaf).__name__} of shape {tuple(shape)}"

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -13,13 +13,14 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.cut import Cut
-from wholestep.embeddings import Lookups, RowPlan, Table, TableRows, find, for_rows, worth_it
+from wholestep.embeddings import Lookups, RowPlan, find, for_rows, worth_it
+from wholestep.engines.protocol import Engine
 from wholestep.forward import Forward, Outcome
 from wholestep.state import State
 from wholestep.sums import EpochSums
+from wholestep.tables import Table, TableRows
 from wholestep.terms import Mean
-
-Tensor = Any
+from wholestep.tree import Tensor, Tree
 
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, beside the logs: the update's own loss; 1 if it was applied
 
@@ -43,7 +44,7 @@ class Update:
         stops: whether the first non-finite update stops all later ones ("raise"), or is left out ("skip").
     """
 
-    def __init__(self, engine: Any, forward: Forward, *, scales: bool, guards_gradients: bool, stops: bool):
+    def __init__(self, engine: Engine, forward: Forward, *, scales: bool, guards_gradients: bool, stops: bool):
         self.engine = engine
         self.forward = forward
         self.scales = scales
@@ -69,7 +70,7 @@ class Update:
         part, look_up = engine.traced(self._part(cut, row_plan)), self._look_up(cut, row_plan)
         apart = {table.param for table in row_plan.tables}
 
-        def whole_update(state: State, data: Any, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
+        def whole_update(state: State, data: Tree, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
             params = engine.params(state, apart)
             scale = engine.loss_scale(state) if self.scales else ops.ones((), "float32")
             state = state._replace(captured=self._captured(state))
@@ -77,7 +78,7 @@ class Update:
             scratch, touched, places = row_plan.deduplicate(state.scratch, look_up(params, state, data, rows))
             params, state = self._in_hand(params, touched), state._replace(scratch=scratch)
 
-            def fold(data: Any, metrics: list, given: tuple) -> tuple[tuple, list, tuple]:
+            def fold(data: Tree, metrics: list, given: tuple) -> tuple[tuple, list, tuple]:
                 params, state, *others = given
                 params, state = engine.replica_params(params), state._replace(metrics=metrics)
                 total = self._fold(cut, part, data, params, state, *others)
@@ -98,7 +99,7 @@ class Update:
 
         return engine.traced(whole_update)
 
-    def row_plan(self, cut: Cut, state: State, data: Any, rows: Any) -> tuple[RowPlan, dict[str, str]]:
+    def row_plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
         """Find out which tables an update need not touch as a whole; return that, and for the others why not."""
         variables, tables, reasons = self.forward.variables, self.tables, dict(self._wholes)
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
@@ -119,17 +120,17 @@ class Update:
             tables = kept
         return RowPlan(Lookups([])), reasons
 
-    def _lookups(self, tables: list[Table], state: State, data: Any, rows: Any) -> Lookups:
+    def _lookups(self, tables: list[Table], state: State, data: Tree, rows: Tensor) -> Lookups:
         lookups = Lookups(tables, self.engine)
 
-        def look_up(params: list, buffers: list, metrics: list, captured: list, data: Any, rows: Tensor) -> list:
+        def look_up(params: list, buffers: list, metrics: list, captured: list, data: Tree, rows: Tensor) -> list:
             return self.forward.ids(params, buffers, metrics, captured, self.engine.batch(data, rows), lookups=lookups)
 
         captured = self._captured(state)
         self.engine.shapes(look_up, self.engine.params(state), state.buffers, state.metrics, captured, data, rows)
         return lookups
 
-    def learn(self, cut: Cut, state: State, data: Any, rows: Any, count: Any) -> None:
+    def learn(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> None:
         """Trace all that an update calls of the user's, so that its facts are known before the first program.
 
         The objective and the metrics on a microbatch, the regularisers, and what the metrics say.
@@ -156,14 +157,14 @@ class Update:
         engine = self.engine
         if not loops:
 
-            def once(state: State, captured: list, data: Any, rows: Tensor, counts: Tensor, num: Tensor) -> tuple:
+            def once(state: State, captured: list, data: Tree, rows: Tensor, counts: Tensor, num: Tensor) -> tuple:
                 state, report = update(state._replace(captured=captured), data, rows[0], counts[0])
                 return state, report[None]
 
             return once
         report = engine.shapes(update, *example)[1]
 
-        def several(state: State, captured: list, data: Any, rows: Tensor, counts: Tensor, num: Tensor) -> tuple:
+        def several(state: State, captured: list, data: Tree, rows: Tensor, counts: Tensor, num: Tensor) -> tuple:
             def one(i: Tensor, state: State) -> tuple[State, Tensor]:
                 return update(state._replace(captured=captured), data, rows[i], counts[i])
 
@@ -197,7 +198,7 @@ class Update:
 
         return part
 
-    def _weigh(self, cut: Cut, params, state: State, data, rows, count) -> dict | None:
+    def _weigh(self, cut: Cut, params: list, state: State, data: Tree, rows: Tensor, count: Tensor) -> dict | None:
         """The weight of every mean over the whole batch, before the first gradient.
 
         The weights depend on the batch alone, so the compiler drops the forward pass. One microbatch weighs itself.
@@ -205,7 +206,7 @@ class Update:
         if cut.num_microbatches == 1 and not cut.split:
             return None
 
-        def weigh(data: Any, given: tuple, total: dict, piece: tuple) -> dict:
+        def weigh(data: Tree, given: tuple, total: dict, piece: tuple) -> dict:
             (params, state, _, count), (rows, first, _) = given, piece
             row_weights = self._row_weights(cut, rows.shape[0], first, count)
             values, batch = (params, state.buffers, state.metrics, state.captured), self.engine.batch(data, rows)
@@ -215,7 +216,7 @@ class Update:
         means = [k for k, fact in self.forward.facts.items() if fact.kind is Mean]
         total = {k: ops.zeros((), keras.config.floatx()) for k in means}
 
-        def over(data: Any, total: dict, given: tuple) -> tuple[tuple, dict, tuple]:
+        def over(data: Tree, total: dict, given: tuple) -> tuple[tuple, dict, tuple]:
             return (), self._over(cut, partial(weigh, data, given), total, given[2]), ()
 
         given = params, state, rows, count
@@ -228,7 +229,7 @@ class Update:
         """
         ids_of = self.engine.traced(partial(self.forward.ids, lookups=row_plan.lookups))
 
-        def look_up(params: list, state: State, data: Any, rows: Tensor) -> list[Tensor]:
+        def look_up(params: list, state: State, data: Tree, rows: Tensor) -> list[Tensor]:
             if not row_plan.tables:
                 return []
             if cut.num_microbatches == 1:
@@ -274,7 +275,7 @@ class Update:
         total = self._over(cut, add, self._nothing(params, state), rows)
         return total._replace(buffers=[_moved(b, move) for b, move in zip(state.buffers, total.buffers, strict=True)])
 
-    def _over(self, cut: Cut, function: Callable, carry: Any, rows: Tensor) -> Any:
+    def _over(self, cut: Cut, function: Callable, carry: Tree, rows: Tensor) -> Tree:
         """Fold a function of (carry, (rows of a microbatch, place of its first row, its number)) over all of them."""
         start = done = 0
         for num, size in cut.sections:
@@ -377,7 +378,7 @@ def _is_bool(value: Tensor) -> bool:
     return keras.backend.standardize_dtype(value.dtype) == "bool"
 
 
-def _accumulator(dtype: Any) -> str:
+def _accumulator(dtype: object) -> str:
     """Gradients of microbatches are added in float32 or wider, whatever the parameters are kept in."""
     return "float64" if "float64" in str(dtype) else "float32"
 

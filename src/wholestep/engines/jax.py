@@ -9,20 +9,22 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import Jaxpr, jaxprs_in_params
+from keras.optimizers import Optimizer
 
-from wholestep.embeddings import TableRows
 from wholestep.engines.mesh import Shares, find_layout
+from wholestep.engines.protocol import Engine
 from wholestep.errors import BatchError, message
 from wholestep.processes import group
 from wholestep.state import State, Variables
+from wholestep.tables import TableRows
+from wholestep.tree import Tensor, Tree
 
-Tree = Any
 _INT32 = np.iinfo(np.int32)
 
 
-class Engine:
-    """The verbs of `wholestep.engines`, on JAX. Counts what a test wants to know: `waits` and `compilations`."""
+class JaxEngine:
+    """The verbs of `wholestep.engines.protocol` on JAX."""
 
     name = "jax"
 
@@ -30,14 +32,14 @@ class Engine:
 
     def __init__(
         self,
-        optimizer: Any = None,
-        model: Any = None,
-        replicas: int | str | None = None,
-        jit_compile: bool | str = "auto",
+        optimizer: Optimizer | None,
+        model: keras.Model | None,
+        replicas: int | str | None,
+        jit_compile: bool | str,
     ):
         if jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_eager(model)):
             warnings.warn("jit_compile=False has no effect: on JAX an update is always compiled.", stacklevel=2)
-        self.optimizer = optimizer
+        self.optimizer: Optimizer = optimizer
         self.layout = find_layout(replicas)
         self.processes = group.connect()
         self.waits = 0
@@ -62,7 +64,7 @@ class Engine:
     freezes_reads = True  # what a traced function reads is a constant of the program
     keeps_assigned = False  # `keras.Model.fit` drops what the forward pass assigns to a parameter
 
-    def for_evaluation(self) -> "Engine":
+    def for_evaluation(self) -> Engine:
         """Return the engine for evaluation: this one."""
         return self
 
@@ -110,7 +112,7 @@ class Engine:
                 variable._value = jnp.copy(variable.value)
         return [self._read(v, v.value) for v in variables]
 
-    def _read(self, variable: Any, value: jax.Array) -> jax.Array:
+    def _read(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         if self.layout is None:
             return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
         seen, placed = self._seen.get(id(variable), (None, None))
@@ -132,7 +134,7 @@ class Engine:
             seen.add(id(value))
         return values
 
-    def _alone(self, variable: Any, value: jax.Array) -> jax.Array:
+    def _alone(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Return what a variable holds: where every device has all of it, the first device's, for Keras' own functions.
 
         The whole array is kept, to be taken again if the variable still holds what it was given.
@@ -143,7 +145,7 @@ class Engine:
         self._given[id(variable)] = (alone, value)
         return alone
 
-    def _at_home(self, variable: Any, value: jax.Array) -> jax.Array:
+    def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         if self.layout is None:
             return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
         alone, whole = self._given.pop(id(variable), (None, None))
@@ -162,7 +164,7 @@ class Engine:
 
     resident = place
 
-    def numbers(self, *arrays: np.ndarray) -> tuple:
+    def numbers(self, *arrays: np.ndarray | np.generic) -> tuple:
         """Return small host arrays in the form that a program takes soonest."""
         return arrays if self.layout is None else self.place(arrays)
 
@@ -187,11 +189,11 @@ class Engine:
         """Return a traced function as it is: its gradient may be taken anywhere."""
         return function
 
-    def frame(self) -> Any:
+    def frame(self) -> object:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
         return jnp.zeros(())._trace
 
-    def is_traced_in(self, frame: Any, value: Any) -> bool:
+    def is_traced_in(self, frame: object, value: Tensor) -> bool:
         """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
         return self.frame() is frame and getattr(value, "_trace", frame) is frame
 
@@ -199,15 +201,11 @@ class Engine:
         """Return shapes and dtypes of what a traced function would return."""
         return jax.eval_shape(function, *arguments)
 
-    def zeros(self, shapes: Tree) -> Tree:
-        """Return zeros of such shapes."""
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-    def gather(self, data: Tree, rows: Any) -> Tree:
+    def gather(self, data: Tree, rows: Tensor) -> Tree:
         """Return these rows of every leaf; row numbers are in range."""
         return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
 
-    def batch(self, data: Tree, rows: Any) -> Tree:
+    def batch(self, data: Tree, rows: Tensor) -> Tree:
         """Return the rows of a (micro)batch, spread over the replicas in equal parts; of shares, by places in them."""
         if self.layout is None:
             return self.gather(data, rows)
@@ -222,14 +220,14 @@ class Engine:
             batch = self.gather(data, rows)
         return jax.lax.with_sharding_constraint(batch, self.layout.rows)
 
-    def replica_slice(self, rows: Any) -> Any:
+    def replica_slice(self, rows: Tensor) -> Tensor:
         """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns."""
         if self.layout is None or not self.layout.is_inside:
             return rows
         each = rows.shape[0] // self.num_replicas
         return jax.lax.dynamic_slice_in_dim(rows, self.replica_start(rows.shape[0]), each)
 
-    def replica_start(self, size: int) -> Any:
+    def replica_start(self, size: int) -> Tensor | int:
         """Return the place of the first row of so many that `batch` returns."""
         if self.layout is None or not self.layout.is_inside:
             return 0
@@ -244,17 +242,13 @@ class Engine:
     ) -> tuple[Tree, Tree, Tree]:
         """Run (data, carried, given) -> (sums, carried, alike), and return the totals over all replicas.
 
-        Args:
-            given: all other arrays that the function works with.
-            split: whether each replica works on its own rows alone. Else arrays are global, and every sum is a total;
-                but then XLA reduces the gradient of each microbatch.
-            syncs: whether statistics are those of all rows: they always are.
+        Unless split, arrays are global, and every sum is a total; but XLA reduces the gradient of each microbatch.
         """
         if not split or self.layout is None:
             return function(data, carried, given)
         return self.layout.total(function, data, carried, given)
 
-    def lookup(self, table: Any, places: Any) -> Any:
+    def lookup(self, table: Tensor, places: Tensor) -> Tensor:
         """Return these rows of a table; NaN for places beyond the last."""
         return table.at[places].get(mode="fill")
 
@@ -268,7 +262,7 @@ class Engine:
             return function(carry, jax.tree.map(lambda leaf: leaf[0], pieces))
         return jax.lax.scan(lambda c, piece: (function(c, piece), None), carry, pieces)[0]
 
-    def repeat(self, function: Callable, num: Any, state: State, reports: Any) -> tuple[State, Any]:
+    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tensor) -> tuple[State, Tensor]:
         """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
 
         def body(carry: tuple) -> tuple:
@@ -276,22 +270,18 @@ class Engine:
             state, report = function(i, state)
             return i + 1, state, reports.at[i].set(report)
 
-        def goes_on(carry: tuple) -> Any:
+        def goes_on(carry: tuple) -> Tensor:
             return (carry[0] < num) & (carry[1].stopped == 0)
 
         return jax.lax.while_loop(goes_on, body, (jnp.zeros_like(num), state, reports))[1:]
 
-    def loss_scale(self, state: State) -> Any:
+    def loss_scale(self, state: State) -> Tensor:
         """Return what the optimizer multiplies the loss by."""
         with keras.StatelessScope(list(zip(self.optimizer.variables, state.slots, strict=True))):
             return self.optimizer.scale_loss(jnp.ones((), "float32"))
 
-    def apply(self, state: State, new: State, grads: list, ok: Any, assigned: dict[int, Any]) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state` as it is.
-
-        Args:
-            assigned: by their places, what the forward pass assigned to parameters: nothing on this engine.
-        """
+    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state`; nothing is `assigned` here."""
 
         def update() -> State:
             params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
@@ -301,7 +291,14 @@ class Engine:
         return jax.lax.cond(ok, update, lambda: state)
 
     def apply_to_rows(
-        self, state: State, new: State, grads: list, ok: Any, assigned: dict, touched: list[TableRows], optimizer: Any
+        self,
+        state: State,
+        new: State,
+        grads: list,
+        ok: Tensor,
+        assigned: dict[int, Tensor],
+        touched: list[TableRows],
+        twin: Optimizer,
     ) -> State:
         """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
         params, slots = [*state.params], [*state.slots]
@@ -310,8 +307,8 @@ class Engine:
                 values[i] = self.gather(values[i], rows)
         # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
         grads = [jnp.where(ok, g, jnp.zeros_like(g)) for g in grads]
-        params, slots = optimizer.stateless_apply(slots, grads, params)
-        count = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+        params, slots = twin.stateless_apply(slots, grads, params)
+        count = next(i for i, v in enumerate(twin.variables) if v is twin.iterations)
         slots[count] = jnp.where(ok, slots[count], state.slots[count])
         for table, rows, row_slots in touched:
             wholes = table.places(state.params, state.slots)
@@ -321,7 +318,7 @@ class Engine:
         buffers, metrics, sums = jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), *parts)
         return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
 
-    def is_finite(self, values: list) -> Any:
+    def is_finite(self, values: list) -> Tensor:
         """Return whether all values are finite."""
         # One reduction for all: one for each is a kernel to compile for each, half the extra time to the first update.
         largest = [jnp.max(jnp.abs(v)) for v in values if v.size]
@@ -338,20 +335,21 @@ class Engine:
             results = jax.tree.map(lambda _: self.layout.everywhere, jax.eval_shape(function, *examples))
             kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
             options["out_shardings"] = (kept, results[1]) if spends else results
-        jitted: Any = jax.jit(function, **options)
+        jitted = jax.jit(function, **options)
         lowered = jitted.lower(*examples)
         if self.processes.count > 1:
             self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
         jitted.compiled = lowered.compile()  # found again by the function's first call; later ones are made from C++
         return jitted if self.layout is None else jitted.compiled
 
-    def describe(self, program: Any) -> str:
+    def describe(self, program: Callable) -> str:
         """Return how a program is carried out, in plain words: there is one way."""
         return ""
 
-    def memory(self, program: Any) -> int | None:
+    def memory(self, program: Callable) -> int | None:
         """Return the bytes that the program needs beside its arguments and results."""
-        analysis = getattr(program, "compiled", program).memory_analysis()
+        compiled: jax.stages.Compiled = getattr(program, "compiled", program)
+        analysis = compiled.memory_analysis()
         return None if analysis is None else int(analysis.temp_size_in_bytes)
 
     def device_bytes(self) -> int | None:
@@ -373,7 +371,7 @@ def _is_eager(model: keras.Model) -> bool:
     return not model.jit_compile and not model.run_eagerly and model._resolve_auto_jit_compile()
 
 
-def _narrow(leaf: Any) -> Any:
+def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:
     """64-bit integers that fit become 32-bit ones, as JAX would make them, but never by wrapping around."""
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     if array.dtype not in (np.int64, np.uint64) or jax.config.jax_enable_x64:
@@ -389,7 +387,7 @@ def _narrow(leaf: Any) -> Any:
     return array.astype(np.int32)
 
 
-def _primitives(jaxpr: Any) -> set[str]:
+def _primitives(jaxpr: Jaxpr) -> set[str]:
     found = set()
     for equation in jaxpr.eqns:
         found.add(equation.primitive.name)

@@ -10,8 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from wholestep.errors import SpecificationError, message
-
-Tree = Any
+from wholestep.tree import Tensor, Tree
 
 
 class Shares(NamedTuple):
@@ -29,7 +28,12 @@ class MeshLayout:
         distribution: the `keras.distribution` that says where variables lie; None if every device holds them all.
     """
 
-    def __init__(self, mesh: Mesh, axis: str, distribution: Any = None):
+    def __init__(
+        self,
+        mesh: Mesh,
+        axis: str,
+        distribution: keras.distribution.DataParallel | keras.distribution.ModelParallel | None = None,
+    ):
         self.mesh = mesh
         self.axis = axis
         self.distribution = distribution
@@ -49,7 +53,7 @@ class MeshLayout:
         layout = self.distribution.get_variable_layout(variable)
         return getattr(layout, "backend_layout", layout)
 
-    def put(self, value: Any, sharding: NamedSharding) -> jax.Array:
+    def put(self, value: Tensor, sharding: NamedSharding) -> jax.Array:
         """Return a value in its place; the value itself if it lies there already."""
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from wholestep import tree
 from wholestep.errors import SpecificationError, message
-
-Tree = Any
+from wholestep.tree import Tensor, Tree
 
 
 class Shares(NamedTuple):
@@ -43,13 +42,13 @@ class Replicas:
         each = -(-size // self.count)
         return slice(min(self.index * each, size), min((self.index + 1) * each, size))
 
-    def put(self, function: Callable[[int], Any]) -> Any:
+    def put(self, function: Callable[[int], np.ndarray]) -> tf.distribute.DistributedValues:
         """Return one value for each replica, on its device."""
         return self.strategy.experimental_distribute_values_from_function(
             lambda context: tf.convert_to_tensor(function(context.replica_id_in_sync_group))
         )
 
-    def gather(self, data: Tree, rows: Any) -> Tree:
+    def gather(self, data: Tree, rows: Tensor) -> Tree:
         """Return the rows of a batch outside of the replicas, from all of them."""
         if not isinstance(data, Shares):
             return tree.map_leaves(
@@ -58,7 +57,7 @@ class Replicas:
         each = -(-rows.shape[0] // self.count)
         replica = np.arange(rows.shape[0]) // each
 
-        def of(leaf: Any) -> tf.Tensor:
+        def of(leaf: tf.distribute.DistributedValues) -> tf.Tensor:
             stacked = tf.stack(self.strategy.experimental_local_results(leaf))
             return tf.gather_nd(stacked, tf.stack([tf.constant(replica, rows.dtype), rows], axis=1))
 
@@ -77,7 +76,7 @@ class Replicas:
         first = tf.nest.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], alike)
         return sums, tf.nest.map_structure(tf.add, carried, moves), first
 
-    def apply(self, optimizer: Any, grads: list, variables: list) -> None:
+    def apply(self, optimizer: keras.optimizers.Optimizer, grads: list, variables: list) -> None:
         """Carry out an optimizer update with the gradients of the whole batch, the same on every replica."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         # They are summed already, before the clip. Keras would do it after, and count them once for each replica.
@@ -87,7 +86,7 @@ class Replicas:
         finally:
             del vars(inner)["_all_reduce_sum_gradients"]
 
-    def _sum(self, value: Any) -> tf.Tensor:
+    def _sum(self, value: tf.distribute.DistributedValues) -> tf.Tensor:
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
 
     @contextmanager

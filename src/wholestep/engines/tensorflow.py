@@ -5,16 +5,18 @@ import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from keras.optimizers import Optimizer
 
 from wholestep import tree
-from wholestep.embeddings import TableRows
+from wholestep.engines.protocol import Engine
 from wholestep.engines.strategy import Shares, find_replicas
 from wholestep.processes.single import SingleProcess
 from wholestep.state import State, Variables
-
-Tree = Any
+from wholestep.tables import TableRows
+from wholestep.tree import Tensor, Tree
 
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
 # XLA's convolutions on CPU are many times slower than TensorFlow's own (measured: 20x); sizes that only the values tell
@@ -22,8 +24,8 @@ _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its 
 _NOT_FOR_XLA = ("Conv", "Depthwise", "Unique", "Where", "PyFunc", "EagerPyFunc")
 
 
-class Engine:
-    """The verbs of `wholestep.engines`, on TensorFlow. Counts `waits` and `compilations`."""
+class TensorflowEngine:
+    """The verbs of `wholestep.engines.protocol` on TensorFlow."""
 
     name = "tensorflow"
     freezes_reads = False  # a program reads variables anew whenever it runs
@@ -31,12 +33,12 @@ class Engine:
 
     def __init__(
         self,
-        optimizer: Any = None,
-        model: Any = None,
-        replicas: int | str | None = None,
-        jit_compile: bool | str = "auto",
+        optimizer: Optimizer | None,
+        model: keras.Model | None,
+        replicas: int | str | None,
+        jit_compile: bool | str,
     ):
-        self.optimizer = optimizer
+        self.optimizer: Optimizer = optimizer
         self.replicas = find_replicas(model, replicas)
         self.processes = SingleProcess()
         self.waits = 0
@@ -49,6 +51,11 @@ class Engine:
     def num_replicas(self) -> int:
         """How many replicas share the rows of a batch."""
         return 1 if self.replicas is None else self.replicas.count
+
+    @property
+    def own_replicas(self) -> list[int]:
+        """The replicas whose rows this process must load: all."""
+        return list(range(self.num_replicas))
 
     @property
     def is_split(self) -> bool:
@@ -65,7 +72,7 @@ class Engine:
         """The layers that couple rows, but over the rows of all replicas."""
         return [] if self.replicas is None else self.replicas.syncing
 
-    def for_evaluation(self) -> "Engine":
+    def for_evaluation(self) -> Engine:
         """Return an engine of the same variables for one device: evaluation runs there."""
         engine = copy.copy(self)
         engine.replicas = None
@@ -97,6 +104,10 @@ class Engine:
         """Return the values of variables that are not the trainer's own: none, as programs read them themselves."""
         return []
 
+    def changed_outside(self, variables: list) -> list:
+        """Return the variables that somebody else may have assigned: any of them."""
+        return variables
+
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters as they are now; those `apart` as variables, which are not read as a whole."""
         return [v.value if i in apart else tf.convert_to_tensor(v.value) for i, v in enumerate(self._variables)]
@@ -112,7 +123,7 @@ class Engine:
         put = self.replicas.put
         return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
 
-    def numbers(self, *arrays: np.ndarray) -> tuple:
+    def numbers(self, *arrays: np.ndarray | np.generic) -> tuple:
         """Return small host arrays in the form that a program takes soonest."""
         return self.place(arrays)
 
@@ -143,25 +154,25 @@ class Engine:
         """
         return getattr(function, "python_function", function)
 
-    def frame(self) -> Any:
+    def frame(self) -> object:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
         return tf.compat.v1.get_default_graph()
 
-    def is_traced_in(self, frame: Any, value: Any) -> bool:
+    def is_traced_in(self, frame: object, value: Tensor) -> bool:
         """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
         scopes = tf.get_current_name_scope().split("/")
         return self.frame() is frame and not any(scope.startswith(_ONE_OF_SEVERAL) for scope in scopes)
 
     def shapes(self, function: Callable, *arguments: Any) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""
-        traced: Any = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
+        traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
         return traced.get_concrete_function(*_specs(arguments)).structured_outputs
 
-    def gather(self, data: Tree, rows: Any) -> Tree:
+    def gather(self, data: Tree, rows: Tensor) -> Tree:
         """Return these rows of every leaf; row numbers are in range."""
         return tree.map_leaves(lambda leaf: tf.gather(leaf, rows), data)
 
-    def batch(self, data: Tree, rows: Any) -> Tree:
+    def batch(self, data: Tree, rows: Tensor) -> Tree:
         """Return the rows of a (micro)batch, of a replica its part; of shares, by their places in them."""
         if self.replicas is None:
             return self.gather(data, rows)
@@ -169,7 +180,7 @@ class Engine:
             return self.replicas.gather(data, rows)
         return self.gather(data.leaves if isinstance(data, Shares) else data, self.replica_slice(rows))
 
-    def replica_slice(self, rows: Any) -> Any:
+    def replica_slice(self, rows: Tensor) -> Tensor:
         """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns."""
         return rows if self.replicas is None else rows[self.replicas.part(rows.shape[0])]
 
@@ -179,27 +190,22 @@ class Engine:
 
     def replica_params(self, params: list) -> list:
         """Return the parameters as the replica that is being traced has them."""
-        return (
-            params
-            if self.replicas is None or self.replicas.index is None
-            else [tf.convert_to_tensor(v.value) for v in self._variables]
-        )
+        if self.replicas is None or self.replicas.index is None:
+            return params
+        return [tf.convert_to_tensor(v.value) for v in self._variables]
 
     def total(
         self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
     ) -> tuple[Tree, Tree, Tree]:
         """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
 
-        Args:
-            given: all other arrays that the function works with.
-            split: whether there are replicas, each with its own rows.
-            syncs: whether BatchNormalization takes its statistics over all replicas; not where they do not matter.
+        Where it `syncs`, BatchNormalization takes its statistics over all replicas.
         """
         if not split or self.replicas is None:
             return function(data, carried, given)
         return self.replicas.total(lambda data, carried: function(data, carried, given), data, carried, syncs)
 
-    def lookup(self, table: Any, places: Any) -> Any:
+    def lookup(self, table: Tensor, places: Tensor) -> Tensor:
         """Return these rows of a table; NaN for places beyond the last."""
         num = table.shape[0]
         rows = tf.gather(table, tf.minimum(places, num - 1))
@@ -216,7 +222,7 @@ class Engine:
     def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
         """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
 
-        def body(i: Any, carry: Tree) -> tuple:
+        def body(i: Tensor, carry: Tree) -> tuple:
             return i + 1, function(carry, tf.nest.map_structure(lambda leaf: leaf[i], pieces))
 
         if num == 1 or self.coupling_layers:  # replicas cannot talk to each other from inside of a loop
@@ -225,28 +231,24 @@ class Engine:
             return carry
         return tf.while_loop(lambda i, _: i < num, body, (tf.constant(0), carry), parallel_iterations=1)[1]
 
-    def repeat(self, function: Callable, num: Any, state: State, reports: Any) -> tuple[State, Any]:
+    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tensor) -> tuple[State, Tensor]:
         """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
 
-        def body(i: Any, state: State, reports: Any) -> tuple:
+        def body(i: Tensor, state: State, reports: Tensor) -> tuple:
             state, report = function(i, state)
             return i + 1, state, tf.tensor_scatter_nd_update(reports, [[i]], [report])
 
-        def goes_on(i: Any, state: State, _: Any) -> Any:
+        def goes_on(i: Tensor, state: State, _: Tensor) -> Tensor:
             return (i < num) & (state.stopped == 0)
 
         return tf.while_loop(goes_on, body, (tf.constant(0), state, reports), parallel_iterations=1)[1:]
 
-    def loss_scale(self, state: State) -> Any:
+    def loss_scale(self, state: State) -> Tensor:
         """Return what the optimizer multiplies the loss by."""
         return self.optimizer.scale_loss(tf.ones((), "float32"))
 
-    def apply(self, state: State, new: State, grads: list, ok: Any, assigned: dict[int, Any]) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state` as it is.
-
-        Args:
-            assigned: by their places, what the forward pass assigned to parameters; the update starts from there.
-        """
+    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+        """Return `new` with one optimizer update applied where `ok`, to what is `assigned`; else `state` as it is."""
 
         def update() -> State:
             for i, value in assigned.items():
@@ -260,7 +262,14 @@ class Engine:
         return tf.cond(ok, update, lambda: state)
 
     def apply_to_rows(
-        self, state: State, new: State, grads: list, ok: Any, assigned: dict, touched: list[TableRows], optimizer: Any
+        self,
+        state: State,
+        new: State,
+        grads: list,
+        ok: Tensor,
+        assigned: dict[int, Tensor],
+        touched: list[TableRows],
+        twin: Optimizer,
     ) -> State:
         """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
         for i, value in assigned.items():
@@ -269,18 +278,18 @@ class Engine:
         moves = []
         for table, rows, row_slots in touched:
             wholes = table.places(self._variables, self.optimizer.variables)
-            pairs = zip(wholes, table.places(optimizer._trainable_variables, optimizer.variables), strict=True)
+            pairs = zip(wholes, table.places(twin._trainable_variables, twin.variables), strict=True)
             moves += [(whole[i].value, few[i].value, rows, row_slots) for (whole, i), (few, _) in pairs]
         for whole, few, rows, _ in moves:
             few.assign(tf.gather(whole, rows))
         # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
-        optimizer.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], optimizer._trainable_variables)
-        optimizer.iterations.value.assign_sub(tf.cast(~ok, optimizer.iterations.dtype))
+        twin.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], twin._trainable_variables)
+        twin.iterations.value.assign_sub(tf.cast(~ok, twin.iterations.dtype))
         for whole, few, rows, row_slots in moves:
             whole.scatter_update(tf.IndexedSlices(tf.gather(few, row_slots), rows))
         return tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state)
 
-    def is_finite(self, values: list) -> Any:
+    def is_finite(self, values: list) -> Tensor:
         """Return whether all values are finite."""
         if not values:
             return tf.constant(True)
@@ -323,7 +332,7 @@ class Engine:
             return "XLA compiles it."
         return f"TensorFlow runs it without XLA: {self._why_no_xla}." if self._why_no_xla else ""
 
-    def memory(self, program: Any) -> int | None:
+    def memory(self, program: Callable) -> int | None:
         """Return None: TensorFlow does not tell what a program needs before it runs."""
         return None
 
@@ -336,11 +345,11 @@ class Engine:
         return False
 
 
-def _choose_xla(model: Any, asked: bool | str) -> tuple[bool, str]:
+def _choose_xla(model: keras.Model | None, asked: bool | str) -> tuple[bool, str]:
     """Return whether every program is to be compiled by XLA, and why none is to be; nothing if trying shall tell."""
     if model is not None and not all(layer.supports_jit for layer in model._flatten_layers()):
         return False, "a layer says that XLA cannot compile it"
-    if asked == "auto" and getattr(model, "compiled", False):
+    if model is not None and asked == "auto" and getattr(model, "compiled", False):
         if model.jit_compile:
             return True, ""
         # Keras resolves "auto" in `compile` already: without a GPU to False, which says nothing of what the user wants.
@@ -362,7 +371,7 @@ def _largest_bits(value: tf.Tensor) -> tf.Tensor:
     return tf.reduce_max(_bits(value))
 
 
-def _dense(grad: Any, param: tf.Tensor) -> tf.Tensor:
+def _dense(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor:
     """Return a gradient as a tensor; that of a table in the table's static shape.
 
     `tf.convert_to_tensor` asks for the shape at run time. XLA needs it as a constant, and compiles anew for every value
@@ -373,8 +382,8 @@ def _dense(grad: Any, param: tf.Tensor) -> tf.Tensor:
     return tf.convert_to_tensor(grad)
 
 
-def _specs(arguments: Any) -> Any:
-    def spec(value: Any) -> Any:
+def _specs(arguments: Tree) -> Tree:
+    def spec(value: Tensor | None) -> tf.TypeSpec | None:
         if value is None:
             return None
         if isinstance(value, tf.distribute.DistributedValues):
@@ -384,7 +393,7 @@ def _specs(arguments: Any) -> Any:
     return tf.nest.map_structure(spec, arguments)
 
 
-def _operations(program: Any) -> set[str]:
+def _operations(program: tf.types.experimental.ConcreteFunction) -> set[str]:
     definition = program.graph.as_graph_def()
     functions = [node for function in definition.library.function for node in function.node_def]
     return {node.op for node in [*definition.node, *functions]}

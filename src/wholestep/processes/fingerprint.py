@@ -6,7 +6,6 @@ import sys
 import zlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,11 +13,14 @@ import numpy as np
 from wholestep import tree
 from wholestep.compiled import layers
 from wholestep.data.batches import Batches
+from wholestep.objective import Objective
 
 _PACKAGES = ("wholestep", "keras", "jax", "numpy")
 
 
-def code_facts(model: keras.Model, objective: Any, optimizer: Any, options: Any) -> dict[str, str]:
+def code_facts(
+    model: keras.Model, objective: Objective, optimizer: keras.optimizers.Optimizer, options: object
+) -> dict[str, str]:
     """Return what describes the program: versions, script, model, objective, optimizer, options."""
     script = Path(sys.argv[0])
     return {
@@ -65,7 +67,7 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _described(*things: Any) -> str:
+def _described(*things: object) -> str:
     """Return the classes of things and their attributes that are plain values or functions.
 
     Keras' own `get_config` imports TensorFlow to serialise anything. What this leaves out is seen in the program.
@@ -74,7 +76,7 @@ def _described(*things: Any) -> str:
     return str([(type(t).__qualname__, sorted(own.items())) for t, own in zip(things, kept, strict=True)])
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     if isinstance(value, list | tuple):
         return str([_word(part) for part in value])
     if value is None or isinstance(value, bool | int | float | str):

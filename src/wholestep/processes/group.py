@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from jax._src import distributed
 
 from wholestep.errors import PeerError, SpecificationError, message
 from wholestep.interrupts import Terminated, end_when_terminated
+from wholestep.processes.protocol import Processes, T
 from wholestep.processes.single import SingleProcess
 from wholestep.processes.watchdog import ENDING, PATIENCE, Beat, judge, silence
 
@@ -44,7 +46,7 @@ _is_over = threading.Event()  # set when this process is about to be ended
 
 
 @cache
-def connect() -> Any:
+def connect() -> Processes:
     """Return this process's group."""
     return SingleProcess() if jax.process_count() == 1 else ProcessGroup(jax.process_index(), jax.process_count())
 
@@ -127,7 +129,7 @@ class ProcessGroup:
             must = "All processes must begin alike. Nothing was updated."
             raise PeerError(message(must, summary, "start every process with the same code, data and seed."))
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T) -> T:
         """Return process 0's value."""
         number = self._next()
         if self.index == 0:
@@ -135,7 +137,7 @@ class ProcessGroup:
         with self.waiting("sharing a number", f"the store, call {number}"):
             return self._get(f"shared/{number}")
 
-    def all_gather(self, value: Any) -> list:
+    def all_gather(self, value: T) -> list[T]:
         """Return every process's value."""
         number, earlier, self._keys = self._next(), self._keys, []
         self._set(f"gathered/{number}/{self.index}", value)
@@ -199,7 +201,7 @@ class ProcessGroup:
         if self.index == 0:
             time.sleep(3 * _INTERVAL)  # the store lives here: let the others read it
 
-    def _uncaught(self, kind: type, error: BaseException, trace: Any) -> None:
+    def _uncaught(self, kind: type, error: BaseException, trace: TracebackType | None) -> None:
         """Leave at once after an error: an orderly exit would wait for the others, and they for this one."""
         sys.__excepthook__(kind, error, trace)
         self.fail(error)
@@ -279,7 +281,7 @@ class ProcessGroup:
     def _publish(self, verdict: str) -> None:
         self._set("verdict", verdict, again=True)
 
-    def _set(self, key: str, value: Any, again: bool = False) -> None:
+    def _set(self, key: str, value: object, again: bool = False) -> None:
         if not again:
             self._keys.append(key)
         self._store.key_value_set(_KEY + key, json.dumps(value), allow_overwrite=again)

@@ -1,7 +1,8 @@
 """The process group of a run of one process."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+
+from wholestep.processes.protocol import T
 
 
 class SingleProcess:
@@ -14,11 +15,11 @@ class SingleProcess:
     def check_equal(self, facts: dict[str, str]) -> None:
         """Make sure that all processes say the same."""
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T) -> T:
         """Return process 0's value."""
         return value
 
-    def all_gather(self, value: Any) -> list:
+    def all_gather(self, value: T) -> list[T]:
         """Return every process's value."""
         return [value]
 

@@ -1,0 +1,207 @@
+"""What an engine promises: the same verbs on JAX and on TensorFlow, each with one line of contract.
+
+The contracts are tested on every engine in `tests/test_engines.py`. Only modules in this folder import JAX or
+TensorFlow, but for `wholestep.processes.group`.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+from keras.optimizers import Optimizer
+
+from wholestep.processes.protocol import Processes
+from wholestep.state import State, Variables
+from wholestep.tables import TableRows
+from wholestep.tree import Tensor, Tree
+
+
+class Engine(Protocol):
+    """One model's and one optimizer's way to the devices of this process."""
+
+    # ---- what it is ----
+
+    @property
+    def name(self) -> str:
+        """The name is that of the Keras backend."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer is the one that the engine was chosen for; there need not be one to evaluate."""
+
+    @property
+    def processes(self) -> Processes:
+        """The processes are those of the run, also if there is but one."""
+
+    @property
+    def waits(self) -> int:
+        """The host has waited this many times for a device."""
+
+    @property
+    def compilations(self) -> int:
+        """The engine has compiled this many programs."""
+
+    @property
+    def num_replicas(self) -> int:
+        """So many replicas share the rows of a batch."""
+
+    @property
+    def own_replicas(self) -> list[int]:
+        """Of these replicas, this process must load the rows; a single process, of all."""
+
+    @property
+    def is_split(self) -> bool:
+        """True if replicas always work on their own rows alone; else arrays are global, unless `total` splits them."""
+
+    @property
+    def can_split(self) -> bool:
+        """True if several replicas may work on their own rows alone."""
+
+    @property
+    def coupling_layers(self) -> Collection[keras.layers.Layer]:
+        """Inside of these layers, replicas that see their own rows alone talk to each other."""
+
+    @property
+    def always_xla(self) -> bool:
+        """True if the user asked for XLA, and there is another way."""
+
+    @property
+    def freezes_reads(self) -> bool:
+        """True if a variable that a function reads while it is traced is a constant of the program."""
+
+    @property
+    def keeps_assigned(self) -> bool:
+        """True if an update starts from what the forward pass assigned to a parameter."""
+
+    def for_evaluation(self) -> "Engine":
+        """The engine for evaluation has the same variables, and is never split."""
+
+    def sharded(self, variables: list) -> list[str]:
+        """Each variable that no device holds whole is named, with the axes along which it is cut."""
+
+    # ---- Keras variables and values ----
+
+    def read_variables(self, variables: Variables) -> tuple[list, list, list]:
+        """The values of params, slots and buffers may all be spent; what stays in its variables is left out."""
+
+    def write_variables(self, variables: Variables, state: State) -> None:
+        """The Keras variables hold the values of the state, and nothing was waited for."""
+
+    def write_metrics(self, variables: Variables, metrics: list) -> None:
+        """The variables of the Keras metrics hold these values, and nothing was waited for."""
+
+    def read_captured(self, variables: list, state: State) -> list:
+        """The newest values of variables that programs cannot read themselves, not to be spent with the state."""
+
+    def changed_outside(self, variables: list) -> list:
+        """Left out are only variables that hold what `write_variables` gave them."""
+
+    def params(self, state: State, apart: Collection[int] = ()) -> list:
+        """The parameters are as the last update left them; those `apart` need not be read as a whole."""
+
+    # ---- between host and devices ----
+
+    def place(self, data: Tree) -> Tree:
+        """Every leaf is on the device, with the same numbers; the nesting stays, and so does None."""
+
+    def resident(self, data: Tree) -> Tree:
+        """Every replica can gather rows of these data, again and again."""
+
+    def numbers(self, *arrays: np.ndarray | np.generic) -> tuple:
+        """A program takes these small arrays as it takes the same arrays placed."""
+
+    def shard(self, data: Tree, shares: np.ndarray) -> Tree:
+        """Replica i holds the rows shares[i], int (replicas, rows of a replica)."""
+
+    def fetch(self, values: Tree) -> Tree:
+        """Every leaf is numpy on the host, which has waited for it once, and waits nowhere else."""
+
+    # ---- inside a program ----
+
+    def traced(self, function: Callable) -> Callable:
+        """The results are the function's; if no replicas are split, it is traced once for each shape."""
+
+    def inlined(self, function: Callable) -> Callable:
+        """The results are the traced function's, and its gradient may be taken anywhere."""
+
+    def shapes(self, function: Callable, *arguments: Any) -> Tree:
+        """The shapes and dtypes of what the function would return; nothing is computed."""
+
+    def frame(self) -> object:
+        """One object stands for the function that is being traced, another for a loop's body in it."""
+
+    def is_traced_in(self, frame: object, value: Tensor) -> bool:
+        """True if the frame is being traced, and the value is not that of one row which stands for several."""
+
+    def gather(self, data: Tree, rows: Tensor) -> Tree:
+        """Every leaf has these rows, in this order; row numbers are in range."""
+
+    def lookup(self, table: Tensor, places: Tensor) -> Tensor:
+        """The rows of the table at these places; NaN for a place beyond the last."""
+
+    def batch(self, data: Tree, rows: Tensor) -> Tree:
+        """These rows, of which a replica gets its equal part; of sharded data, the rows are places in each share."""
+
+    def replica_slice(self, rows: Tensor) -> Tensor:
+        """Of a vector over the rows, in a replica the slice for the rows that `batch` returns; else all of it."""
+
+    def replica_start(self, size: int) -> Tensor | int:
+        """Of so many rows, in a replica the place of the first that `batch` returns; else 0."""
+
+    def replica_params(self, params: list) -> list:
+        """In a replica its own values of the parameters; else the same values."""
+
+    def total(
+        self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
+    ) -> tuple[Tree, Tree, Tree]:
+        """If split, replicas call (data, carried, given) -> (sums, carried, alike); sums and changes are added up."""
+
+    def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
+        """The gradients of params -> (scalar, auxiliary) are dense, zero where it depends on nothing; and auxiliary."""
+
+    def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
+        """The carry goes through (carry, piece) -> carry, piece by piece in order; pieces are (num, ...)."""
+
+    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tensor) -> tuple[State, Tensor]:
+        """For i < num (i, state) -> (state, report) is called until a state is stopped; other reports stay."""
+
+    # ---- the optimizer ----
+
+    def loss_scale(self, state: State) -> Tensor:
+        """The loss is to be multiplied by what the optimizer says, 1 if it says nothing."""
+
+    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+        """Where `ok`, it is `new` after Keras' own update of params and slots; else nothing differs from `state`."""
+
+    def apply_to_rows(
+        self,
+        state: State,
+        new: State,
+        grads: list,
+        ok: Tensor,
+        assigned: dict[int, Tensor],
+        touched: list[TableRows],
+        twin: Optimizer,
+    ) -> State:
+        """It is what `apply` makes of whole tables; of those touched, the twin updates only the rows looked up."""
+
+    def is_finite(self, values: list) -> Tensor:
+        """True if every number is finite; also if there is none."""
+
+    # ---- programs ----
+
+    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
+        """The program returns what the function does for such arguments; only if it `spends`, the first is lost."""
+
+    def describe(self, program: Callable) -> str:
+        """Where there are several ways to carry out a program, the words say which."""
+
+    def memory(self, program: Callable) -> int | None:
+        """The bytes that a program needs beside arguments and results; None where nobody can tell."""
+
+    def device_bytes(self) -> int | None:
+        """The size of the device's own memory; None where it is the host's."""
+
+    def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
+        """True only of functions that are known to run slower inside of a compiled loop."""

@@ -1,0 +1,46 @@
+"""What a run asks of its processes, be there one or several: each member with one line of contract."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Processes(Protocol):
+    """The processes of a run, as one of them sees them. All must ask the same things in the same order."""
+
+    @property
+    def index(self) -> int:
+        """The number of this process, from 0."""
+
+    @property
+    def count(self) -> int:
+        """The number of processes in the run."""
+
+    @property
+    def doing(self) -> str:
+        """The words are those of the last `set_status`."""
+
+    def check_equal(self, facts: dict[str, str]) -> None:
+        """Every process raises the same PeerError if one of them says something else."""
+
+    def broadcast(self, value: T) -> T:
+        """Every process gets process 0's value, which JSON can hold."""
+
+    def all_gather(self, value: T) -> list[T]:
+        """Every process gets the values of all, by their numbers; JSON can hold each."""
+
+    def barrier(self, where: str) -> None:
+        """No process goes on before all are here; every process raises the same PeerError if one is elsewhere."""
+
+    def set_status(self, doing: str) -> None:
+        """The words say what this process is doing, should it hang or be ended."""
+
+    def dispatching(self, doing: str) -> AbstractContextManager:
+        """A program in which all processes take part is sent inside."""
+
+    def waiting(self, doing: str) -> AbstractContextManager:
+        """What the other processes must do first is waited for inside."""
+
+    def fail(self, error: BaseException) -> None:
+        """The other processes learn that this one has failed, and end."""
