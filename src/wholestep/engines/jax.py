@@ -46,6 +46,7 @@ class JaxEngine:
         self.compilations = 0
         self._given: dict[int, tuple] = {}
         self._seen: dict[int, tuple] = {}
+        self._sharing: dict[int, jax.Array] = {}
 
     @property
     def num_replicas(self) -> int:
@@ -104,9 +105,10 @@ class JaxEngine:
     def read_captured(self, variables: list, state: State) -> list:
         """Return the values of variables that are not the trainer's own. They are not spent.
 
-        A variable that shares an array with the state, as after `target.assign(online)`, gets one of its own.
+        Who shares an array with the state, or a device's part of one, as after `target.assign(online)`, gets one anew.
         """
-        spent = {id(value) for value in (*state.params, *state.slots, *state.buffers)} if variables else set()
+        held = (*state.params, *state.slots, *state.buffers, *self._sharing.values()) if variables else ()
+        spent = {id(value) for value in held}
         for variable in variables:
             if id(variable.value) in spent:
                 variable._value = jnp.copy(variable.value)
@@ -143,11 +145,13 @@ class JaxEngine:
             return value
         alone = value.addressable_data(0)
         self._given[id(variable)] = (alone, value)
+        self._sharing[id(variable)] = alone
         return alone
 
     def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         if self.layout is None:
             return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
+        self._sharing[id(variable)] = value
         alone, whole = self._given.pop(id(variable), (None, None))
         return whole if alone is value else self.layout.put(value, self.layout.of(variable))
 
