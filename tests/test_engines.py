@@ -1,18 +1,27 @@
-"""The verbs, on whichever engine this process has; and both engines draw one curve."""
+"""The contract of every verb, on whichever engine this process has; and both engines draw one curve."""
 
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
+from exact import spread_over
+from keras import ops
 from small import model
 
 from wholestep import engines
+from wholestep.embeddings import for_rows
+from wholestep.engines.protocol import Engine
 from wholestep.errors import BatchError
-from wholestep.state import State
+from wholestep.state import State, Variables
+from wholestep.tables import Table, TableRows
+
+JAX = keras.backend.backend() == "jax"
+VERBS = [verb for verb in vars(Engine) if not verb.startswith("_")]
 
 # relu, not tanh: TensorFlow's tanh of 64-bit numbers is right to 1e-8 only.
 CURVE = """
@@ -58,56 +67,11 @@ def test_only_known_backends(monkeypatch):
         engines.choose()
 
 
-def test_place_and_fetch(engine):
-    data = {"a": np.arange(3, dtype="int32"), "b": [np.ones((2, 2), "float32")]}
-    fetched = engine.fetch(engine.place(data))
-    np.testing.assert_array_equal(fetched["a"], data["a"])
-    np.testing.assert_array_equal(fetched["b"][0], data["b"][0])
-    assert engine.waits == 1
-
-
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow keeps 64 bits")
 def test_integers_never_wrap_around(engine):
     assert engine.place(np.array([2**31 - 1])).dtype == np.int32
     with pytest.raises(BatchError, match="fit in 32 bits"):
         engine.place(np.array([2**31]))
-
-
-def test_fold_and_gather(engine):
-    data = engine.place(np.arange(12, dtype="float32").reshape(6, 2))
-    rows = engine.place(np.array([[5, 0], [1, 1]], np.int32))
-
-    def program(data, rows):
-        return engine.fold(lambda total, piece: total + engine.gather(data, piece), data[:2] * 0, rows, 2)
-
-    compiled = engine.compile(program, (data, rows), spends=False)
-    np.testing.assert_array_equal(engine.fetch(compiled(data, rows)), [[12, 14], [2, 4]])
-
-
-def test_repeat_stops_where_it_is_told(engine):
-    def state(stopped):
-        return State([], [], [], [], {}, engine.place(np.int32(stopped)), [])
-
-    def program(state, num):
-        def step(i, state):
-            value = keras.ops.cast(i, "float32") + 1.0
-            return state._replace(stopped=keras.ops.cast(i == 2, "int32")), keras.ops.reshape(value, (1,))
-
-        return engine.repeat(step, num, state, keras.ops.zeros((5, 1)))
-
-    num = engine.place(np.int32(5))
-    compiled = engine.compile(program, (state(0), num), spends=False)
-    for stopped, many, expected in ((0, 5, [1, 2, 3, 0, 0]), (0, 2, [1, 2, 0, 0, 0]), (1, 5, [0] * 5)):
-        _, reports = compiled(state(stopped), engine.place(np.int32(many)))
-        np.testing.assert_array_equal(engine.fetch(reports)[:, 0], expected)
-
-
-def test_finite(engine):
-    tensors = [keras.ops.ones((3,)), keras.ops.ones((2,))]
-    assert bool(engine.is_finite(tensors))
-    assert bool(engine.is_finite([*tensors, tensors[0][:0]]))
-    assert bool(engine.is_finite([]))
-    assert not bool(engine.is_finite([*tensors, keras.ops.convert_to_tensor([1.0, np.inf])]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -136,3 +100,688 @@ def test_the_gradient_of_a_table_has_a_shape_that_is_known_when_it_is_compiled(e
     (summed,) = [op for op in compiled.graph.get_operations() if op.type == "UnsortedSegmentSum"]
     assert summed.inputs[2].op.type == "Const"  # or XLA compiles anew for every value of the table
     np.testing.assert_array_equal(compiled(tf.ones((20, 3)), tf.constant([1, 1, 4]))[:5, 0], [0, 4, 0, 0, 2])
+
+
+# ---- the contract of each verb ----
+
+ROWS = np.array([5, 0, 2, 7, 1, 1, 4, 6], "int32")
+DATA = np.arange(24, dtype="float32").reshape(8, 3)
+
+
+class Case:
+    """A small model, its engine for so many replicas, and its state. Everything is a whole number."""
+
+    def __init__(self, replicas):
+        self.replicas = replicas
+        self.model = self.build(None if replicas == 1 else replicas)
+        self.engine = self.choose()
+        metric = keras.metrics.Sum()
+        own = self.model.trainable_variables, self.model.optimizer.variables, self.model.non_trainable_variables
+        self.variables = Variables(*map(list, own), metric.variables)
+        self.data, self.rows = self.engine.place((DATA, ROWS))
+
+    def build(self, replicas):
+        with spread_over(replicas):
+            layers = keras.layers.Dense(2), keras.layers.BatchNormalization()
+            made = keras.Sequential([keras.Input((3,)), *layers])
+            made.optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
+            made.optimizer.build(made.trainable_variables)
+        for number, variable in enumerate(made.variables):
+            variable.assign(np.arange(np.prod(variable.shape)).reshape(variable.shape) + number)
+        return made
+
+    def choose(self, **options):
+        optimizer = self.model.optimizer
+        return engines.choose(optimizer, self.model, None if self.replicas == 1 else self.replicas, **options)
+
+    def read(self):
+        params, slots, buffers = self.engine.read_variables(self.variables)
+        stopped, metrics = self.engine.place((np.int32(0), [np.zeros((), "float32")]))
+        return State(params, slots, buffers, metrics, (), stopped, ())
+
+    def grads(self):
+        return [np.full(v.shape, 2.0 * i, "float32") for i, v in enumerate(self.variables.params)]
+
+    def run(self, function, *arguments):
+        program = self.engine.compile(lambda *arguments: function(*arguments), arguments, spends=False)
+        return self.engine.fetch(program(*arguments))
+
+    def update(self, function, *given):
+        """Carry out (state, *given) -> state, and let the variables hold the result."""
+        arguments = self.read(), *self.engine.place(given)
+        state, _ = self.engine.compile(dispatched(function), arguments)(*arguments)
+        self.engine.write_variables(self.variables, state)
+
+    def each(self, function, data, *given):
+        """Return what every replica returns: (replicas, ...)."""
+
+        def work(data, carried, given):
+            found = function(data, *given)
+            own = ops.one_hot(self.engine.replica_start(self.replicas), self.replicas, dtype=found.dtype)
+            return ops.reshape(own, (-1, *[1] * len(found.shape))) * found, carried, ()
+
+        return self.run(lambda *arguments: self.total(work, *arguments)[0], data, given)
+
+    def total(self, function, data, given):
+        return self.engine.total(function, data, ops.zeros(()), given, split=self.engine.can_split, syncs=False)
+
+    def use_table(self):
+        """Have a model with an embedding table of 9 rows instead."""
+        table = keras.layers.Embedding(9, 2, embeddings_initializer="ones")
+        self.model = keras.Sequential(
+            [keras.Input((3,), dtype="int32"), table, keras.layers.LayerNormalization(scale=False)]
+        )
+        optimizer = self.model.optimizer = keras.optimizers.Adagrad(0.5, initial_accumulator_value=1.0)
+        optimizer.build(self.model.trainable_variables)
+        metrics = keras.metrics.Sum().variables
+        self.variables = Variables(self.model.trainable_variables, optimizer.variables, [], metrics)
+        self.engine = self.choose()
+
+    def slots_of(self, num_rows):
+        return tuple(i for i, v in enumerate(self.variables.slots) if v.shape[:1] == (num_rows,))
+
+    def held(self):
+        """Return what the Keras variables hold: params, slots, buffers and metrics."""
+        v = self.variables
+        return [
+            [keras.ops.convert_to_numpy(one) for one in group] for group in (v.params, v.slots, v.buffers, v.metrics)
+        ]
+
+
+def grown(state):
+    """Return a state in which every number is larger by 1."""
+    groups = [[v + ops.ones((), v.dtype) for v in group] for group in state[:4]]
+    return state._replace(params=groups[0], slots=groups[1], buffers=groups[2], metrics=groups[3])
+
+
+def dispatched(function):
+    """Return the function (state, ...) -> state as one that is sent to the device: beside the state a report."""
+    return lambda *arguments: (function(*arguments), ops.ones((1,)))
+
+
+def equal(one, two):
+    keras.tree.assert_same_structure(one, two)
+    for a, b in zip(keras.tree.flatten(one), keras.tree.flatten(two), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def is_one_of(variable, variables):
+    return any(variable is v for v in variables)
+
+
+def holds_name(case):
+    assert case.engine.name == keras.backend.backend()
+
+
+def holds_optimizer(case):
+    assert case.engine.optimizer is case.model.optimizer
+    assert engines.choose().optimizer is None
+
+
+def holds_processes(case):
+    processes = case.engine.processes
+    assert (processes.index, processes.count) == (0, 1)
+    assert processes.all_gather(processes.broadcast(3)) == [3]
+
+
+def holds_waits(case):
+    state, program = case.read(), case.engine.compile(lambda x: x + 1, (case.data,), spends=False)
+    found = program(case.data)
+    case.engine.write_variables(case.variables, state)
+    assert case.engine.waits == 0
+    for times in (1, 2):
+        case.engine.fetch((found, found))
+        assert case.engine.waits == times
+
+
+def holds_compilations(case):
+    programs = [case.engine.compile(lambda x: x + 1, (case.data,), spends=False) for _ in range(2)]
+    for program in programs * 2:
+        program(case.data)
+    assert case.engine.compilations == 2
+
+
+def holds_num_replicas(case):
+    assert case.engine.num_replicas == case.replicas
+
+
+def holds_own_replicas(case):
+    assert case.engine.own_replicas == list(range(case.replicas))
+
+
+def holds_is_split(case):
+    engine = case.engine
+
+    def work(data, carried, rows):
+        return (
+            ops.sum(ops.ones_like(engine.batch(data, rows)[:, 0])),
+            carried,
+            ops.zeros((engine.batch(data, rows).shape[0],)),
+        )
+
+    def program(data, rows):
+        return engine.total(work, data, ops.zeros(()), rows, split=engine.is_split, syncs=False)
+
+    total, _, seen = case.run(program, case.data, case.rows)
+    assert total == 8
+    assert len(seen) == (8 // case.replicas if engine.is_split else 8)
+    assert engine.is_split == (case.replicas > 1 and not JAX)
+
+
+def holds_can_split(case):
+    assert case.engine.can_split == (case.replicas > 1)
+    seen = case.each(
+        lambda data, rows: ops.sum(ops.ones_like(case.engine.batch(data, rows)[:, 0])), case.data, case.rows
+    )
+    equal(seen, np.full(case.replicas, 8 / case.replicas))
+
+
+def holds_coupling_layers(case):
+    norm = case.model.layers[-1]
+    assert list(case.engine.coupling_layers) == ([norm] if case.engine.is_split else [])
+
+    def work(data, carried, rows):
+        with keras.StatelessScope():
+            return ops.sum(norm(case.engine.batch(data, rows)[:, :2], training=True) ** 2), carried, ()
+
+    def program(data, rows):
+        split = case.engine.is_split
+        return case.engine.total(work, data, ops.zeros(()), rows, split=split, syncs=True)[0]
+
+    batch = DATA[ROWS][:, :2]
+    gamma, beta = keras.ops.convert_to_numpy(norm.gamma), keras.ops.convert_to_numpy(norm.beta)
+    whole = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + norm.epsilon) * gamma + beta
+    np.testing.assert_allclose(case.run(program, case.data, case.rows), np.sum(whole**2), rtol=1e-4)
+
+
+def holds_always_xla(case):
+    assert not case.engine.always_xla
+    assert case.choose(jit_compile=True).always_xla == (not JAX)
+
+
+def holds_freezes_reads(case):
+    variable = keras.Variable(1.0)
+    program = case.engine.compile(lambda x: x + variable.value, (case.data,), spends=False)
+    variable.assign(2.0)
+    equal(case.engine.fetch(program(case.data)), DATA + (1 if case.engine.freezes_reads else 2))
+
+
+def holds_keeps_assigned(case):
+    before = case.held()[0]
+
+    def assign(state, grads, ok, value):
+        return case.engine.apply(state, state, grads, ok, {0: value})
+
+    case.update(assign, case.grads(), np.bool_(True), np.full((3, 2), 7, "float32"))
+    equal(case.held()[0][0], np.full((3, 2), 7) if case.engine.keeps_assigned else before[0])
+
+
+def holds_for_evaluation(case):
+    state, engine = case.read(), case.engine.for_evaluation()
+    assert not engine.is_split
+
+    def program(state, data, rows):
+        return engine.params(state), engine.batch(data, rows)
+
+    arguments = state, *engine.place((DATA, ROWS))
+    equal(engine.fetch(engine.compile(program, arguments, spends=False)(*arguments)), (case.held()[0], DATA[ROWS]))
+
+
+def holds_sharded(case):
+    assert case.engine.sharded(case.variables.params) == []
+    if JAX and case.replicas > 1:
+        mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), keras.distribution.list_devices()[:4])
+        places = keras.distribution.LayoutMap(mesh)
+        places[".*dense.*/kernel"] = (None, "model")
+        keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=places, batch_dim_name="batch"))
+        try:
+            made = case.build(None)
+            engine = engines.choose(made.optimizer, made)
+            assert engine.sharded(made.trainable_variables) == [f"{made.layers[0].kernel.path} (None, 'model')"]
+            assert not engine.can_split
+        finally:
+            keras.distribution.set_distribution(None)
+
+
+def holds_read_variables(case):
+    case.variables.params[2].assign(case.variables.params[1])  # they may share an array, which cannot be spent twice
+    state, held = case.read(), case.held()
+    for values, known in zip(state[:3], held[:3], strict=True):
+        equal(case.engine.fetch(values), known if values else [])
+    assert len(state.buffers) == len(held[2])
+    case.variables.buffers[0].assign([9, 9])  # which the state does not see
+    after = case.engine.fetch(case.engine.compile(dispatched(grown), (state,))(state)[0])
+    for values, known in zip(after[:3], held[:3], strict=True):
+        equal(values, [value + 1 for value in known] if values else [])
+
+
+def holds_write_variables(case):
+    before, kept = case.held(), case.read()
+    case.update(grown)
+    assert case.engine.waits == 0
+    for values, known, parts in zip(case.held()[:3], before[:3], kept[:3], strict=True):
+        equal(values, [value + 1 if parts else value for value in known])
+    equal(case.held()[3], [np.ones(())])
+
+
+def holds_write_metrics(case):
+    case.engine.write_metrics(case.variables, case.engine.place([np.full((), 5, "float32")]))
+    assert case.engine.waits == 0
+    equal(case.held()[3], [np.full((), 5)])
+
+
+def holds_read_captured(case):
+    other, state = keras.Variable(np.zeros((3, 2))), case.read()
+    program = case.engine.compile(dispatched(grown), (state,))
+    for _ in range(2):
+        other.assign(case.variables.params[0])  # they may share an array, which is spent with the state
+        kernel = case.held()[0][0]
+        values = case.engine.read_captured([other], state)
+        assert len(values) == case.engine.freezes_reads
+        state, _ = program(state)
+        case.engine.write_variables(case.variables, state)
+        equal(case.engine.fetch(values), [kernel] * len(values))
+    other.assign(kernel + 5)
+    equal(case.engine.fetch(case.engine.read_captured([other], state)), [kernel + 5] * len(values))
+
+
+def holds_changed_outside(case):
+    case.update(grown)
+    known = [*case.variables.params, *case.variables.buffers]
+    known[0].assign(known[0] + 1)
+    known[-1].assign(known[-1] + 1)
+    changed = case.engine.changed_outside(known)
+    assert is_one_of(known[0], changed)
+    assert is_one_of(known[-1], changed)
+
+
+def holds_params(case):
+    state, before = case.read(), case.held()[0]
+
+    def program(state, grads, rows):
+        params = case.engine.params(state, {0})
+        first = [case.engine.gather(params[0], rows), *params[1:]]
+        state = case.engine.apply(state, state, grads, ops.ones((), "bool"), {})
+        return state, (first, case.engine.params(state))
+
+    arguments = state, *case.engine.place((case.grads(), np.array([2, 0], "int32")))
+    first, after = case.engine.fetch(case.engine.compile(program, arguments)(*arguments)[1])
+    equal(first, [before[0][[2, 0]], *before[1:]])
+    equal(after, [p - 0.5 * g for p, g in zip(before, case.grads(), strict=True)])
+
+
+def holds_place(case):
+    data = {"a": (DATA, None), "b": [np.array([True, False]), np.int32(3), np.full(2, 0.5, "float16")]}
+    placed = case.engine.place(data)
+    assert all(ops.is_tensor(leaf) for leaf in keras.tree.flatten(placed) if leaf is not None)
+    assert placed["a"][1] is None
+    fetched = case.engine.fetch(placed)
+    equal(fetched["a"][0], DATA)
+    for one, two in zip(fetched["b"], data["b"], strict=True):
+        assert one.dtype == two.dtype
+        equal(one, two)
+
+
+def holds_resident(case):
+    data = case.engine.resident({"x": DATA, "none": None})
+    assert data["none"] is None
+    for rows in (ROWS, ROWS[::-1].copy()):
+        found = case.each(lambda data, rows: case.engine.batch(data, rows)["x"], data, case.engine.place(rows))
+        equal(found, DATA[rows].reshape(case.replicas, -1, 3))
+
+
+def holds_numbers(case):
+    given = np.arange(4, dtype="int32"), np.int32(3)
+    program = case.engine.compile(lambda x, y: x * y, case.engine.numbers(*given), spends=False)
+    equal(case.engine.fetch(program(*case.engine.numbers(*given))), given[0] * given[1])
+    equal(case.engine.fetch(program(*case.engine.place(given))), given[0] * given[1])
+
+
+def holds_shard(case):
+    if case.replicas == 1:
+        return
+    shares = np.array([[0, 3, 5, 7], [6, 4, 2, 2]])
+    data, places = case.engine.shard({"x": DATA}, shares), np.array([3, 1, 0, 2, 0, 1, 2, 3], "int32")
+    found = case.each(lambda data, rows: case.engine.batch(data, rows)["x"], data, case.engine.place(places))
+    equal(found, np.stack([DATA[shares[0][places[:4]]], DATA[shares[1][places[4:]]]]))
+
+
+def holds_fetch(case):
+    values = case.engine.place({"a": DATA, "b": [np.int32(3)]})
+    fetched = case.engine.fetch(values)
+    assert all(type(leaf) is np.ndarray for leaf in keras.tree.flatten(fetched))
+    equal(fetched, {"a": DATA, "b": [np.int32(3)]})
+    assert case.engine.waits == 1
+
+
+def holds_traced(case):
+    seen = []
+
+    def double(x):
+        seen.append(x.shape)
+        return 2 * x
+
+    function = case.engine.traced(double)
+    found = case.run(lambda x: (function(x), function(x + 1), function(x[0])), case.data)
+    equal(found, (2 * DATA, 2 * DATA + 2, 2 * DATA[0]))
+    assert case.engine.is_split or len(seen) == 2
+
+
+def holds_inlined(case):
+    function = case.engine.inlined(case.engine.traced(lambda x: ops.sum(ops.transpose(x) ** 2)))
+
+    def program(x):
+        return function(x), case.engine.differentiate(lambda params: (function(params[0]), ()), [x])[0]
+
+    equal(case.run(program, case.data), (np.sum(DATA**2), [2 * DATA]))
+
+
+def holds_shapes(case):
+    big = 10**6  # which no machine computes
+
+    def function(x):
+        return {"sum": ops.sum(x), "big": ops.cast(ops.broadcast_to(x[0, 0], (big, big)), "float16")}
+
+    found = case.engine.shapes(case.engine.traced(function), case.data)
+    assert {k: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for k, v in found.items()} == {
+        "sum": ((), "float32"),
+        "big": ((big, big), "float16"),
+    }
+
+
+def holds_frame(case):
+    seen = {}
+
+    def inside(i, state):
+        seen["inside"] = case.engine.frame()
+        return state, ops.ones((1,))
+
+    def program(x, state, num):
+        seen["outside"], seen["again"] = case.engine.frame(), case.engine.frame()
+        state, reports = case.engine.repeat(inside, num, state, ops.zeros((2, 1)))
+        return reports
+
+    case.run(program, case.data, case.read(), case.engine.place(np.int32(2)))
+    assert seen["outside"] is seen["again"]
+    assert seen["outside"] is not seen["inside"]
+
+
+def holds_is_traced_in(case):
+    seen = {}
+
+    def program(x, state, num):
+        frame = case.engine.frame()
+
+        def inside(i, state):
+            seen["inside"] = case.engine.is_traced_in(frame, i) or case.engine.is_traced_in(frame, x)
+            return state, ops.ones((1,))
+
+        def of_one(row):
+            seen["one row of several"] = case.engine.is_traced_in(frame, row)
+            return row * 2
+
+        seen["here"] = case.engine.is_traced_in(frame, x + 1)
+        return case.engine.repeat(inside, num, state, ops.zeros((2, 1)))[1], ops.vectorized_map(of_one, x)
+
+    case.run(program, case.data, case.read(), case.engine.place(np.int32(2)))
+    assert seen == {"here": True, "inside": False, "one row of several": False}
+
+
+def holds_gather(case):
+    data = case.engine.place({"x": DATA, "y": [ROWS]})
+    found = case.run(lambda data, rows: case.engine.gather(data, rows), data, case.rows)
+    equal(found, {"x": DATA[ROWS], "y": [ROWS[ROWS]]})
+
+
+def holds_lookup(case):
+    places = np.array([7, 8, 0, 0, 100], "int32")
+    found = case.run(case.engine.lookup, case.data, case.engine.place(places))
+    nothing = np.full(3, np.nan)
+    equal(found, np.stack([DATA[7], nothing, DATA[0], DATA[0], nothing]))
+
+
+def holds_batch(case):
+    found = case.each(case.engine.batch, case.data, case.rows)
+    equal(found, DATA[ROWS].reshape(case.replicas, -1, 3))
+    equal(case.run(case.engine.batch, case.data, case.rows), DATA[ROWS])
+    if case.replicas > 1:
+        shares = np.arange(8).reshape(2, 4)[::-1]
+        sharded, places = case.engine.shard(DATA, shares), np.array([0, 3, 1, 1, 2, 2, 0, 3], "int32")
+        rows = np.concatenate([shares[0][places[:4]], shares[1][places[4:]]])
+        equal(case.run(case.engine.batch, sharded, case.engine.place(places)), DATA[rows])
+
+
+def holds_replica_slice(case):
+    found = case.each(lambda data, rows: case.engine.replica_slice(rows), case.data, case.rows)
+    equal(found, ROWS.reshape(case.replicas, -1))
+    equal(case.run(case.engine.replica_slice, case.rows), ROWS)
+
+
+def holds_replica_start(case):
+    found = case.run(
+        lambda data: case.total(
+            lambda *_: (ops.ones(()), ops.cast(case.engine.replica_start(8), "float32"), ()), data, ()
+        )[1],
+        case.data,
+    )
+    equal(found, np.arange(0, 8, 8 // case.replicas).sum())
+    assert case.engine.replica_start(8) == 0
+
+
+def holds_replica_params(case):
+    state, kernels = case.read(), [case.held()[0][0]] * case.replicas
+    params = case.engine.params(state)
+    if case.engine.is_split:
+        kernels = [kernel + i for i, kernel in enumerate(kernels)]
+        for own, kernel in zip(case.variables.params[0].value.values, kernels, strict=True):
+            own.assign(kernel)
+    found = case.each(lambda data, *params: case.engine.replica_params(list(params))[0], case.data, *params)
+    equal(found, np.stack(kernels))
+    equal(case.run(lambda *params: case.engine.replica_params(list(params))[0], *params), kernels[0])
+
+
+def holds_total(case):
+    def work(data, carried, given):
+        rows, factor = given
+        batch = case.engine.batch(data, rows)
+        sums = {"x": factor * ops.sum(batch, axis=0)}
+        return sums, [carried[0] + ops.sum(batch)], ops.zeros((batch.shape[0],)) + factor
+
+    given = case.engine.place((ROWS, np.full((), 2, "float32")))
+    for split in {case.engine.is_split, case.engine.can_split}:
+        options = {"split": split, "syncs": False}
+        program = partial(case.engine.total, work, **options)
+        sums, carried, alike = case.run(program, case.data, [case.engine.place(np.float32(100))], given)
+        equal(sums, {"x": 2 * DATA[ROWS].sum(0)})
+        equal(carried, [100 + DATA[ROWS].sum()])
+        equal(alike, np.full(8 // case.replicas if split else 8, 2))
+
+
+def holds_differentiate(case):
+    def scalar(params):
+        table, x, _ = params
+        return ops.sum(ops.take(table, case.rows[4:6], axis=0)) + ops.sum(x**2), {"found": ops.sum(x)}
+
+    def program(*params):
+        return case.engine.differentiate(scalar, list(params))
+
+    grads, auxiliary = case.run(program, case.data, case.data, case.data)
+    table = np.zeros_like(DATA)
+    table[1] = 2
+    equal(grads, [table, 2 * DATA, np.zeros_like(DATA)])
+    equal(auxiliary, {"found": DATA.sum()})
+
+
+def holds_fold(case):
+    def append(carry, piece):
+        return {"digits": carry["digits"] * 10 + piece[0]}
+
+    for num, digits in ((1, 1), (2, 12), (4, 1234)):
+        pieces = case.engine.place((np.arange(1, num + 1, dtype="float32"),))
+        found = case.run(
+            partial(case.engine.fold, append, num=num), {"digits": case.engine.place(np.float32(0))}, pieces
+        )
+        equal(found, {"digits": digits})
+
+
+def holds_repeat(case):
+    def step(i, state):
+        state = state._replace(stopped=ops.cast(i == 2, "int32"), metrics=[state.metrics[0] + 1])
+        return state, ops.reshape(ops.cast(i, "float32") + 1.0, (1,))
+
+    def program(state, num):
+        state, reports = case.engine.repeat(step, num, state, ops.full((5, 1), -1.0))
+        return state.metrics, reports[:, 0]
+
+    for stopped, num, calls in ((0, 5, 3), (0, 2, 2), (0, 0, 0), (1, 5, 0)):
+        state = case.read()._replace(stopped=case.engine.place(np.int32(stopped)))
+        expected = [np.full((), calls)], [*range(1, calls + 1), *[-1] * (5 - calls)]
+        metrics, reports = case.run(program, state, case.engine.place(np.int32(num)))
+        equal((metrics, list(reports)), expected)
+
+
+def holds_loss_scale(case):
+    equal(case.run(case.engine.loss_scale, case.read()), np.ones(()))
+    with spread_over(None if case.replicas == 1 else case.replicas):
+        optimizer = keras.optimizers.LossScaleOptimizer(case.model.optimizer, initial_scale=8)
+        optimizer.build(case.variables.params)
+    case.model.optimizer, case.variables = optimizer, Variables(case.variables.params, optimizer.variables, [], [])
+    case.engine = case.choose()
+    equal(case.run(case.engine.loss_scale, case.read()._replace(metrics=[])), np.full((), 8))
+    optimizer.dynamic_scale.assign(16)
+    equal(case.run(case.engine.loss_scale, case.read()._replace(metrics=[])), np.full((), 16))
+
+
+def holds_apply(case):
+    keras.utils.clear_session()
+    twin = case.build(None)
+
+    def update(state, grads, ok):
+        new = state._replace(buffers=[b + 1 for b in state.buffers], metrics=[m + 1 for m in state.metrics])
+        return case.engine.apply(state, new, grads, ok, {})
+
+    for ok in (False, True, True):
+        before = case.held()
+        case.update(update, case.grads(), np.bool_(ok))
+        if ok:
+            twin.optimizer.apply([ops.convert_to_tensor(g) for g in case.grads()], twin.trainable_variables)
+        params, slots, buffers, metrics = case.held()
+        equal(params, [ops.convert_to_numpy(v) for v in twin.trainable_variables])
+        equal(slots, [ops.convert_to_numpy(v) for v in twin.optimizer.variables])
+        equal((buffers, metrics), ([b + ok for b in before[2]], [np.full((), ok)]))
+
+
+def holds_apply_to_rows(case):
+    if case.engine.is_split:  # then all rows of a table are updated, see `embeddings.find`
+        return
+    rows, row_slots = np.array([1, 4, 1], "int32"), np.array([0, 1, 0], "int32")
+    of_rows, of_others = np.array([[3, 4], [1, 2], [0, 0]], "float32"), np.ones(2, "float32")
+    whole = np.zeros((9, 2), "float32")
+    whole[[1, 4]] = of_rows[:2]  # the gradients of row 1 have been summed in the first place
+    found = {}
+    for by_rows in (False, True):
+        case.use_table()
+        table = Table(case.model.layers[0], 0, case.slots_of(9))
+        twin = for_rows(case.engine.optimizer, [table], [3], case.variables)
+
+        def update(state, grads, ok, rows, row_slots, table=table, twin=twin, by_rows=by_rows):
+            new = state._replace(metrics=[m + 1 for m in state.metrics])
+            if not by_rows:
+                return case.engine.apply(state, new, grads, ok, {})
+            return case.engine.apply_to_rows(state, new, grads, ok, {}, [TableRows(table, rows, row_slots)], twin)
+
+        found[by_rows] = [case.held()]
+        for ok in (False, True, True):
+            case.update(update, [of_rows if by_rows else whole, of_others], np.bool_(ok), rows, row_slots)
+            found[by_rows].append(case.held())
+    equal(found[True], found[False])
+    before, skipped, once, _ = (params[0] for params, *_ in found[True])
+    equal(skipped, before)
+    assert np.flatnonzero(np.any(once != skipped, axis=1)).tolist() == [1, 4]
+
+
+def holds_is_finite(case):
+    numbers = np.ones(3, "float32")
+    for number, known in ((1, True), (np.inf, False), (np.nan, False)):
+        numbers[1] = number
+        assert case.run(lambda x, y: case.engine.is_finite([y, x, x[:0]]), *case.engine.place((numbers, DATA))) == known
+    assert case.run(lambda x: case.engine.is_finite([]), case.data)
+
+
+def holds_compile(case):
+    def program(data, rows):
+        return {"x": data * 2}, [rows + 1]
+
+    kept = case.engine.compile(program, (case.data, case.rows), spends=False)
+    for _ in range(2):
+        equal(case.engine.fetch(kept(case.data, case.rows)), ({"x": DATA * 2}, [ROWS + 1]))
+        equal(case.engine.fetch(case.data), DATA)
+    state, before = case.read(), case.held()
+
+    def several(state, grads, num):
+        def step(i, state):
+            return case.engine.apply(state, state, grads, ops.ones((), "bool"), {}), ops.ones((1,))
+
+        return case.engine.repeat(step, num, state, ops.zeros((4, 1)))
+
+    grads, none, two = case.engine.place((case.grads(), np.int32(0), np.int32(2)))
+    spending = case.engine.compile(several, (state, grads, none), repeats=True)
+    equal(case.held(), before)
+    state, reports = spending(state, grads, two)
+    case.engine.write_variables(case.variables, state)
+    equal(case.engine.fetch(reports)[:, 0], np.array([1, 1, 0, 0]))
+    equal(case.held()[0], [p - 1.25 * g for p, g in zip(before[0], case.grads(), strict=True)])  # 0.5, 0.75
+
+
+def holds_describe(case):
+    def program(x, num):
+        return case.engine.repeat(lambda i, state: (state, x[0]), num, case.read(), ops.zeros((2, 3)))[1]
+
+    words = {}
+    for asked in (True, "auto") if JAX else (True, False):
+        engine = case.choose(jit_compile=asked)
+        call = engine.compile(
+            lambda x, num: x * ops.cast(num, x.dtype), engine.place((DATA, np.int32(0))), repeats=True, spends=False
+        )
+        words[asked] = engine.describe(call)
+        if not JAX:
+            assert call.function_def.attr["_XlaMustCompile"].b == (words[asked] == "XLA compiles it.")
+    assert set(words.values()) == {""} if JAX else "jit_compile=False" in words[False]
+
+
+def holds_memory(case):
+    def program(x):
+        return ops.sum(ops.sort(ops.broadcast_to(x[:, None], (8, 10000, 3)) * 2, axis=1))
+
+    needs = case.engine.memory(case.engine.compile(program, (case.data,), spends=False))
+    assert needs is None if not JAX else needs >= 8 * 10000 * 3 * 4
+
+
+def holds_device_bytes(case):
+    on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
+    assert case.engine.device_bytes() is None if on_cpu or not JAX else case.engine.device_bytes() > 2**30
+
+
+def holds_loops_slowly(case):
+    image = case.engine.place(np.ones((1, 8, 8, 3), "float32"))
+    kernel = np.ones((3, 3, 3, 2), "float32")
+    assert not case.engine.loops_slowly(lambda x: ops.matmul(x, kernel[0, 0]), image)
+    on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
+    assert case.engine.loops_slowly(lambda x: ops.conv(x, kernel), image) == (JAX and on_cpu)
+
+
+CONTRACTS = {name.removeprefix("holds_"): check for name, check in globals().items() if name.startswith("holds_")}
+
+
+@pytest.mark.parametrize("replicas", [1, 2], ids=["1 replica", "2 replicas"])
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: f"{verb}: {getattr(Engine, verb).__doc__}")
+def test_contract(verb, replicas):
+    CONTRACTS[verb](Case(replicas))
+
+
+def test_every_verb_has_one_line_of_contract_and_a_test_of_it():
+    assert list(CONTRACTS) == VERBS
+    for verb in VERBS:
+        contract = getattr(Engine, verb).__doc__
+        assert contract.endswith(".")
+        assert "\n" not in contract

@@ -28,7 +28,7 @@ class Engine(Protocol):
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer is the one that the engine was chosen for; there need not be one to evaluate."""
+        """The optimizer is the one that the engine was chosen for; who only evaluates needs none."""
 
     @property
     def processes(self) -> Processes:
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def own_replicas(self) -> list[int]:
-        """Of these replicas, this process must load the rows; a single process, of all."""
+        """The process loads the rows of these replicas; a single process loads those of all."""
 
     @property
     def is_split(self) -> bool:
@@ -60,7 +60,7 @@ class Engine(Protocol):
 
     @property
     def coupling_layers(self) -> Collection[keras.layers.Layer]:
-        """Inside of these layers, replicas that see their own rows alone talk to each other."""
+        """Inside of these layers, the replicas of a split engine talk to each other where `total` syncs."""
 
     @property
     def always_xla(self) -> bool:
@@ -68,7 +68,7 @@ class Engine(Protocol):
 
     @property
     def freezes_reads(self) -> bool:
-        """True if a variable that a function reads while it is traced is a constant of the program."""
+        """True if a variable that a function reads is a constant of the program."""
 
     @property
     def keeps_assigned(self) -> bool:
@@ -92,10 +92,10 @@ class Engine(Protocol):
         """The variables of the Keras metrics hold these values, and nothing was waited for."""
 
     def read_captured(self, variables: list, state: State) -> list:
-        """The newest values of variables that programs cannot read themselves, not to be spent with the state."""
+        """The newest values of variables that no program reads itself are returned; spending the state spares them."""
 
     def changed_outside(self, variables: list) -> list:
-        """Left out are only variables that hold what `write_variables` gave them."""
+        """Only variables that hold what `write_variables` gave them are left out."""
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """The parameters are as the last update left them; those `apart` need not be read as a whole."""
@@ -120,13 +120,13 @@ class Engine(Protocol):
     # ---- inside a program ----
 
     def traced(self, function: Callable) -> Callable:
-        """The results are the function's; if no replicas are split, it is traced once for each shape."""
+        """The results are the function's; unless replicas are split, its Python runs once for each shape."""
 
     def inlined(self, function: Callable) -> Callable:
         """The results are the traced function's, and its gradient may be taken anywhere."""
 
     def shapes(self, function: Callable, *arguments: Any) -> Tree:
-        """The shapes and dtypes of what the function would return; nothing is computed."""
+        """The shapes and dtypes are those of what the function would return; nothing is computed."""
 
     def frame(self) -> object:
         """One object stands for the function that is being traced, another for a loop's body in it."""
@@ -138,41 +138,41 @@ class Engine(Protocol):
         """Every leaf has these rows, in this order; row numbers are in range."""
 
     def lookup(self, table: Tensor, places: Tensor) -> Tensor:
-        """The rows of the table at these places; NaN for a place beyond the last."""
+        """The table's rows at these places are returned; NaN for a place beyond the last."""
 
     def batch(self, data: Tree, rows: Tensor) -> Tree:
-        """These rows, of which a replica gets its equal part; of sharded data, the rows are places in each share."""
+        """These rows are returned, to a replica its equal part; rows of sharded data are places in the shares."""
 
     def replica_slice(self, rows: Tensor) -> Tensor:
-        """Of a vector over the rows, in a replica the slice for the rows that `batch` returns; else all of it."""
+        """A replica gets its part's slice of a vector over the rows; outside, the vector stays whole."""
 
     def replica_start(self, size: int) -> Tensor | int:
-        """Of so many rows, in a replica the place of the first that `batch` returns; else 0."""
+        """A replica gets the place of the first row of its part, of so many; outside, it is 0."""
 
     def replica_params(self, params: list) -> list:
-        """In a replica its own values of the parameters; else the same values."""
+        """A replica gets its own values of the parameters; outside, they stay the same."""
 
     def total(
         self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
     ) -> tuple[Tree, Tree, Tree]:
-        """If split, replicas call (data, carried, given) -> (sums, carried, alike); sums and changes are added up."""
+        """If split, replicas run (data, carried, given) -> (sums, carried, alike); sums and changes are added up."""
 
     def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
-        """The gradients of params -> (scalar, auxiliary) are dense, zero where it depends on nothing; and auxiliary."""
+        """The gradients of params -> (scalar, auxiliary) are dense, and zero where the scalar depends on nothing."""
 
     def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
         """The carry goes through (carry, piece) -> carry, piece by piece in order; pieces are (num, ...)."""
 
     def repeat(self, function: Callable, num: Tensor, state: State, reports: Tensor) -> tuple[State, Tensor]:
-        """For i < num (i, state) -> (state, report) is called until a state is stopped; other reports stay."""
+        """For i < num, (i, state) -> (state, report) runs until a state is stopped; other reports stay."""
 
     # ---- the optimizer ----
 
     def loss_scale(self, state: State) -> Tensor:
-        """The loss is to be multiplied by what the optimizer says, 1 if it says nothing."""
+        """The scale is what the optimizer multiplies a loss by now; 1 if it scales none."""
 
     def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
-        """Where `ok`, it is `new` after Keras' own update of params and slots; else nothing differs from `state`."""
+        """Where `ok`, the result is `new` after Keras' own update of params and slots; else it is `state`."""
 
     def apply_to_rows(
         self,
@@ -184,7 +184,7 @@ class Engine(Protocol):
         touched: list[TableRows],
         twin: Optimizer,
     ) -> State:
-        """It is what `apply` makes of whole tables; of those touched, the twin updates only the rows looked up."""
+        """The result is that of `apply` on whole tables; of those touched, the twin updates only the rows looked up."""
 
     def is_finite(self, values: list) -> Tensor:
         """True if every number is finite; also if there is none."""
@@ -192,16 +192,16 @@ class Engine(Protocol):
     # ---- programs ----
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
-        """The program returns what the function does for such arguments; only if it `spends`, the first is lost."""
+        """The program returns what the function does for such arguments; only if it `spends` is the first lost."""
 
     def describe(self, program: Callable) -> str:
         """Where there are several ways to carry out a program, the words say which."""
 
     def memory(self, program: Callable) -> int | None:
-        """The bytes that a program needs beside arguments and results; None where nobody can tell."""
+        """A program needs so many bytes beside arguments and results; None where nobody can tell."""
 
     def device_bytes(self) -> int | None:
-        """The size of the device's own memory; None where it is the host's."""
+        """The device has so many bytes of its own memory; None where its memory is the host's."""
 
     def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
-        """True only of functions that are known to run slower inside of a compiled loop."""
+        """True only if the function is known to run slower inside of a compiled loop."""
