@@ -1,7 +1,6 @@
 """The sums of an update and of an epoch: what was minimised is what is reported. Nothing averages averages."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -59,7 +58,7 @@ class EpochSums:
         return numbers | {OWN + name: value for name, value in own.items()}
 
 
-def shown(numbers: dict[str, Any]) -> dict[str, Any]:
+def shown(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
     """Return of an epoch's numbers what a user sees: the model's own results if it makes any, else all."""
     own = {name.removeprefix(OWN): value for name, value in numbers.items() if name.startswith(OWN)}
     return own or numbers
@@ -78,7 +77,7 @@ class ReportLayout:
             [ops.reshape(ops.cast(v, next(iter(logs.values())).dtype), (-1,)) for v in logs.values()]
         )
 
-    def unpack(self, report: np.ndarray) -> dict[str, Any]:
+    def unpack(self, report: np.ndarray) -> dict[str, Tensor]:
         """Return the logs that a vector holds: floats, and arrays where a metric has several values."""
         logs, start = {}, 0
         for name, shape in self.shapes.items():

@@ -201,7 +201,7 @@ class JaxEngine:
         """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
         return self.frame() is frame and getattr(value, "_trace", frame) is frame
 
-    def shapes(self, function: Callable, *arguments: Any) -> Tree:
+    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""
         return jax.eval_shape(function, *arguments)
 
@@ -256,7 +256,7 @@ class JaxEngine:
         """Return these rows of a table; NaN for places beyond the last."""
         return table.at[places].get(mode="fill")
 
-    def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
+    def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
         return jax.grad(function, has_aux=True)(params)
 
@@ -361,7 +361,7 @@ class JaxEngine:
         stats = jax.local_devices()[0].memory_stats() or {}
         return stats.get("bytes_limit")
 
-    def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
+    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
         """Whether the function should not run inside a compiled loop.
 
         XLA on CPU runs convolutions several times slower inside a loop than outside (measured: 4x).

@@ -5,7 +5,7 @@ TensorFlow, but for `wholestep.processes.group`.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Protocol
 
 import keras
 import numpy as np
@@ -125,7 +125,7 @@ class Engine(Protocol):
     def inlined(self, function: Callable) -> Callable:
         """The results are the traced function's, and its gradient may be taken anywhere."""
 
-    def shapes(self, function: Callable, *arguments: Any) -> Tree:
+    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
         """The shapes and dtypes are those of what the function would return; nothing is computed."""
 
     def frame(self) -> object:
@@ -157,7 +157,7 @@ class Engine(Protocol):
     ) -> tuple[Tree, Tree, Tree]:
         """If split, replicas run (data, carried, given) -> (sums, carried, alike); sums and changes are added up."""
 
-    def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
+    def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
         """The gradients of params -> (scalar, auxiliary) are dense, and zero where the scalar depends on nothing."""
 
     def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
@@ -203,5 +203,5 @@ class Engine(Protocol):
     def device_bytes(self) -> int | None:
         """The device has so many bytes of its own memory; None where its memory is the host's."""
 
-    def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
+    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
         """True only if the function is known to run slower inside of a compiled loop."""

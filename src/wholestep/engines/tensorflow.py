@@ -3,7 +3,6 @@
 import copy
 import warnings
 from collections.abc import Callable, Collection
-from typing import Any
 
 import keras
 import numpy as np
@@ -163,7 +162,7 @@ class TensorflowEngine:
         scopes = tf.get_current_name_scope().split("/")
         return self.frame() is frame and not any(scope.startswith(_ONE_OF_SEVERAL) for scope in scopes)
 
-    def shapes(self, function: Callable, *arguments: Any) -> Tree:
+    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""
         traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
         return traced.get_concrete_function(*_specs(arguments)).structured_outputs
@@ -211,7 +210,7 @@ class TensorflowEngine:
         rows = tf.gather(table, tf.minimum(places, num - 1))
         return tf.where(places[:, None] < num, rows, tf.constant(float("nan"), rows.dtype))
 
-    def differentiate(self, function: Callable, params: list) -> tuple[list, Any]:
+    def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(params)
@@ -340,7 +339,7 @@ class TensorflowEngine:
         """Return the device's own memory; None where it is the host's."""
         return None
 
-    def loops_slowly(self, function: Callable, *arguments: Any) -> bool:
+    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
         """Whether the function should not run inside a compiled loop: nothing known here."""
         return False
 
