@@ -30,7 +30,7 @@ import wholestep as ws
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-BATCH_SIZE, SEED = 128, 7
+BATCH_SIZE, NUM_BLOCKS, SEED = 128, 8, 7
 
 
 class InInferenceMode(ws.Objective):
@@ -87,7 +87,7 @@ def network():
     layers = keras.layers
     inputs = keras.Input((32, 32, 3))
     x = layers.Conv2D(16, 4, 4)(layers.Rescaling(1 / 64, offset=-2)(inputs))
-    for _ in range(8):
+    for _ in range(NUM_BLOCKS):
         x = layers.add([x, block(block(x))])
     x = layers.Flatten()(layers.AveragePooling2D(4)(layers.BatchNormalization()(x)))
     model = keras.Model(inputs, layers.Dense(10)(x))

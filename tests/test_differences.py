@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from halves import half
 from keras import layers as L  # noqa: N812
 from keras import losses as K  # noqa: N812
 from keras import ops
@@ -196,7 +197,7 @@ def check(number: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:microbatch_size")
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", half(range(20)))
 def test_a_random_configuration(number):
     check(number)
 

@@ -27,6 +27,7 @@ class Owner:
 def hooks(monkeypatch):
     """What is to be called when the script ends."""
     gc.collect()  # the executors of other tests, which would take back hooks that are not known here
+    gc.freeze()  # and are not looked through again
     known = []
     monkeypatch.setattr(ending, "atexit", SimpleNamespace(register=known.append, unregister=known.remove))
     return known

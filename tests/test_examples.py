@@ -6,13 +6,9 @@ from pathlib import Path
 
 import keras
 import pytest
+from halves import on
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-def on(engine):
-    """Let a test run on one engine in the suite; the larger runs have it on both."""
-    return (lambda test: test) if keras.backend.backend() == engine else pytest.mark.large
 
 
 def load(name):
@@ -32,6 +28,7 @@ def run(name, monkeypatch, tmp_path, change=None):
 
 
 @pytest.mark.filterwarnings("default")
+@on("tensorflow")
 def test_accumulation(monkeypatch, tmp_path, capsys):
     shown = run("accumulation", monkeypatch, tmp_path)
     assert shown["accumulation"]["difference"] < 2e-5
@@ -43,7 +40,8 @@ def test_accumulation(monkeypatch, tmp_path, capsys):
 
 def fewer_images(module):
     images = module.images
-    module.images = lambda num_rows: images(num_rows // 4)
+    module.images = lambda num_rows: images(4 * module.BATCH_SIZE)
+    module.NUM_BLOCKS = 2
 
 
 @pytest.mark.filterwarnings("default")
@@ -76,7 +74,8 @@ def test_glove(monkeypatch, tmp_path):
 
 
 def fewer_dates(module):
-    module.QUICK = replace(module.QUICK, num_rows=700, num_warmup=20, epochs=1)
+    module.QUICK = replace(module.QUICK, num_rows=400, num_warmup=10, epochs=1)
+    module.WIDTH = 32
 
 
 @pytest.mark.filterwarnings("default")

@@ -22,6 +22,7 @@ from wholestep.processes import launch as launcher
 from wholestep.processes.single import SingleProcess
 
 HERE = Path(__file__).parent
+PATHS = f"{HERE / 'lean'}{os.pathsep}{HERE}"
 BOUND = 60.0  # seconds in which every run ends, whatever happens
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several processes need the JAX engine")
 
@@ -29,7 +30,7 @@ only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several 
 def launch(num, *arguments, patience=4, devices=1):
     """Return (exit code, output, seconds) of a run, which is killed if it does not end."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"  # the last one counts
-    environment = os.environ | {"WHOLESTEP_PATIENCE": str(patience), "PYTHONPATH": str(HERE), "XLA_FLAGS": flags}
+    environment = os.environ | {"WHOLESTEP_PATIENCE": str(patience), "PYTHONPATH": PATHS, "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", str(num), str(HERE / "processes.py"), *arguments]
     begin = time.monotonic()
     done = subprocess.run(
@@ -128,7 +129,7 @@ def test_no_thread_is_inside_the_store_when_a_process_ends():
 @only_jax
 @pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.large)])
 def test_an_interrupt_ends_all(sent):
-    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    environment = os.environ | {"PYTHONPATH": PATHS}
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 9"]
     launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert launched.stdout.readline()  # they are at work
@@ -147,7 +148,7 @@ def is_alive(pid):
 
 @only_jax
 def test_processes_end_with_their_launcher_however_it_ends():
-    environment = os.environ | {"PYTHONPATH": str(HERE), "WHOLESTEP_PATIENCE": "600"}
+    environment = os.environ | {"PYTHONPATH": PATHS, "WHOLESTEP_PATIENCE": "600"}
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 0"]
     launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     pids = [int(line.split()[2]) for line in itertools.islice(filter(lambda line: " pid " in line, launched.stdout), 2)]

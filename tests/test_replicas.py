@@ -1,6 +1,7 @@
 """However many replicas share the rows, zero bits differ; rows that see each other see those of all replicas."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -125,19 +127,33 @@ def assert_close(one, two, tolerance):
         np.testing.assert_allclose(two[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("loaded", [False, True], ids=["resident", "loaded"])
-@pytest.mark.parametrize("couples", [False, True], ids=["rows alone", "batch normalization"])
-def test_a_run_is_the_same_on_several_replicas(couples, loaded):
-    alone = run(None, couples=couples)
-    for replicas in (2, 3):
-        assert_close(alone, run(replicas, couples=couples, loaded=loaded), 2e-6 if JAX or not couples else 2e-5)
+@functools.cache
+def alone(couples=False):
+    """Return what a run on one device comes to."""
+    return run(None, couples=couples)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "couples", "loaded"),
+    [(2, False, False), (3, False, True), (3, True, False), (2, True, True)],
+    ids=["2 resident", "3 loaded", "3 resident, batch normalization", "2 loaded, batch normalization"],
+)
+def test_a_run_is_the_same_on_several_replicas(replicas, couples, loaded):
+    shared = run(replicas, couples=couples, loaded=loaded)
+    assert_close(alone(couples), shared, 2e-6 if JAX or not couples else 2e-5)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(("replicas", "couples", "loaded"), list(itertools.product((2, 3), *[[False, True]] * 2)))
+def test_a_run_is_the_same_on_several_replicas_in_all_cases(replicas, couples, loaded):
+    test_a_run_is_the_same_on_several_replicas(replicas, couples, loaded)
 
 
 UNTRAINED = {
-    "seeds of a recurrent layer": lambda: [keras.layers.Reshape((5, 1)), keras.layers.GRU(2)],
     "seeds of noise": lambda: [keras.layers.GaussianNoise(1e-9)],
     "statistics": lambda: [keras.layers.Normalization(mean=0.5, variance=2.0)],
-    "frozen kernels": lambda: [adapted(keras.layers.Dense(3))],
+    "frozen kernels": lambda: [adapted(keras.layers.Dense(5))],
+    "seeds of a recurrent layer": lambda: [keras.layers.Reshape((5, 1)), keras.layers.GRU(2)],
 }
 
 
@@ -147,15 +163,18 @@ def adapted(layer):
     return layer
 
 
-@pytest.mark.parametrize("name", UNTRAINED)
-def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(name):
+@pytest.mark.parametrize(
+    "names", [list(UNTRAINED), *(pytest.param([name], marks=pytest.mark.large) for name in UNTRAINED)], ids=str
+)
+def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(names):
     x, y = numbers()
 
     def weights(replicas, size):
         keras.utils.clear_session()
         keras.utils.set_random_seed(3)
         with spread_over(replicas):
-            model = keras.Sequential([keras.Input((5,)), *UNTRAINED[name](), keras.layers.Dense(1)])
+            layers = [layer for name in names for layer in UNTRAINED[name]()]
+            model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(1)])
             model.compile("sgd", "mse")
         ws.Trainer(model, microbatch_size=size, replicas=replicas).fit(x, y, batch_size=12, verbose=0)
         return snapshot(model)
@@ -258,9 +277,7 @@ def test_batches_of_another_size_every_step():
         losses = [step.loss for step in trainer.steps({"ids": b.astype("int32")} for b in batches)]
         return {"losses": losses} | snapshot(model)
 
-    alone = trained(None)
-    for replicas in (2, 3):
-        assert_close(alone, trained(replicas), 2e-6)
+    assert_close(trained(None), trained(3 if JAX else 2), 2e-6)
 
 
 class Next(ws.Objective):
@@ -292,11 +309,11 @@ def model_parallel():
 @only_jax
 @pytest.mark.parametrize("size", ["auto", 6])
 def test_sharded_parameters_are_updated_like_whole_ones(size):
-    alone = run(None)
     model, (x, y) = make(None, distribution=model_parallel()), numbers()
     trainer = ws.Trainer(model, microbatch_size=size, seed=1)
     trainer.fit(x, y, batch_size=16, epochs=2, verbose=0)
-    assert_close({k: alone[k] for k in snapshot(model)}, snapshot(model), 2e-6)
+    values = snapshot(model)
+    assert_close({k: alone()[k] for k in values}, values, 2e-6)
     sharded = [v.path for v in model.optimizer.variables if "model" in str(v.value.sharding.spec)]
     assert len(sharded) == 4  # Adam's two moments of the kernel and of the bias
     assert "Sharded, never gathered for the update: sequential/dense/kernel (None, 'model')" in trainer.explain()
@@ -305,9 +322,9 @@ def test_sharded_parameters_are_updated_like_whole_ones(size):
 
 @only_jax
 def test_data_parallel_is_honoured():
-    alone = run(None)
     three = keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:3])
-    assert_close(alone, run(None, distribution=three), 2e-6)
+    shared = run(None, distribution=three)
+    assert_close(alone(), shared, 2e-6)
     with pytest.raises(ws.SpecificationError, match=r"keras\.distribution"):
         run(2, distribution=three)
 
@@ -366,7 +383,7 @@ def test_the_variables_are_ordinary_ones_afterwards():
 
 
 def test_one_replica_is_one_device():
-    assert differing(run(None), run(1)) == []
+    assert differing(alone(), run(1)) == []
 
 
 # ---- what cannot be ----
@@ -452,8 +469,11 @@ def test_workers_of_tensorflow_are_told_what_to_use():
         workers = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
     configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(2)]
     command = [sys.executable, "-c", WORKER]
+    lean = os.environ | {
+        "PYTHONPATH": f"{Path(__file__).parent / 'lean'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    }
     started = [
-        subprocess.Popen(command, env=os.environ | {"TF_CONFIG": json.dumps(c)}, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env=lean | {"TF_CONFIG": json.dumps(c)}, stderr=subprocess.PIPE, text=True)
         for c in configs
     ]
     for worker in started:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from halves import on
 from keras import ops
 
 _PATH = Path(__file__).parent.parent / "examples" / "translate_dates.py"
@@ -98,7 +99,7 @@ def test_every_text_fits_in_the_longest_shape(example):
         assert characters.decode(row["target"][1:]) == pair[1]
 
 
-# ---- the masks ----
+# ---- the masks; on JAX each operation of each shape would be compiled ----
 
 
 def tokens(*shape):
@@ -115,6 +116,7 @@ def padded(row, length):
     return np.pad(row, [(0, 0), (0, length - row.shape[1])])
 
 
+@on("tensorflow")
 def test_padding_changes_no_loss(example, model):
     source, target = tokens(2, 6), tokens(2, 5)
     values, weights = losses(example, model, source, target)
@@ -124,6 +126,7 @@ def test_padding_changes_no_loss(example, model):
     np.testing.assert_allclose(more_values[:, :4], values, rtol=1e-4)
 
 
+@on("tensorflow")
 def test_no_place_sees_what_it_is_to_write(example, model):
     source, target = tokens(1, 6), tokens(1, 5)
     other = np.concatenate([target[:, :3], target[:, 3:] + 1], axis=1)
@@ -132,6 +135,7 @@ def test_no_place_sees_what_it_is_to_write(example, model):
     assert (ours[:, 3:] != theirs[:, 3:]).any()
 
 
+@on("tensorflow")
 def test_every_character_of_the_source_is_seen(example, model):
     source, target = tokens(1, 6), tokens(1, 5)
     before = losses(example, model, source, target)[0]
