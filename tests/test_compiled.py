@@ -170,7 +170,7 @@ def table_after_an_update(optimizer, how):
     return table.get_weights()[0]
 
 
-@pytest.mark.parametrize("name", [*SUMS_FIRST, *SUMS_LAST])
+@pytest.mark.parametrize("name", half([*SUMS_FIRST, *SUMS_LAST]))
 @pytest.mark.filterwarnings("ignore:run_eagerly has no effect")
 def test_gradients_of_equal_rows_are_summed_before_they_are_squared_or_clipped(name):
     make = (SUMS_FIRST | SUMS_LAST)[name]
@@ -181,8 +181,12 @@ def test_gradients_of_equal_rows_are_summed_before_they_are_squared_or_clipped(n
     assert differs or abs(theirs - ours).max() < 1e-6
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"])
+REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weighted"), half((r, (i + j) % 2 == 0) for i, r in enumerate(REDUCTIONS) for j in range(2))
+)
 def test_every_reduction(reduction, weighted):
     loss = K.MeanSquaredError(reduction=reduction)
     sgd = lambda: keras.optimizers.SGD(0.01)  # noqa: E731
@@ -427,7 +431,7 @@ def one_output_twice():
     return keras.Model(x, [y, y])
 
 
-@pytest.mark.parametrize("make", [Two, one_output_twice])
+@pytest.mark.parametrize("make", half([Two, one_output_twice]))
 def test_two_losses_of_one_name_both_count(make):
     """Keras' loss and weights; its History shows one of the two, ours both."""
     keras.utils.set_random_seed(2)
@@ -612,8 +616,11 @@ class Rows:
         return tuple(a[row] for a in self.arrays)
 
 
-@pytest.mark.parametrize("call", ["fit", "evaluate"])
-@pytest.mark.parametrize("label", [-1, 4, np.nan, 2.5])
+@pytest.mark.parametrize(
+    ("call", "label"),
+    half([("fit", -1), ("evaluate", -1), ("evaluate", 4), ("fit", 4), ("fit", np.nan), ("evaluate", np.nan)])
+    + half([("evaluate", 2.5), ("fit", 2.5)]),
+)
 def test_labels_that_are_no_classes_are_refused_before_anything_ran(call, label):
     model = classifier()
     before, labels = model.get_weights(), LABELS.astype("float32")

@@ -61,7 +61,7 @@ def as_wholes(monkeypatch):
     monkeypatch.setattr("wholestep.update.worth_it", lambda num, table: False)
 
 
-@pytest.mark.parametrize(("optimizer", "size"), list(zip(OPTIMIZERS, ["auto", 5, "auto", 5, "auto"], strict=True)))
+@pytest.mark.parametrize(("optimizer", "size"), half(zip(OPTIMIZERS, ["auto", "auto", 5, 5, "auto"], strict=True)))
 def test_no_bit_differs_between_rows_and_whole_tables(optimizer, size, monkeypatch):
     alone, trainer = updated(optimizer, size)
     assert "Of the 200 rows of 'words', the " in trainer.explain()
@@ -118,13 +118,15 @@ def test_gradients_that_are_not_summed_first_are_caught(monkeypatch):
 
 @pytest.mark.parametrize(
     ("optimizer", "why"),
-    [
-        (keras.optimizers.Adam, "only plain SGD and Adagrad are known to leave other rows alone, not Adam"),
-        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)), "alone, not LossScaleOptimizer"),
-        (lambda: keras.optimizers.SGD(0.5, momentum=0.5), "momentum moves rows"),
-        (lambda: keras.optimizers.SGD(0.5, weight_decay=0.5), "weight decay moves rows"),
-        (lambda: keras.optimizers.Adagrad(0.5, use_ema=True), "moving average"),
-    ],
+    half(
+        [
+            (keras.optimizers.Adam, "only plain SGD and Adagrad are known to leave other rows alone, not Adam"),
+            (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)), "alone, not LossScaleOptimizer"),
+            (lambda: keras.optimizers.SGD(0.5, momentum=0.5), "momentum moves rows"),
+            (lambda: keras.optimizers.SGD(0.5, weight_decay=0.5), "weight decay moves rows"),
+            (lambda: keras.optimizers.Adagrad(0.5, use_ema=True), "moving average"),
+        ]
+    ),
 )
 def test_an_optimizer_that_moves_other_rows_updates_them_all(optimizer, why):
     assert why in updated(optimizer())[1].explain()
@@ -137,12 +139,14 @@ class Scaled(L.Embedding):
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [
-        ({"embeddings_regularizer": "l2"}, "regularised as a whole"),
-        ({"embeddings_constraint": "non_neg"}, "constrained as a whole"),
-        ({"embedding": Scaled}, "more than look up"),
-        ({"size": 20}, "looks up 32 of its 20 rows"),
-    ],
+    half(
+        [
+            ({"embeddings_regularizer": "l2"}, "regularised as a whole"),
+            ({"embeddings_constraint": "non_neg"}, "constrained as a whole"),
+            ({"embedding": Scaled}, "more than look up"),
+            ({"size": 20}, "looks up 32 of its 20 rows"),
+        ]
+    ),
 )
 def test_a_table_that_is_needed_as_a_whole_is_updated_as_one(arguments, why, monkeypatch):
     if "size" in arguments:
@@ -283,14 +287,16 @@ def flat(dtype="int32"):
 
 @pytest.mark.parametrize(
     ("make", "ids", "size"),
-    [
-        (of_submodels, [FOCAL, np.abs(CONTEXT) // 2], 5),
-        (masking, np.stack([FOCAL + 1, FOCAL, np.zeros_like(FOCAL)], axis=1), 5),
-        (partial(flat, "int64"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("int64"), "auto"),
-        (partial(flat, "uint8"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("uint8"), 5),
-        (partial(flat, "float32"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("float32"), "auto"),
-        (flat, np.stack([FOCAL - 1, FOCAL - SIZE], axis=1), "auto"),
-    ],
+    half(
+        [
+            (of_submodels, [FOCAL, np.abs(CONTEXT) // 2], 5),
+            (masking, np.stack([FOCAL + 1, FOCAL, np.zeros_like(FOCAL)], axis=1), 5),
+            (partial(flat, "uint8"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("uint8"), 5),
+            (partial(flat, "int64"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("int64"), "auto"),
+            (flat, np.stack([FOCAL - 1, FOCAL - SIZE], axis=1), "auto"),
+            (partial(flat, "float32"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("float32"), "auto"),
+        ]
+    ),
 )
 def test_rows_of_any_lookup_are_those_of_the_whole_table(make, ids, size, monkeypatch):
     alone, trainer = trained(make, ids, optimizer="adagrad", microbatch_size=size)

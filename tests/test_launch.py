@@ -52,12 +52,12 @@ def test_no_bit_differs_between_processes(num):
 
     code, output, _ = launch(num, "cases")
     assert code == 0, output
-    alone, runs = processes.all_cases(many=num == 4), processes.whole_runs()
+    alone, runs, losses = processes.all_cases(many=num == 4), processes.whole_runs(), processes.losses_in_buckets()
     loaded = []
     for process in range(num):
         own = found(output, process)
         assert own["cases"] == alone
-        assert own["buckets"] == processes.losses_in_buckets()
+        assert own["buckets"] == losses
         np.testing.assert_allclose(own["runs"], runs, rtol=2e-6, atol=2e-6)
         loaded.append(own["loaded"])
     assert loaded == [64 // num] * num

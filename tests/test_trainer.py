@@ -1,10 +1,12 @@
 """The face: fit, a loop of one's own, update, evaluate, predict; and bad input, which changes nothing."""
 
+import itertools
 import warnings
 
 import keras
 import numpy as np
 import pytest
+from halves import half
 from small import ROWS, X, Y, model, same, values
 
 import wholestep as ws
@@ -358,8 +360,9 @@ def test_a_stream_left_early_goes_on_where_it_was_left():
     assert seen == list(range(8))
 
 
-@pytest.mark.parametrize("kind", ["resident", "stream", "last of a stream"])
-@pytest.mark.parametrize("how", ["fit", "steps"])
+@pytest.mark.parametrize(
+    ("how", "kind"), half(itertools.product(("fit", "steps"), ("resident", "stream", "last of a stream")))
+)
 def test_a_failed_update_is_the_next_one(how, kind):
     x, y = poisoned(9)[:12] if kind == "last of a stream" else poisoned(9), Y
     stream = ((x[i : i + 4], y[i : i + 4]) for i in range(0, len(x) - 3, 4))
