@@ -74,8 +74,10 @@ EXTRAS = {
     "weight decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.1),
     "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 3)),
-    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), dynamic_growth_steps=2),
-    "fixed loss scale": lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, global_clipnorm=0.01), dynamic_growth_steps=2
+    ),
+    "fixed loss scale": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.01, loss_scale_factor=8.0),
 }
 
 

@@ -184,8 +184,9 @@ def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(name
 
 
 @pytest.mark.filterwarnings("ignore:microbatch_size")
-def test_microbatches_that_mean_something_are_those_of_one_device():
-    assert_close(run(None, size=5, couples=True), run(FEW, size=5, couples=True), 2e-5)
+@pytest.mark.parametrize(("size", "replicas"), half([(8, 2), (5, FEW)]))
+def test_microbatches_that_mean_something_are_those_of_one_device(size, replicas):
+    assert_close(run(None, size=size, couples=True), run(replicas, size=size, couples=True), 2e-5)
 
 
 def test_float64():
