@@ -1,10 +1,12 @@
 """The main job: one table that shows the promise kept, and a picture."""
 
 import pytest
+from halves import on
 
 from wholestep import cli, demo
 
 
+@on("jax")
 def test_the_demo_shows_the_promise_kept(tmp_path, capsys):
     rows = demo.run(12, tmp_path)
     whole, *ours, keras_whole, keras_accumulated = rows

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from halves import on
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+@on("jax")
 def test_the_programs_run(capsys):
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
@@ -21,6 +23,7 @@ def test_the_programs_run(capsys):
     assert names["history"].history["loss"][-1] < names["history"].history["loss"][0]
 
 
+@on("tensorflow")
 def test_the_program_that_packs_runs():
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sequences.md").read_text(), re.S)
     names: dict = {}

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, integers, num_rows_of, one_update, snapshot
-from halves import half
+from halves import half, on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,6 +108,7 @@ def mean_of_means(epoch_sums, sums, once, weights=None):
     return EpochSums.honest_loss(epoch_sums, sums, once, own)
 
 
+@on("jax")
 @pytest.mark.parametrize("weighting", half(WEIGHTINGS))
 def test_a_mean_of_means_is_caught(weighting, monkeypatch):
     case = (weighting, "none", "sgd")
