@@ -10,6 +10,7 @@ _TASKS = {
     "first": "benchmarks.first",
     "imports": "benchmarks.imports",
     "memory": "benchmarks.memory",
+    "paths": "benchmarks.paths",
     "processes": "benchmarks.processes",
 }
 

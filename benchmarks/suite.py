@@ -57,6 +57,21 @@ _RAGGED = (
     Comparison(_BUCKETS, _EACH, dict.fromkeys(ENGINES, 2.0)),
     Comparison(_BUCKETS, _ALL, dict.fromkeys(ENGINES, 4.0)),
 )
+_PATHS = {  # how many times as fast as Keras, on jax and on tensorflow
+    "fit, arrays": (3.2, 12),
+    "fit, validation_data": (3, 10),
+    "fit, a callback reads every batch's logs": (1.5, 6),
+    "fit, a callback reads the weights every 50 batches": (1.2, 6),
+    "fit, a PyDataset": (1.3, 2.5),
+    "fit, a generator": (1.3, 2.5),
+    "fit, tf.data": (1.3, 2.5),
+    "steps(), beside fit": (2, 6),
+    "steps(), every loss read, beside fit": (1.2, 4),
+    "update(), beside train_on_batch": (3, 3),
+    "evaluate": (4, 10),
+    "predict, batch 60": (2, 6),
+    "predict, batch 1024": (1.2, 5),
+}
 _NAMES, _ONE = {1: "1 process", 2: "2 processes"}, "wholestep, one replica"
 _RAGGED_FIRST = (Comparison(_BUCKETS, _EACH, {}), Comparison(_BUCKETS, _ALL, {}))
 
@@ -139,6 +154,16 @@ def _replica(engine: str, quick: bool) -> list[Row]:
     return rows
 
 
+def _paths(engine: str, quick: bool) -> list[Row]:
+    """What people call, one update at a time or many, beside the same in Keras."""
+    found = children.measure("paths", engine, rounds=1 if quick else 2 * _ROUNDS, quick=quick)
+    rows = []
+    for name, times in found.items():
+        bars = dict(zip(ENGINES, _PATHS[name], strict=True))
+        rows += _compare(f"P, {name}, us/batch", engine, times, (Comparison("wholestep", "Keras", bars),))
+    return rows
+
+
 def _in_turns(rounds: int, contestants: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -161,6 +186,7 @@ _MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
     "D'": _ragged,
     "first": _first,
     "import": _import,
+    "paths": _paths,
     "memory": _memory,
     "replica": _replica,
     "processes": _processes,

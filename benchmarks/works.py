@@ -95,6 +95,10 @@ def _mlp(x: Any) -> Any:
     return layers.Dense(NUM_CLASSES)(x)
 
 
+def _perceptron(x: Any) -> Any:
+    return layers.Dense(NUM_CLASSES)(layers.Dense(128, activation="relu")(x))
+
+
 def _cnn(x: Any) -> Any:
     for num_filters in (32, 64):
         x = layers.Conv2D(num_filters, 3, activation="relu")(x)
@@ -145,5 +149,6 @@ WORKS = {
     "C": Pairs(num_words=20_000, batch_size=1024, num_rows=1024 * 1024, quick_rows=1024 * 20),
     "D": Language(4000, width=128, num_layers=2, length=64, batch_size=32, num_rows=32 * 12, quick_rows=32 * 2),
     "E": Work(_residual, (32, 32, 3), _momentum, batch_size=128, num_rows=128 * 20, quick_rows=128 * 3),
+    "P": Work(_perceptron, (64,), _ADAM, batch_size=60, num_rows=12_000, quick_rows=600),
     "wide": Work(_wide, (256,), _ADAM, batch_size=16_000, num_rows=32_000, quick_rows=16_000),
 }

@@ -8,7 +8,7 @@ from small import X, Y, model
 
 import wholestep as ws
 from wholestep.compilations import Compilations
-from wholestep.data.feed import Block
+from wholestep.data.block import Batch
 
 
 class Timer:
@@ -33,23 +33,24 @@ class Timer:
         self.log.append("join")
 
 
-def block(length, rows=4, *, is_ready=True):
-    ids = [None] if is_ready else [np.arange(rows)]
-    batch = (np.zeros((rows, length), "float32"), np.zeros((rows,), "int32"))
-    numbers = np.arange(rows, dtype=np.int32)[None]
-    return Block(batch, batch, False, numbers, np.array([rows]), rows, ids, None, (0, 0), (0, 1))
+def batch(length, rows=4, *, is_ready=True):
+    ids = None if is_ready else np.arange(rows)
+    host = (np.zeros((rows, length), "float32"), np.zeros((rows,), "int32"))
+    return Batch(host, None, np.arange(rows, dtype=np.int32), rows, ids, None, (0, 0), (0, 1))
 
 
-def see(compilations, *blocks, num_shapes=0):
+def see(compilations, *batches, num_shapes=0):
     known = set()
-    for each in blocks:
-        with compilations.watched(each, is_new=each.host[0].shape not in known, num_shapes=num_shapes):
-            known.add(each.host[0].shape)
+    for each in batches:
+        compilations.num_batches += 1
+        if each.host[0].shape not in known:
+            with compilations.watched(each, num_shapes):
+                known.add(each.host[0].shape)
 
 
 def test_a_line_is_told_where_compiling_takes_long():
     log, told = [], []
-    see(Compilations(Timer(log, True), told.append), block(7), block(7), block(9), num_shapes=7)
+    see(Compilations(Timer(log, True), told.append), batch(7), batch(7), batch(9), num_shapes=7)
     assert told == [
         "wholestep: compiling shape 1 of 7 (batch[0] (4, 7), batch[1] (4,)), for more than 2 seconds so far",
         "wholestep: compiling shape 2 of 7 (batch[0] (4, 9), batch[1] (4,)), for more than 2 seconds so far",
@@ -59,23 +60,23 @@ def test_a_line_is_told_where_compiling_takes_long():
 
 def test_nothing_is_told_where_it_is_quick_or_quiet():
     told = []
-    see(Compilations(Timer([], False), told.append), block(7))
+    see(Compilations(Timer([], False), told.append), batch(7))
     quiet = Compilations(Timer([], True), told.append)
     quiet.is_quiet = True
-    see(quiet, block(7))
+    see(quiet, batch(7))
     assert told == []
 
 
 def test_the_number_of_shapes_is_told_only_if_it_is_known():
     told = []
-    see(Compilations(Timer([], True), told.append), block(7))
+    see(Compilations(Timer([], True), told.append), batch(7))
     assert "shape 1 (" in told[0]
 
 
 def test_ever_new_shapes_are_warned_of_once_by_name():
     compilations = Compilations(Timer([], False))
     with pytest.warns(UserWarning, match=r"5 shapes in 6 batches: batch\[0\] \(4, 1\), .*\(4, 5\)\. Try: pad") as seen:
-        see(compilations, *[block(length) for length in (1, 1, 2, 3, 4, 5, 6, 7)])
+        see(compilations, *[batch(length) for length in (1, 1, 2, 3, 4, 5, 6, 7)])
     assert len(seen) == 1
     assert "tokens=" in str(seen[0].message)
     assert "batch[1]" not in str(seen[0].message)
@@ -84,8 +85,8 @@ def test_ever_new_shapes_are_warned_of_once_by_name():
 def test_a_few_shapes_that_come_again_and_those_of_a_plan_are_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        see(Compilations(Timer([], False)), *[block(length) for length in [1, 2, 3, 4] * 3 + [5, 6]])
-        see(Compilations(Timer([], False)), *[block(length, is_ready=False) for length in range(1, 9)])
+        see(Compilations(Timer([], False)), *[batch(length) for length in [1, 2, 3, 4] * 3 + [5, 6]])
+        see(Compilations(Timer([], False)), *[batch(length, is_ready=False) for length in range(1, 9)])
 
 
 @pytest.mark.parametrize("how", ["fit", "evaluate"])

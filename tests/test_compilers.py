@@ -113,7 +113,7 @@ def test_axes_that_a_gradient_needs_are_constants_where_it_is_taken():
     (program,) = trainer._executor.planner.programs.values()
     assert program.how == "XLA compiles it."
     inverted = 0
-    for function in program.call.graph.as_graph_def().library.function:
+    for function in program.call.traced.graph.as_graph_def().library.function:
         kinds = {node.name: node.op for node in function.node_def}
         for node in function.node_def:
             if node.op == "InvertPermutation":

@@ -10,6 +10,7 @@ from small import X, Y, model
 
 import wholestep as ws
 from wholestep import ending
+from wholestep.run import Run
 
 BAD = np.full_like(X, np.nan)
 
@@ -18,7 +19,7 @@ class Owner:
     def __init__(self, error=None):
         self.error = error
 
-    def settle(self):
+    def settle(self, run):
         if self.error is not None:
             raise self.error
 
@@ -77,7 +78,7 @@ def test_a_trainer_that_is_gone_is_told_of_and_not_kept_alive(hooks, capsys, on_
 @pytest.mark.parametrize(("last", "told"), [(None, ""), (report(1), ""), (report(0), "Update 3 must"), ("?", "")])
 def test_an_owner_that_is_gone_is_told_of_once(hooks, capsys, last, told):
     owner = Owner()
-    ending.Ending(owner).last = None if last is None else (3, last)
+    ending.Ending(owner, Run()).last = None if last is None else (3, last)
     del owner
     gc.collect()
     assert hooks == []
@@ -88,7 +89,7 @@ def test_an_owner_that_is_gone_is_told_of_once(hooks, capsys, last, told):
 
 def test_a_forked_process_and_a_closed_stream_are_silent(hooks, capsys, monkeypatch):
     owner = Owner(ws.NonFiniteError("Update 3 must", 3))
-    ending.Ending(owner).last = (3, report(0))
+    ending.Ending(owner, Run()).last = (3, report(0))
     (hook,) = hooks
     monkeypatch.setattr(ending.os, "getpid", lambda: -1)
     hook()

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from halves import half
+from small import X, Y, model
 
 import wholestep as ws
 from wholestep.interrupts import Terminated, end_when_terminated, uninterrupted
@@ -64,13 +65,50 @@ class Items:
         return self.rows[i], self.rows[i][:1]
 
 
+def test_an_interrupt_inside_of_a_generator_does_not_end_the_generator():
+    made, drawn, again = model(), [], []
+
+    def stream():
+        for i in range(8):
+            drawn.append(i)
+            if i == 3:
+                signal.raise_signal(signal.SIGINT)
+            yield X, Y
+
+    trainer, data = ws.Trainer(made), ws.Batches(stream())
+    with pytest.raises(KeyboardInterrupt):
+        again.extend(step.batch for step in trainer.steps(data))
+    again.extend(step.batch for step in trainer.steps(data))
+    assert drawn == again == list(range(8))
+
+
+def test_a_second_interrupt_need_not_wait():
+    seen = []
+
+    def look():
+        with uninterrupted(twice=False):
+            signal.raise_signal(signal.SIGINT)
+            seen.append("held")
+            signal.raise_signal(signal.SIGINT)
+            seen.append("too late")
+
+    with pytest.raises(KeyboardInterrupt):
+        look()
+    assert seen == ["held"]
+
+
+def intercept(patch, changed):
+    """Let the planner give every program as `changed` makes it."""
+    program, known = Planner.program, Planner.known
+    patch.setattr(Planner, "program", lambda *given: changed(program(*given)))
+    patch.setattr(Planner, "known", lambda *given: None if (found := known(*given)) is None else changed(found))
+
+
 def interrupted_at(call, when, monkeypatch):
     """Interrupt at the third dispatch, before or after its program; return what `when` says of the program's call."""
-    known, calls = Planner.program, []
+    calls = []
 
-    def program(self, *arguments, **options):
-        found = known(self, *arguments, **options)
-
+    def with_interrupts(found):
         def interrupting(*values):
             calls.append(values)
             if when == "before" and len(calls) == 3:
@@ -85,7 +123,7 @@ def interrupted_at(call, when, monkeypatch):
         return replace(found, call=interrupting)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Planner, "program", program)
+        intercept(patch, with_interrupts)
         with pytest.raises(KeyboardInterrupt):
             call()
 

@@ -7,6 +7,7 @@ from wholestep.errors import BatchError, NonFiniteError, PeerError, Specificatio
 
 if TYPE_CHECKING:
     from wholestep.data.batches import Batches
+    from wholestep.loop import Step
     from wholestep.objective import Objective
     from wholestep.terms import Mean, Sum
     from wholestep.trainer import Trainer
@@ -21,12 +22,20 @@ __all__ = [
     "Objective",
     "PeerError",
     "SpecificationError",
+    "Step",
     "Sum",
     "Trainer",
     "WholestepError",
 ]
 
-_HOMES = {"Batches": "data.batches", "Mean": "terms", "Sum": "terms", "Objective": "objective", "Trainer": "trainer"}
+_HOMES = {
+    "Batches": "data.batches",
+    "Mean": "terms",
+    "Objective": "objective",
+    "Step": "loop",
+    "Sum": "terms",
+    "Trainer": "trainer",
+}
 
 
 def __getattr__(name: str) -> Any:

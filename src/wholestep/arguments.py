@@ -241,3 +241,25 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def check_trains(model: keras.Model) -> None:
+    """Refuse to train a model that has no optimizer."""
+    if getattr(model, "optimizer", None) is None:
+        must = "Training needs an optimizer."
+        raise SpecificationError(message(must, "none", "pass Trainer(..., optimizer=...), or compile the model."))
+
+
+def check_predicts(model: keras.Model) -> None:
+    """Refuse to predict with a model that has a way of its own."""
+    if type(model).predict_step is not keras.Model.predict_step:
+        must = "The model must not override `predict_step`."
+        attempt = "delete it if it only calls the model; else call model.predict itself: the weights are in it."
+        raise SpecificationError(message(must, type(model).__name__, attempt))
+
+
+def check_weighting(class_weight: Any, sample_weight: Any) -> None:
+    """Refuse two kinds of weights at once."""
+    if class_weight is not None and sample_weight is not None:
+        must = "class_weight and sample_weight cannot both be given."
+        raise SpecificationError(message(must, "both", "multiply them into sample_weight."))

@@ -118,6 +118,12 @@ class CallbackRunner:
         return any(_overrides(c, hook) for c in self.callbacks.callbacks for hook in hooks)
 
     @property
+    def has_predict_hooks(self) -> bool:
+        """Whether anybody looks at the outputs of every batch of a prediction."""
+        hooks = ("on_predict_batch_begin", "on_predict_batch_end")
+        return any(_overrides(c, hook) for c in self.callbacks.callbacks for hook in hooks)
+
+    @property
     def stops(self) -> bool:
         """Whether a callback asked to stop."""
         return bool(self.model.stop_training)

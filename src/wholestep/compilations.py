@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from wholestep import tree
-from wholestep.data.feed import Block
+from wholestep.data.block import Batch
 from wholestep.errors import message
 
 _LONG = 2.0  # seconds
@@ -21,7 +21,7 @@ def _print(line: str) -> None:
 
 
 class Compilations:
-    """The shapes that programs were compiled for.
+    """The shapes that programs were compiled for. `num_batches` counts the batches that asked for a program.
 
     Args:
         timer: makes the thread that calls a function in so many seconds, as `threading.Timer` does.
@@ -31,27 +31,23 @@ class Compilations:
 
     def __init__(self, timer: Callable = threading.Timer, tell: Callable[[str], None] = _print):
         self.is_quiet = False
+        self.num_batches = 0
         self._timer = timer
         self._tell = tell
         self._shapes: list[Shape] = []
-        self._num_blocks = 0
         self._has_warned = False
 
     @contextmanager
-    def watched(self, block: Block, *, is_new: bool, num_shapes: int = 0) -> Iterator[None]:
-        """Find the program for a block in here; if it `is_new`, finding it means compiling it.
+    def watched(self, batch: Batch, num_shapes: int = 0) -> Iterator[None]:
+        """Compile the program for a batch in here.
 
         Args:
             num_shapes: how many shapes there are in all; 0 if nobody knows.
         """
-        self._num_blocks += 1
-        if not is_new:
-            yield
-            return
-        shape = _shape_of(block)
+        shape = _shape_of(batch)
         if shape not in self._shapes:
             self._shapes.append(shape)
-        if block.ids[0] is None:
+        if batch.ids is None and not batch.is_resident:
             self._warn_of_many()
         number = self._shapes.index(shape) + 1
         of = f" of {num_shapes}" if number <= num_shapes else ""
@@ -69,20 +65,20 @@ class Compilations:
     def _warn_of_many(self) -> None:
         """Warn of ready-made batches whose shapes keep being new; a few that come again and again are the way out."""
         num = len(self._shapes)
-        if self._has_warned or num < _MANY or 2 * num < self._num_blocks:
+        if self._has_warned or num < _MANY or 2 * num < self.num_batches:
             return
         self._has_warned = True
         told = message(
             "Batches should come in a few shapes: each new one compiles a program anew, for seconds.",
-            f"{num} shapes in {self._num_blocks} batches: {_differing(self._shapes)}",
+            f"{num} shapes in {self.num_batches} batches: {_differing(self._shapes)}",
             "pad them to a few lengths and numbers of rows, or give the rows to Batches(rows, tokens=..., length=...).",
         )
         warnings.warn(told, UserWarning, stacklevel=2)
 
 
-def _shape_of(block: Block) -> Shape:
-    rows = block.rows.shape[1]
-    return tuple((name, (rows, *map(int, leaf.shape[1:]))) for name, leaf in tree.named_leaves(block.host))
+def _shape_of(batch: Batch) -> Shape:
+    rows = batch.num_rows
+    return tuple((name, (rows, *map(int, leaf.shape[1:]))) for name, leaf in tree.named_leaves(batch.host))
 
 
 def _differing(shapes: list[Shape]) -> str:

@@ -142,6 +142,12 @@ def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
     return {"loss": model._loss_tracker, **dict(zip(_distinct([m.name for m in losses]), losses, strict=True))}
 
 
+def resets_on_the_host(metric: keras.metrics.Metric) -> bool:
+    """Whether a metric has a `reset_state` of its own, which may do anything; so may a metric in it."""
+    own = type(metric).reset_state.__module__.split(".")[0] != "keras"
+    return own or any(map(resets_on_the_host, getattr(metric, "metrics", ())))
+
+
 def tracked(model: keras.Model, numbers: dict[str, Tensor | float]) -> list[tuple[keras.Variable, Tensor | float]]:
     """Return the variables of the loss trackers, and what they hold where these are the numbers of an epoch."""
     found = [(tracker, numbers[name]) for name, tracker in loss_trackers(model).items() if name in numbers]
@@ -195,9 +201,12 @@ def check_labels(ranges: list[LabelRange], batch: Tree, numbers: np.ndarray | No
     Raises:
         BatchError: as said, naming the first row.
     """
-    labels = tree.named_leaves(unpack(batch)[1], "y")
+    leaves = tree.leaves(unpack(batch)[1]) if ranges else []
     for place, num_classes, ignored in ranges:
-        label, values = labels[place]
+        values = leaves[place]
+        if values.dtype.kind in "iu" and values.min() >= 0 and values.max() < num_classes:
+            continue
+        label, _ = tree.named_leaves(unpack(batch)[1], "y")[place]
         good = (values >= 0) & (values < num_classes)
         good = good if values.dtype.kind != "f" else good & (values == np.floor(values))
         good = good if ignored is None else good | (values == ignored)

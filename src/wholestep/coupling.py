@@ -17,7 +17,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.compiled import layers
-from wholestep.data.feed import Block
+from wholestep.data.block import Batch
 from wholestep.engines.protocol import Engine
 from wholestep.forward import Forward, Rows
 from wholestep.state import State
@@ -85,16 +85,16 @@ class Coupling:
         return " ".join(sentence for sentence, holds in sentences.items() if holds)
 
 
-def probe(engine: Engine, forward: Forward, state: State, block: Block) -> Coupling:
-    """Run the objective on a few rows of a block's first update and see what depends on what."""
-    num_rows = block.rows.shape[1]
+def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupling:
+    """Run the objective on a few rows of an update and see what depends on what."""
+    num_rows = batch.num_rows
     if any(getattr(layer, "stateful", False) for layer in layers(forward.model)):
         return Coupling(keeps=True)
     if num_rows < 2:
         return Coupling(unknown=True)
     size = min(_ROWS, num_rows)
     spread = np.linspace(0, num_rows - 1, min(2 * size, num_rows)).astype(int)
-    few = engine.fetch(engine.place(block.some(0, spread)))
+    few = engine.fetch(engine.place(batch.some(spread)))
     run, first = _runner(engine, forward, state), _rows(few, np.arange(size))
     one, moved = run(first), partial(_moved, compute_dtype=_compute_dtype(forward.model))
     other = _rows(few, np.resize(np.append(np.arange(size, len(spread)), 0), size))
@@ -112,9 +112,9 @@ def probe(engine: Engine, forward: Forward, state: State, block: Block) -> Coupl
     return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()))
 
 
-def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, block: Block) -> bool:
+def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether rows of weight 0 add nothing to the metrics: found out by trying."""
-    few = engine.place(block.some(0, np.arange(_ROWS) % block.rows.shape[1]))
+    few = engine.place(batch.some(np.arange(_ROWS) % batch.num_rows))
 
     def both(state: State, batch: Tree) -> tuple[list, list]:
         return forward.padded(engine.params(state), state.buffers, state.metrics, batch, _ROWS // 2)
@@ -123,10 +123,10 @@ def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, block
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(alone, among, strict=True))
 
 
-def metrics_are_additive(engine: Engine, forward: Forward, state: State, block: Block) -> bool:
+def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether the metrics' states are sums over rows: found out by trying."""
     size = _ROWS // 2
-    parts = [engine.place(block.some(0, (np.arange(size) + i) % block.rows.shape[1])) for i in (0, size)]
+    parts = [engine.place(batch.some((np.arange(size) + i) % batch.num_rows)) for i in (0, size)]
 
     def after(state: State, parts: list) -> tuple[list, list]:
         def update(metrics: list, batch: Tree) -> list:

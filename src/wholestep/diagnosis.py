@@ -1,10 +1,60 @@
-"""Whether what an update starts from is finite: if not, no row is to blame."""
+"""Why an update was not applied: which rows and terms were not finite, or what was not before any row was seen."""
 
 import keras
+import numpy as np
 
+from wholestep import tree
+from wholestep.embeddings import Lookups
 from wholestep.engines.protocol import Engine
+from wholestep.errors import NonFiniteError, message
+from wholestep.report import Report
 from wholestep.state import State, Variables
-from wholestep.tree import Tensor
+from wholestep.terms import Mean
+from wholestep.tree import Tensor, Tree
+from wholestep.update import Update
+
+
+def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteError:
+    """Return the error that says why update i of a dispatch was not applied.
+
+    Args:
+        state: the one before it.
+    """
+    engine, forward, block, number = update.engine, update.forward, report.block, report.first + i
+    names, cut = block.names(i), block.program.cut
+    count = len(names)
+
+    def by_row(state: State, data: Tree, rows: Tensor) -> tuple:
+        pieces = [engine.batch(data, rows[start : start + size]) for start, size in cut.pieces]
+        batch = tree.map_leaves(lambda *leaves: keras.ops.concatenate(leaves)[:count], *pieces)
+        lookups = Lookups(update.tables, engine)
+        found = forward.rows(engine.params(state), state.buffers, state.metrics, batch, lookups=lookups)
+        return found, look(engine, forward.variables, state)
+
+    arguments = (state, block.data, engine.place(block.table.rows[block.first + i]))
+    found, before = engine.fetch(engine.compile(by_row, arguments, spends=False)(*arguments))
+    reasons, bad = [], np.zeros((0,), int)
+    for label, (values, weights) in found.values.items():
+        rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == count else np.zeros((0,), int)
+        bad = np.union1d(bad, rows_of_term)
+        name = f"term {label!r}" if label else "the loss"
+        if rows_of_term.size:
+            reasons.append(f"{name} is not finite in rows {_few(_numbers(names, rows_of_term))}")
+        elif forward.facts[label].kind is Mean and np.sum(weights) == 0:
+            reasons.append(f"the weights of {name} sum to zero")
+    reasons = reasons or ["the gradient is not finite, though every row's loss is"]
+    attempt = 'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").'
+    if paths := unsound(forward.variables, before, are_rows_left=bad.size < count):
+        verb = "is" if len(paths) == 1 else "are"
+        reasons, bad = [f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"], bad[:0]
+        attempt = "look at what set the weights before: a file, an assignment, a learning rate that is too high."
+    told = message(
+        f"Update {number} must have a finite loss and gradient. It was not applied; the weights are those after "
+        f"update {number - 1}.",
+        "; ".join(reasons),
+        attempt,
+    )
+    return NonFiniteError(told, number, tuple(_numbers(names, bad.astype(int))))
 
 
 def look(engine: Engine, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
@@ -28,3 +78,13 @@ def unsound(variables: Variables, found: list[tuple], *, are_rows_left: bool) ->
 
 def _floating(variables: Variables, buffers: list) -> list:
     return [buffer for buffer, is_float in zip(buffers, variables.floats, strict=True) if is_float]
+
+
+def _numbers(names: np.ndarray, places: np.ndarray) -> list[int]:
+    """Return the numbers of the user's rows at these places of an update; a packed row is several of them."""
+    return [int(row) for place in places for row in np.atleast_1d(names[place])]
+
+
+def _few(names: list) -> str:
+    shown = ", ".join(str(name) for name in names[:8])
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -10,13 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from wholestep.errors import message
+from wholestep.run import Run
 from wholestep.tree import Tensor
 
 
 class Owner(Protocol):
     """Who knows of a last update whether it was applied."""
 
-    def settle(self) -> None:
+    def settle(self, run: Run) -> None:
         """An error is raised if the last update was not applied, and nobody has asked."""
 
 
@@ -26,13 +27,13 @@ class Ending:
     Holds its owner weakly, and of the update some numbers on the device: it keeps no model alive. Never raises.
 
     Args:
-        owner: whose `settle()` raises the error that is to be told.
+        owner: whose `settle(run)` raises the error that is to be told.
     """
 
-    def __init__(self, owner: Owner):
-        self.last: tuple[int, Tensor] | None = (
-            None  # the update's number, and its report: 1 at the end if it was applied
-        )
+    def __init__(self, owner: Owner, run: Run):
+        # The update's number, and its report: 1 at the end if it was applied.
+        self.last: tuple[int, Tensor] | None = None
+        self._run = run
         self._owner = weakref.ref(owner, self._leave)
         self._process = os.getpid()
         atexit.register(self._end)
@@ -44,7 +45,7 @@ class Ending:
             return
         with contextlib.suppress(Exception):
             try:
-                owner.settle()
+                owner.settle(self._run)
             except Exception as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
 

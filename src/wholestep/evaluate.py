@@ -1,6 +1,7 @@
-"""The same line without an update; prediction beside it."""
+"""The same line without an update: the sums of a data set, and the predictions of a model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,131 +13,166 @@ from wholestep import tree
 from wholestep.compilations import Compilations
 from wholestep.compiled import unpack
 from wholestep.cut import Cut
-from wholestep.data.feed import Block, stage
+from wholestep.data.batches import Batches
+from wholestep.data.block import Batch, Block, stage
+from wholestep.data.feed import Feed
+from wholestep.engines.protocol import Engine
 from wholestep.forward import Forward
 from wholestep.interrupts import uninterrupted
 from wholestep.misfit import named
+from wholestep.plan import MOST_UPDATES, Program
+from wholestep.repeat import NONE, several, span
+from wholestep.run import Run, updates
 from wholestep.state import State
 from wholestep.sums import EpochSums
+from wholestep.tree import Tensor, Tree
 
-Tree = Any
+_MOST_BYTES = 64 << 20  # of outputs in one dispatch
+
+Step = Callable[[State, State, Any, Any], tuple[State, Tree]]
 
 
 class Evaluation:
-    """The sums of a data set, and the predictions of a model, in evaluation mode. Every batch keeps its own shape."""
+    """The programs that look at batches in evaluation mode. Every batch keeps its own shape.
 
-    def __init__(self, engine: Any, forward: Forward):
+    A program takes the state in two parts: what it moves, which is spent, and the rest.
+    """
+
+    def __init__(self, engine: Engine, forward: Forward):
         self.engine = engine
         self.forward = forward
         self.epoch_sums = EpochSums(forward)
-        self._sums = engine.traced(forward.sums)
-        self._programs: dict = {}
         self.compilations = Compilations()
+        self._sums = engine.traced(forward.sums)
+        self._programs: dict[tuple, Program] = {}
 
-    def begin(self, state: State, block: Block) -> State:
-        """Return the state that an evaluation starts from: the metrics and sums of no batch."""
-        if not self.forward.is_traced:
-            data, rows = self._arranged(block)
-            trace = partial(self.engine.shapes, lambda s, d, r: self._outcome(s, s.metrics, d, r))
-            with named(block):
-                state = self.forward.learn(self.engine, state, lambda s: trace(s, data, rows))
-        return state._replace(sums=self.engine.place(self.epoch_sums.empty()), stopped=[], scratch=[])
-
-    def add(self, state: State, block: Block) -> tuple[State, Any]:
-        """Add one batch. Spends the state; returns the new one and its logs, packed."""
-        state, program, arguments = self._prepared("add", self._add, self._to_add, state, block)
-        with self.engine.processes.dispatching("evaluating"), uninterrupted():
-            (metrics, sums, buffers), report = program(*arguments)
-            state = self._given(state._replace(metrics=metrics, sums=sums), buffers)
-        return state, report
-
-    def _to_add(self, state: State) -> tuple[tuple, State]:
-        """Return what a batch spends of the state, and the rest."""
-        moves = self.forward.moves_buffers
-        spent = state.metrics, state.sums, state.buffers if moves else []
-        return spent, state._replace(metrics=[], sums=[], buffers=[] if moves else state.buffers)
-
-    def _to_predict(self, state: State) -> tuple[list, State]:
-        return (state.buffers, state._replace(buffers=[])) if self.forward.moves_buffers else ([], state)
-
-    def _given(self, state: State, buffers: list) -> State:
-        """Return the state with the buffers that a forward pass has moved, which the Keras variables hold as well."""
-        if self.forward.moves_buffers:
-            state = state._replace(buffers=buffers)
-            self.engine.write_variables(self.forward.variables, state)
-        return state
-
-    def logs(self, report: Any) -> dict[str, Any]:
-        """Return the logs of a report. Waits for the device."""
-        return self.epoch_sums.layout.unpack(self.engine.fetch(report))
-
-    def predict(self, state: State, block: Block, is_whole: bool) -> tuple[State, Tree]:
-        """Return the state, which is spent, and the outputs for these rows on the device.
+    def plan(self, run: Run, batches: Batches, *, predicts: bool = False, is_whole: bool = False) -> Callable:
+        """Return what finds the program for each batch of these.
 
         Args:
+            predicts: whether a program returns the model's outputs, and not the numbers of an evaluation.
             is_whole: whether a batch is (x, y, ...), of which the first part is the input.
         """
-        if is_whole:
-            parts = [part if part is None else unpack(part)[0] for part in (block.data, block.host)]
-            block = block._replace(data=parts[0], host=parts[1])
-        state, program, arguments = self._prepared("predict", self._predict, self._to_predict, state, block)
-        with self.engine.processes.dispatching("predicting"), uninterrupted():
-            buffers, outputs = program(*arguments)
-            state = self._given(state, buffers)
-        return state, outputs
+        most = len(batches) if batches.arrays is not None and not batches.shapes else 1
+        kind = ("predict", is_whole) if predicts else ("evaluate",)
+        return partial(self._program, run, kind, most, len(batches.shapes))
 
-    def _arranged(self, block: Block) -> tuple[Any, Any]:
-        num_rows = block.rows.shape[1]
-        data, rows = stage(self.engine, block, Cut(((1, num_rows),), num_rows))
-        return data, self.engine.place(rows[0])
+    def send(self, run: Run, feed: Feed, block: Block) -> tuple[Any, Block]:
+        """Send a block of batches to the device; return what was found of each on the device, and the block."""
+        engine, program = self.engine, block.program
+        assert run.state is not None
+        moved, rest = self._parts(run.state._replace(captured=engine.read_captured(program.captured, run.state)))
+        which = engine.place(span(block.first, block.num, begins=run.begins))
+        with engine.processes.dispatching("evaluating"), uninterrupted():
+            moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
+            run.state = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
+            if self.forward.moves_buffers:
+                run.state = run.state._replace(buffers=moved.buffers)
+                engine.write_buffers(self.forward.variables, moved.buffers)
+            run.number, run.begins, feed.batches.position = run.number + block.num, False, block.end
+        return found, block
 
-    def _add(self, spent: tuple, state: State, data: Any, rows: Any) -> tuple[tuple, Any]:
-        metrics, sums, buffers = spent
-        state = state._replace(buffers=buffers or state.buffers)
-        outcome = self._outcome(state, metrics, data, rows)
+    def logs(self, found: Any, i: int) -> dict[str, Any]:
+        """Return the numbers of an evaluation up to batch i of a block. Waits for the device."""
+        return self.epoch_sums.layout.unpack(self.engine.fetch(found)[i])
+
+    def _program(self, run: Run, kind: tuple, most: int, num_shapes: int, batch: Batch) -> Program:
+        self.compilations.num_batches += 1
+        if (key := self._key(kind, batch)) not in self._programs:
+            with named(batch), self.compilations.watched(batch, num_shapes):
+                self.engine.processes.set_status("compiling")
+                program = self._compile(run, kind, most, batch)
+                key = self._key(kind, batch)  # which knows of what was found meanwhile
+                self._programs[key] = program
+                self.engine.processes.set_status("at work (reading data, or in a callback)")
+        return self._programs[key]
+
+    def _key(self, kind: tuple, batch: Batch) -> tuple:
+        forward = self.forward
+        found = len(forward.variables.buffers), forward.moves_buffers, len(forward.inputs)
+        return kind, batch.signature, batch.num_rows, found
+
+    def _compile(self, run: Run, kind: tuple, most: int, batch: Batch) -> Program:
+        engine, forward, cut = self.engine, self.forward, Cut(((1, batch.num_rows),), batch.num_rows)
+        data, rows = stage(engine, batch, cut)
+        (rows,) = engine.place((rows,))
+        if kind[0] == "evaluate":
+            step: Step = self._add
+            traced = partial(engine.shapes, self._outcome)
+        else:
+            step = partial(self._predict, kind[1])
+            traced = partial(engine.shapes, lambda state, metrics, data, rows: step(*self._parts(state), data, rows))
+        assert run.state is not None
+        state = forward.learn(engine, run.state, lambda s: traced(s, s.metrics, data, rows))
+        if kind[0] == "evaluate" and not state.sums:
+            state = state._replace(sums=engine.place(self.epoch_sums.empty()))
+        run.state, parts = state._replace(captured=()), self._parts(state)
+        found = engine.shapes(step, *parts, data, rows)[1]
+
+        def each(moved: State, rest: State, data: Tree, rows: Tensor, *_: Tensor) -> tuple[State, Tree]:
+            return step(moved, rest, data, rows)
+
+        length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
+        slowly = engine.loops_slowly(step, *parts, data, rows)
+        length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
+        table = engine.place((np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32)))
+        examples = (*parts, data, *table, engine.place(NONE))
+        call = engine.compile(several(engine, each, found if loops else None, length), examples, repeats=loops)
+        return Program(call, cut, length, None, [], forward.inputs, "")
+
+    def _parts(self, state: State) -> tuple[State, State]:
+        """Return what a batch moves of the state, and the rest."""
+        moves = self.forward.moves_buffers
+        moved = State([], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, [])
+        rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers)
+        return moved, rest
+
+    def _add(self, moved: State, rest: State, data: Any, rows: Any) -> tuple[State, Any]:
+        state = rest._replace(buffers=moved.buffers or rest.buffers)
+        outcome = self._outcome(state, moved.metrics, data, rows)
         once = outcome.extra
         if self.forward.has_penalty:
             once = once + self.forward.penalty(self.engine.params(state), state.captured)
-        sums = self.epoch_sums.add(sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
-        report = self.epoch_sums.layout.pack(self.epoch_sums.logs(sums, outcome.metrics, state.captured))
-        return (outcome.metrics, sums, outcome.buffers if buffers else []), report
+        sums = self.epoch_sums.add(moved.sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
+        logs = self.epoch_sums.logs(sums, outcome.metrics, state.captured)
+        metrics = self.forward.tracking(outcome.metrics, logs)
+        buffers = outcome.buffers if moved.buffers else []
+        return moved._replace(metrics=metrics, sums=sums, buffers=buffers), self.epoch_sums.layout.pack(logs)
 
     def _outcome(self, state: State, metrics: list, data: Any, rows: Any) -> Any:
         values = self.engine.params(state), state.buffers, metrics, state.captured
         return self._sums(*values, self.engine.batch(data, rows), None)
 
-    def _predict(self, buffers: list, state: State, data: Any, rows: Any) -> tuple[list, Tree]:
-        values = self.engine.params(state), buffers or state.buffers, state.metrics, state.captured
-        outputs, after = self.forward.predict(*values, self.engine.batch(data, rows))
-        return after if buffers else [], outputs
-
-    def _prepared(
-        self, name: str, function: Callable, split: Callable, state: State, block: Block
-    ) -> tuple[State, Callable, tuple]:
-        """Return the state with the newest values of what is read besides, the program for a block, and its arguments.
-
-        Args:
-            split: what the program spends of the state, and the rest.
-        """
-        data, rows = self._arranged(block)
-        state = state._replace(captured=self.engine.read_captured(self.forward.inputs, state))
-        key = _key(name, split(state), data, rows)
-        with named(block), self.compilations.watched(block, is_new=key not in self._programs):
-            if key not in self._programs:
-                self.engine.processes.set_status("compiling")
-                trace = partial(self.engine.shapes, function)
-                state = self.forward.learn(self.engine, state, lambda s: trace(*split(s), data, rows))
-                key = _key(name, split(state), data, rows)
-            if key not in self._programs:
-                self._programs[key] = self.engine.compile(function, (*split(state), data, rows))
-                self.engine.processes.set_status("at work (reading data, or in a callback)")
-        return state, self._programs[key], (*split(state), data, rows)
+    def _predict(self, is_whole: bool, moved: State, rest: State, data: Any, rows: Any) -> tuple[State, Tree]:
+        values = self.engine.params(rest), moved.buffers or rest.buffers, moved.metrics, rest.captured
+        batch = self.engine.batch(data, rows)
+        outputs, after = self.forward.predict(*values, unpack(batch)[0] if is_whole else batch)
+        return moved._replace(buffers=after if moved.buffers else []), outputs
 
 
-def _key(name: str, parts: tuple[Any, State], data: Any, rows: Any) -> tuple:
-    """Return what tells programs apart: the structure of the state, in its two parts, and the shapes of the batch."""
-    structure = tuple(tuple(len(f) if isinstance(f, list | tuple) else 1 for f in part) for part in parts)
-    return name, structure, *((tuple(leaf.shape), str(leaf.dtype)) for leaf in tree.leaves((data, rows)))
+@dataclass(frozen=True)
+class Pass:
+    """A data set that may be gone through in evaluation mode several times, always from its first batch on.
+
+    Args:
+        run: where such a pass stands: `number` counts batches, and `state` is a copy that no training sees.
+        predicts: whether outputs are wanted, and not the numbers of an evaluation.
+    """
+
+    run: Run
+    feed: Feed
+    predicts: bool
+
+    def updates(
+        self, evaluation: Evaluation, num: int | None, size: Callable[[], int], before: Callable[[], None]
+    ) -> Generator[tuple[Any, Block], None, None]:
+        """Go through `num` batches (None: all); see `wholestep.line.updates`."""
+        return updates(evaluation, self.run, self.feed, num, size, once=True, before=before)
+
+
+def _num_bytes(found: Tree) -> int:
+    """Return the bytes of arrays of such shapes."""
+    return sum(8 * int(np.prod(leaf.shape)) for leaf in tree.leaves(found))
 
 
 def join(outputs: list[Tree]) -> Tree:

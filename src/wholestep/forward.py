@@ -191,6 +191,12 @@ class Forward:
             scope.state_mapping |= {id(v): ops.convert_to_tensor(value, v.dtype) for v, value in held}
             return {name: ops.convert_to_tensor(value) for name, value in own_results(self.model).items()}
 
+    def tracking(self, metrics: list, numbers: dict[str, Tensor]) -> list:
+        """Return the metrics' values, those of Keras' loss trackers being the numbers of an epoch."""
+        held = {id(variable): value for variable, value in tracked(self.model, numbers)}
+        pairs = zip(self.variables.metrics, metrics, strict=True)
+        return [ops.cast(held[id(v)], value.dtype) if id(v) in held else value for v, value in pairs]
+
     def penalty(self, params: list, captured: Sequence[Tensor] = ()) -> Tensor:
         """Return the weight regularisation, a function of the parameters and of what the regularisers read."""
         # Of a table that is not regularised there may be but some rows in hand: no value for its variable.

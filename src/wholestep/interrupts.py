@@ -1,10 +1,14 @@
 """Ctrl-C and SIGTERM, held back for the moment in which they would leave something half done."""
 
+import importlib
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+# What `signal` wraps in enumerations, which takes a third of the time of an update's own work on the host.
+_signals = importlib.import_module("_signal")
 
 
 class Terminated(BaseException):
@@ -21,9 +25,15 @@ def end_when_terminated() -> None:
     signal.signal(signal.SIGTERM, handle)
 
 
+_HELD = int(signal.SIGINT), int(signal.SIGTERM)
+
+
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted(*, twice: bool = True) -> Iterator[None]:
     """Hold a signal back to the end of a block; Python would raise what it means after any call in there.
+
+    Args:
+        twice: whether a second one is held back too. A block that may wait for ever lets it through.
 
     >>> before = signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
     >>> with uninterrupted():
@@ -34,15 +44,21 @@ def uninterrupted() -> Iterator[None]:
     >>> before = signal.signal(signal.SIGINT, before)
     """
     in_main = threading.current_thread() is threading.main_thread()
-    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if in_main}
+    known = {number: _signals.getsignal(number) for number in _HELD if in_main}
     handlers = {number: handler for number, handler in known.items() if callable(handler)}
     held: list[tuple] = []
+
+    def hold(*call: Any) -> None:
+        held.append(call)
+        if len(held) > 1 and not twice:
+            handlers[call[0]](*call)
+
     for number in handlers:
-        signal.signal(number, lambda *call: held.append(call))
+        _signals.signal(number, hold)
     try:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            _signals.signal(number, handler)
         for call in held[:1]:
             handlers[call[0]](*call)

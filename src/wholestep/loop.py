@@ -1,7 +1,9 @@
-"""The loop: a block of updates goes to the device, and the numbers of the one before are read while it works."""
+"""The loop: blocks go to the device one after the other, and the numbers of one are read while the next computes."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,20 +13,19 @@ from wholestep.callbacks import CallbackRunner
 from wholestep.data.batches import Batches
 from wholestep.data.feed import Feed, Loaded
 from wholestep.errors import BatchError, message
-from wholestep.evaluate import join
+from wholestep.evaluate import Pass, join
 from wholestep.executor import Executor
 from wholestep.guards import Guard
+from wholestep.plan import MOST_UPDATES
 from wholestep.report import Report
-from wholestep.state import State
+from wholestep.run import Run, updates
 from wholestep.sums import OWN, shown
 
+# ---- fit ----
 
-def run_epoch(
-    executor: Executor, state: State, feed: Feed, num: int | None, first: int, watch: CallbackRunner, *, once: bool
-) -> tuple[State, dict]:
-    """Carry out `num` updates (None: to the end of the epoch); return the state and the logs of the last one.
 
-    The Keras variables hold the state after every dispatch, so also when this ends, however it ends.
+def run_epoch(executor: Executor, run: Run, feed: Feed, num: int | None, watch: CallbackRunner, *, once: bool) -> dict:
+    """Carry out `num` updates (None: to the end of the epoch); return the logs of the last one.
 
     Args:
         once: whether fewer than `num` are carried out where the pass over the data ends before.
@@ -32,74 +33,63 @@ def run_epoch(
     Raises:
         NonFiniteError: an update was not applied, and neither were those after it.
     """
-    run = _run_watched if watch.needs_state else _run
     _, step = feed.batches.position
-    blocks = partial(feed.blocks, num, once=once)
-    state, logs = run(executor, state, feed, blocks, first, watch)
+    logs = _carry_out(executor, run, feed, num, watch, once=once)
     if step > 0 and not logs:  # it was left after the last batch of a stream: the epoch is the next one
-        state, logs = run(executor, state, feed, blocks, first, watch)
+        logs = _carry_out(executor, run, feed, num, watch, once=once)
     executor.meet(feed)
-    return state, executor.show(logs)
+    return executor.show(logs)
 
 
-def _run(
-    executor: Executor, state: State, feed: Feed, blocks: Callable, first: int, watch: CallbackRunner
-) -> tuple[State, dict]:
-    """Nobody looks at the state: several updates to a dispatch, and numbers one dispatch late."""
-    dispatch_size, late, done = executor.dispatch_size, None, 0
+def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch: CallbackRunner, *, once: bool) -> dict:
+    """Carry out the updates of an epoch, and tell the watchers: one dispatch late, unless they look at the state."""
+    begin, pace = run.number + 1, executor.dispatch_size
     logs: dict = {}
-    dispatch_size.start()
-    for block in blocks(lambda: dispatch_size.size):
-        state, report = executor.dispatch(state, feed, block, first + done)
-        if late is not None:
-            logs, failed = _tell(executor, state, feed, late, first, watch)
-            dispatch_size.note(len(late.block.counts), late.program.length)
+    late = 0 if watch.needs_state else 1
+    size = (lambda: watch.left) if watch.needs_state else (lambda: pace.size)
+
+    def before() -> None:
+        if watch.needs_state:
+            watch.begin(run.number + 1 - begin)
+
+    def tell(report: Report) -> tuple[dict, bool]:
+        logs, failed = _tell(executor, run, feed, report, begin, watch)
+        if late:
+            pace.note(report.block.num, report.block.program.length)
+        return logs, failed
+
+    pace.start()
+    untold: deque[Report] = deque()
+    for report in updates(executor, run, feed, num, size, once=once, before=before):
+        untold.append(report)
+        if len(untold) > late:
+            logs, failed = tell(untold.popleft())
             if failed:
-                return state, logs  # what was sent after it was not applied either
-        late, done = report, done + len(block.counts)
+                return logs  # what was sent after it was not applied either
         if watch.stops:
             break
-    if late is not None:
-        logs, _ = _tell(executor, state, feed, late, first, watch)
+    if untold:
+        logs, _ = tell(untold.popleft())
     watch.end()
-    return state, logs
-
-
-def _run_watched(
-    executor: Executor, state: State, feed: Feed, blocks: Callable, first: int, watch: CallbackRunner
-) -> tuple[State, dict]:
-    """Somebody looks at the state, or changes it, between any two updates, or as many as are one execution."""
-    logs: dict = {}
-    done = 0
-    for block in blocks(lambda: watch.left):
-        if done % watch.each == 0:
-            watch.begin(done)
-            state = executor.read_state(state)
-        state, report = executor.dispatch(state, feed, block, first + done)
-        logs, _ = _tell(executor, state, feed, report, first, watch)
-        done += len(block.counts)
-        if watch.stops:
-            break
-    watch.end()
-    return executor.read_state(state), logs
+    return logs
 
 
 def _tell(
-    executor: Executor, state: State, feed: Feed, report: Report, first: int, watch: CallbackRunner
+    executor: Executor, run: Run, feed: Feed, report: Report, begin: int, watch: CallbackRunner
 ) -> tuple[dict, bool]:
     """Tell the watchers of a dispatch's updates; return the last numbers, and whether the run ends: one failed."""
-    failure = executor.note_failures(report)
-    last = len(report.block.counts) - 1 if failure is None else failure
+    failure = executor.note_failures(run, report)
+    last = report.block.num - 1 if failure is None else failure
     for i in range(last + 1 if watch.has_hooks else 0):
         numbers = _numbers(report, i, failure)
         logs = executor.show(numbers) if watch.needs_state else shown(numbers)
-        watch.tell(report.first + i - first, logs)
+        watch.tell(report.first + i - begin, logs)
     if failure is not None:
         watch.end()
         feed.go_back(report.block, failure)
     # TerminateOnNaN and its like end the run in their own way.
     if failure is not None and not watch.stops:
-        raise executor.failure(state, report, failure)
+        raise executor.failure(run, report, failure)
     return _numbers(report, last, failure), failure is not None
 
 
@@ -138,6 +128,9 @@ def ends_early(batches: Batches, epoch: int, epochs: int, steps_per_epoch: int |
 # ---- the user's own loop ----
 
 
+_MOST_UNREAD = 2  # updates that may be under way beside the newest: to wait for one leaves the device idle
+
+
 class Step:
     """One update that `Trainer.steps` has carried out.
 
@@ -148,22 +141,27 @@ class Step:
             out, on both.
         epoch: the epoch of the data, from 0.
         batch: the batch's place in its epoch, from 0.
+
+    >>> import keras, numpy as np, wholestep as ws
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> data = ws.Batches((np.ones((8, 3)), np.zeros((8, 1))), batch_size=4)
+    >>> [(step.number, step.epoch, step.batch) for step in ws.Trainer(model).steps(data, epochs=2)]
+    [(1, 0, 0), (2, 0, 1), (3, 1, 0), (4, 1, 1)]
     """
 
-    def __init__(self, number: int, epoch: int, batch: int, report: Report, executor: Executor):
+    def __init__(self, number: int, epoch: int, batch: int, report: Report):
         self.number = number
         self.epoch = epoch
         self.batch = batch
         self._report = report
-        self._executor = executor
 
     @cached_property
     def logs(self) -> dict[str, Any]:
         """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device.
 
-        Once read, the model's `get_metrics_result()` says the same, until the next step.
+        Until the next step, the model's `get_metrics_result()` says the same.
         """
-        _note_read(self._executor, self._report)
         return self._report.logs(0)
 
     @property
@@ -172,53 +170,53 @@ class Step:
         return self._report.loss(0)
 
 
-def run_steps(executor: Executor, batches: Batches, epochs: int, guard: Guard) -> Iterator[Step]:
+def run_steps(executor: Executor, run: Run, batches: Batches, epochs: int, guard: Guard) -> Iterator[Step]:
     """Carry out one update after the other, for a loop of the user's own.
 
-    The state is taken anew for every update, so `guard` is left in between, and any thread may use the trainer there.
+    The run takes the variables' values anew for every update, so `guard` is left in between, and any thread may use
+    the trainer there.
     """
-    feed, state = executor.feed(batches), executor.read_state()
+    feed = executor.feed(run, batches)
     for _ in range(epochs):
         with guard:
-            executor.settle()
-            state, late = executor.begin_epoch(state), None
-            executor.recount()
-        for block in feed.blocks(None, lambda: 1):
-            with guard:
-                executor.settle()
-                if executor.was_moved:
-                    _check_applied(executor, executor.read_state(state), feed, late)
-                    late = None
-                    executor.recount()
-                state, report = executor.dispatch(executor.read_state(state), feed, block, executor.last + 1)
-                _check_applied(executor, state, feed, late)
-            late = report
-            yield Step(report.first, *block.start, report, executor)
-        with guard:
-            _check_applied(executor, executor.read_state(state), feed, late)
-            if late is not None:
-                executor.track(late)
+            executor.settle(run)
+            executor.begin_epoch(run)
+            executor.recount(run)
+        unread: deque[Report] = deque()
+        with closing(updates(executor, run, feed, None, lambda: 1)) as sent:
+            while True:
+                with guard:
+                    executor.settle(run)
+                    if executor.was_moved:
+                        _check_applied(executor, run, feed, unread, 0)
+                        executor.recount(run)
+                    report = next(sent, None)
+                    _check_applied(executor, run, feed, unread, 0 if report is None else _MOST_UNREAD)
+                if report is None:
+                    break
+                unread.append(report)
+                yield Step(report.first, *report.block.start, report)
         executor.meet(feed)
 
 
 class Logs(Mapping):
     """The loss and the metrics of one update, by name. Reading them waits for the device; nothing else does.
 
-    `dict(logs)` is a plain dict. Once read, the model's `get_metrics_result()` says the same, until the next update.
+    `dict(logs)` is a plain dict. Until the next update, the model's `get_metrics_result()` says the same.
     """
 
-    def __init__(self, executor: Executor, report: Report):
+    def __init__(self, executor: Executor, run: Run, report: Report):
         self._executor = executor
+        self._run = run
         self._report: Report | None = report
 
     @cached_property
     def _values(self) -> dict[str, Any]:
         report = self._report
         assert report is not None
-        self._executor.settle(report)
+        self._executor.settle(self._run, report)
         if report.error is not None:
             raise report.error
-        _note_read(self._executor, report)
         self._report = None  # which holds the batch
         return report.logs(0)
 
@@ -235,80 +233,76 @@ class Logs(Mapping):
         return repr(self._values)
 
 
-def run_update(executor: Executor, batches: Batches, number: int) -> Logs:
-    """Carry out one update, of this number, on a batch in hand."""
-    feed = executor.feed(batches)
+def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
+    """Carry out one update on a batch in hand."""
+    executor.begin_update_in_hand(run)
+    feed = executor.feed(run, batches)
     assert isinstance(feed, Loaded)
-    block = feed.in_hand(executor.rows_to_fill)
-    _, report = executor.dispatch(executor.begin_epoch(executor.read_state()), feed, block, number)
-    executor.hand_over(report)
-    return Logs(executor, report)
+    report = executor.send(run, feed, feed.in_hand(executor.rows_to_fill))
+    executor.hand_over(run, report)
+    return Logs(executor, run, report)
 
 
-def _note_read(executor: Executor, report: Report) -> None:
-    if executor.engine.processes.count == 1:  # of several processes every one would have to read it
-        executor.track(report)
-
-
-def _check_applied(executor: Executor, state: State, feed: Feed, report: Report | None) -> None:
-    if report is not None and (failure := executor.note_failures(report)) is not None:
-        feed.go_back(report.block, failure)
-        raise executor.failure(state, report, failure)
+def _check_applied(executor: Executor, run: Run, feed: Feed, unread: deque[Report], most: int) -> None:
+    """Look whether updates were applied: those that are done, and all but the last `most` of the others."""
+    while unread and (len(unread) > most or unread[0].is_ready):
+        report = unread.popleft()
+        if (failure := executor.note_failures(run, report)) is not None:
+            feed.go_back(report.block, failure)
+            raise executor.failure(run, report, failure)
 
 
 # ---- without an update ----
 
 
-def run_evaluation(executor: Executor, batches: Batches, steps: int | None, watch: CallbackRunner) -> dict:
+def run_evaluation(executor: Executor, run: Run, through: Pass, steps: int | None, watch: CallbackRunner) -> dict:
     """Return the logs over `steps` batches (None: all)."""
-    told, batches, report = watch.callbacks, batches.in_order(), None
+    told, at, logs = watch.callbacks, through.run, None
     executor.model.stop_evaluating = False
     told.on_test_begin()
-    state = executor.begin_epoch(executor.read_state())
-    for i, block in enumerate(executor.feed(batches, evaluates=True).blocks(steps, lambda: 1, once=True)):
-        watch.test.begin(i)
-        if report is None:
-            state = executor.evaluation.begin(state, block)
-        executor.check(block)
-        state, report = executor.evaluation.add(state, block)
-        batches.position = block.end
-        watch.test.end(i, executor.show_evaluation(state, report) if watch.has_test_hooks else None)
+    executor.begin_evaluation(run, through)
+    size = (lambda: 1) if watch.has_test_hooks else (lambda: MOST_UPDATES)
+    for found, block in through.updates(executor.evaluation, steps, size, lambda: watch.test.begin(at.number)):
+        logs = partial(executor.show_evaluation, at, found, block.num - 1)
+        watch.test.end(at.number - 1, logs() if watch.has_test_hooks else None)
         if executor.model.stop_evaluating:
             break
     else:
-        _note_missing(0 if report is None else i + 1, steps)
+        _note_missing(at.number, steps)
     watch.test.close()
-    if report is None:
+    if logs is None:
         raise BatchError(message("There must be at least one batch.", "none", "pass data that are not spent."))
-    logs = executor.show_evaluation(state, report)
-    executor.engine.processes.barrier(f"evaluated {i + 1} batches")
-    told.on_test_end(logs)
-    return logs
+    shown = logs()
+    executor.engine.processes.barrier(f"evaluated {at.number} batches")
+    told.on_test_end(shown)
+    return shown
 
 
-def run_prediction(
-    executor: Executor, batches: Batches, steps: int | None, watch: CallbackRunner, *, is_whole: bool
-) -> Any:
-    """Return the outputs for the rows of `steps` batches (None: all); of whole batches, the first part is the input."""
-    told, outputs = watch.callbacks, []
+def run_prediction(executor: Executor, run: Run, through: Pass, steps: int | None, watch: CallbackRunner) -> Any:
+    """Return the outputs for the rows of `steps` batches (None: all)."""
+    told, at = watch.callbacks, through.run
+    outputs: list = []
     executor.model.stop_predicting = False
     told.on_predict_begin()
-    state = executor.read_state()
-    for i, block in enumerate(executor.feed(batches, evaluates=True).blocks(steps, lambda: 1, once=True)):
-        watch.predict.begin(i)
-        state, output = executor.evaluation.predict(state, block, is_whole)
-        outputs.append(output)
-        batches.position = block.end
-        several = outputs[i - i % watch.each :]
-        watch.predict.end(i, {"outputs": keras.tree.map_structure(_joined, *several)})
+    executor.begin_evaluation(run, through)
+    size = (lambda: 1) if watch.has_predict_hooks else (lambda: MOST_UPDATES)
+    for found, block in through.updates(executor.evaluation, steps, size, lambda: watch.predict.begin(at.number)):
+        outputs.append(keras.tree.map_structure(lambda leaf, num=block.num: _rows(leaf, num), found))
+        several = outputs[len(outputs) - 1 - (at.number - 1) % watch.each :] if watch.has_predict_hooks else []
+        watch.predict.end(at.number - 1, {"outputs": keras.tree.map_structure(_joined, *several)} if several else None)
         if executor.model.stop_predicting:
             break
     else:
-        _note_missing(len(outputs), steps)
+        _note_missing(at.number, steps)
     watch.predict.close()
     told.on_predict_end()
-    executor.engine.processes.barrier(f"predicted {len(outputs)} batches")
+    executor.engine.processes.barrier(f"predicted {at.number} batches")
     return join(executor.engine.fetch(outputs))
+
+
+def _rows(found: Any, num: int) -> Any:
+    """Return what was found of the first `num` batches, row after row."""
+    return keras.ops.reshape(found[:num], (-1, *found.shape[2:]))
 
 
 def _joined(*outputs: Any) -> Any:

@@ -7,7 +7,7 @@ import keras
 
 from wholestep import tree
 from wholestep.compiled import CompiledObjective, layers, unpack
-from wholestep.data.feed import Block
+from wholestep.data.block import Batch
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
 from wholestep.objective import Objective
 from wholestep.tree import Tree
@@ -56,13 +56,13 @@ def explained(
 
 
 @contextmanager
-def named(block: Block) -> Iterator[None]:
+def named(batch: Batch) -> Iterator[None]:
     """Add to an error which of the loaded batches it speaks of."""
     try:
         yield
     except BatchError as error:
-        if not block.is_resident:
-            epoch, step = block.start
+        if not batch.is_resident:
+            epoch, step = batch.start
             note = f"This was batch {step} of epoch {epoch}, both counted from 0; no update has used it."
             if note not in getattr(error, "__notes__", []):
                 error.add_note(note)

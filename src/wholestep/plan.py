@@ -5,21 +5,22 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from wholestep import tree
 from wholestep.coupling import Coupling, inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.cut import Cut
-from wholestep.data.feed import Block, stage
+from wholestep.data.block import Batch, stage
 from wholestep.embeddings import describe
+from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
+from wholestep.repeat import NONE
 from wholestep.state import State
 from wholestep.update import Update
 
-_MOST_UPDATES = 256
+MOST_UPDATES = 256
 _MOST_ROW_NUMBERS = 1 << 20
 
 
@@ -36,6 +37,21 @@ class Program:
     how: str
 
 
+class Wanted(NamedTuple):
+    """What is known of all updates of a feed.
+
+    Args:
+        short: whether shorter updates may come, to be filled up with rows of weight 0.
+        most: how many updates will be wanted in one dispatch.
+        num_shapes: how many shapes they have, if that is known: then a short one may be a row alone, which tells
+            nothing of others, and a full one is asked.
+    """
+
+    short: bool
+    most: int
+    num_shapes: int
+
+
 @dataclass
 class Planner:
     """Plans and compiles the programs of one step, each once.
@@ -45,12 +61,12 @@ class Planner:
         memory_limit: bytes that a program may use beside its arguments; None for the device's, or half of the
             host's.
         pads: whether every metric can be told to leave rows out; None if that must be tried.
-        programs: by what a block looks like.
+        programs: by what an update looks like.
         coupling: what couples the rows; None if that must be tried.
         adds: whether the states of the metrics are sums over rows; None if that must be tried.
     """
 
-    engine: Any
+    engine: Engine
     update: Update
     microbatch_size: int | str
     memory_limit: int | None
@@ -59,50 +75,46 @@ class Planner:
     coupling: Coupling | None = None
     adds: bool | None = None
     _learned: tuple | None = None
-    _signed: tuple[Any, tuple] = (None, ())
+    _known: dict = field(default_factory=dict)
 
-    def program(self, state: State, block: Block, *, short: bool, most: int) -> Program:
-        """Return the program for updates such as those of this block.
+    def known(self, batch: Batch, wanted: Wanted) -> Program | None:
+        """Return the program for updates such as this one, if there has been one; None else."""
+        return self._known.get((self._key(batch, wanted), batch.full))
 
-        Args:
-            short: whether shorter updates may come, to be filled up with rows of weight 0.
-            most: how many updates will be wanted in one dispatch.
-        """
-        program = self.known(block, short=short, most=most)
-        if program is None:
+    def filled(self, state: State, batch: Batch, wanted: Wanted) -> Batch:
+        """Return the update with the rows of a full one, if it is short and may be filled up."""
+        is_short = batch.num_rows < batch.full
+        may_fill = (is_short or wanted.num_shapes > 0) and self.padding_is_exact(state, batch)
+        return batch.padded(batch.full) if is_short and may_fill else batch
+
+    def is_new(self, filled: Batch, wanted: Wanted) -> bool:
+        """Whether no program for such updates has been compiled."""
+        return self._key(filled, wanted) not in self.programs
+
+    def program(self, state: State, batch: Batch, filled: Batch, wanted: Wanted) -> Program:
+        """Return the program for updates such as this one, from now on known; it may have been `filled` up."""
+        key = self._key(filled, wanted)
+        if key not in self.programs:
             self.engine.processes.set_status("compiling")
-            program = self._plan(state, block, short, _length(block, most))
-            self.programs[self._key(block, short, most)] = program
-        return program
+            self.programs[key] = self._plan(state, filled, wanted.short, _length(filled, wanted.most))
+        self._known[self._key(batch, wanted), batch.full] = self.programs[key]
+        return self.programs[key]
 
-    def known(self, block: Block, *, short: bool, most: int) -> Program | None:
-        """Return the same program, if there has been such a block; None else."""
-        return self.programs.get(self._key(block, short, most))
+    def _key(self, batch: Batch, wanted: Wanted) -> tuple:
+        length, num_buffers = _length(batch, wanted.most), len(self.update.forward.variables.buffers)
+        return batch.signature, batch.num_rows, wanted.short, length > 1, num_buffers
 
-    def _key(self, block: Block, short: bool, most: int) -> tuple:
-        length, num_buffers = _length(block, most), len(self.update.forward.variables.buffers)
-        return self._signature(block), block.rows.shape[1], short, length > 1, num_buffers
-
-    def _signature(self, block: Block) -> tuple:
-        """Return names, shapes and dtypes of a block's data; those of resident arrays stay as they are."""
-        if not block.is_resident:
-            return _signature(block)
-        if self._signed[0] is not block.host:
-            self._signed = block.host, _signature(block)
-        return self._signed[1]
-
-    def learn(self, state: State, block: Block) -> State:
+    def learn(self, state: State, batch: Batch) -> State:
         """Find out what the objective reads and assigns besides the model's variables, once, before anything else."""
         if self.update.forward.is_traced:
             return state
-        num_rows = block.rows.shape[1]
-        cut = Cut(((1, num_rows),), num_rows, split=self.engine.is_split)
-        data, rows = stage(self.engine, block, cut)
-        return self._learn(cut, state, block, data, *self.engine.place((rows[0], np.int32(num_rows))))
+        cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.is_split)
+        data, rows = stage(self.engine, batch, cut)
+        return self._learn(cut, state, batch, data, *self.engine.place((rows, np.int32(batch.num_rows))))
 
-    def _learn(self, cut: Cut, state: State, block: Block, data: Any, rows: Any, count: Any) -> State:
+    def _learn(self, cut: Cut, state: State, batch: Batch, data: Any, rows: Any, count: Any) -> State:
         """Do the same for a microbatch of this cut, unless the last trace was of one like it."""
-        forward, like = self.update.forward, (cut.sections[0][1], cut.padded, self._signature(block))
+        forward, like = self.update.forward, (cut.sections[0][1], cut.padded, batch.signature)
         if self._learned == like and not forward.written:
             return state._replace(captured=self.engine.read_captured(forward.inputs, state))
         self._learned = None
@@ -110,28 +122,28 @@ class Planner:
         self._learned = like
         return state
 
-    def padding_is_exact(self, state: State, block: Block) -> bool:
+    def padding_is_exact(self, state: State, batch: Batch) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
-        if self.pads is False or not self.probe(state, block).padding_is_exact:
+        if self.pads is False or not self.probe(state, batch).padding_is_exact:
             return False
         if self.pads is None:
             self._learned = None
-            self.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, block))
+            self.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, batch))
         return self.pads
 
-    def metrics_are_additive(self, state: State, block: Block) -> bool:
+    def metrics_are_additive(self, state: State, batch: Batch) -> bool:
         """Whether the states of the metrics are sums over rows. Tries it, once."""
         if self.adds is None:
             self._learned = None
-            self.adds = self._share(metrics_are_additive(self.engine, self.update.forward, state, block))
+            self.adds = self._share(metrics_are_additive(self.engine, self.update.forward, state, batch))
         return self.adds
 
-    def probe(self, state: State, block: Block) -> Coupling:
+    def probe(self, state: State, batch: Batch) -> Coupling:
         """Return what couples the rows, found out once."""
         if self.coupling is not None:
             return self.coupling
-        found = self._probe(state, block)
-        self.coupling = found if block.rows.shape[1] > 1 else None  # one row tells nothing of others
+        found = self._probe(state, batch)
+        self.coupling = found if batch.num_rows > 1 else None  # one row tells nothing of others
         return found
 
     @cached_property
@@ -155,31 +167,31 @@ class Planner:
         """Return what process 0 found: of measured and tried things, all processes must conclude the same."""
         return self.engine.processes.broadcast(found)
 
-    def _probe(self, state: State, block: Block) -> Coupling:
+    def _probe(self, state: State, batch: Batch) -> Coupling:
         self._learned = None  # what a probe traces says other facts of the same objective
-        return Coupling(**self._share(asdict(probe(self.engine, self.update.forward, state, block))))
+        return Coupling(**self._share(asdict(probe(self.engine, self.update.forward, state, batch))))
 
-    def _plan(self, state: State, block: Block, short: bool, length: int) -> Program:
-        num_rows = block.rows.shape[1]
+    def _plan(self, state: State, batch: Batch, short: bool, length: int) -> Program:
+        num_rows = batch.num_rows
         split = self.engine.is_split
         whole = Cut(((1, num_rows),), num_rows, padded=short and self.pads is not False, split=split)
         if split:
-            whole = replace(whole, extra=self._shared_extra(state, block))
-        if num_rows % self.engine.num_replicas and self.padding_is_exact(state, block):
+            whole = replace(whole, extra=self._shared_extra(state, batch))
+        if num_rows % self.engine.num_replicas and self.padding_is_exact(state, batch):
             whole = replace(whole, sections=((1, self._even(num_rows)),), padded=True)
         if self.microbatch_size != "auto":
-            cut = self._cut(whole, int(self.microbatch_size), state, block)
-            return self._compile(cut, length, state, block)
-        program = self._compile(whole, length, state, block)
+            cut = self._cut(whole, int(self.microbatch_size), state, batch)
+            return self._compile(cut, length, state, batch)
+        program = self._compile(whole, length, state, batch)
         if program.memory is None and self.memory_limit is not None:
             self._say(f"memory_limit has no effect: {self.engine.name} does not tell what a program needs.")
         size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
-            if not self.probe(state, block).cut_is_exact:
-                self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(state, block).why}.")
+            if not self.probe(state, batch).cut_is_exact:
+                self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(state, batch).why}.")
                 return program
             size = -(-size // 2)
-            program = self._compile(self._cut(whole, size, state, block), length, state, block)
+            program = self._compile(self._cut(whole, size, state, batch), length, state, batch)
         if program.memory is not None and program.memory > self.limit:
             self._say(
                 f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: the update is carried "
@@ -187,17 +199,17 @@ class Planner:
             )
         return program
 
-    def _cut(self, whole: Cut, size: int, state: State, block: Block) -> Cut:
+    def _cut(self, whole: Cut, size: int, state: State, batch: Batch) -> Cut:
         if size >= whole.rows:
             return whole
-        coupling = self.probe(state, block)
+        coupling = self.probe(state, batch)
         if not coupling.cut_is_possible:
             self._say(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
             return whole
         num = -(-whole.rows // size)
-        if self.padding_is_exact(state, block):
+        if self.padding_is_exact(state, batch):
             size = self._even(-(-whole.rows // num))
-            split = self._may_split(whole, [size], state, block)
+            split = self._may_split(whole, [size], state, batch)
             return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows, split=split)
         if not coupling.cut_is_exact:
             self._say(
@@ -207,28 +219,28 @@ class Planner:
         small, larger = divmod(whole.rows, num)
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
         extra = whole.extra if whole.split else "mean" if coupling.extra == "mean" else "sum"
-        split = coupling.cut_is_exact and self._may_split(whole, [size for _, size in sections], state, block)
+        split = coupling.cut_is_exact and self._may_split(whole, [size for _, size in sections], state, batch)
         return Cut(sections, whole.rows, extra=extra, split=whole.split or split)
 
-    def _may_split(self, whole: Cut, sizes: list[int], state: State, block: Block) -> bool:
+    def _may_split(self, whole: Cut, sizes: list[int], state: State, batch: Batch) -> bool:
         """Whether each replica may fold its own rows of microbatches of such sizes, which may be cut anyhow."""
         num = self.engine.num_replicas
         if whole.split or not self.engine.can_split or any(size % num for size in sizes):
             return whole.split
-        return self.metrics_are_additive(state, block)
+        return self.metrics_are_additive(state, batch)
 
-    def _shared_extra(self, state: State, block: Block) -> str:
+    def _shared_extra(self, state: State, batch: Batch) -> str:
         """Return how other losses add up over replicas that see their own rows alone.
 
         Raises:
             SpecificationError: something depends on the rows of all replicas together.
         """
-        coupling = self.probe(state, block)
+        coupling = self.probe(state, batch)
         if coupling.cut_is_possible and not coupling.cut_is_exact:
             with inference(self.engine.coupling_layers):
-                coupling = self._probe(state, block)
+                coupling = self._probe(state, batch)
         why = "" if coupling.cut_is_exact else coupling.why
-        if not why and not self.metrics_are_additive(state, block):
+        if not why and not self.metrics_are_additive(state, batch):
             why = "a metric's state is not a sum over rows"
         if why:
             must = "Under tf.distribute every replica sees its own rows alone, and what it finds must add up."
@@ -240,25 +252,25 @@ class Planner:
         num = self.engine.num_replicas
         return -(-size // num) * num
 
-    def _compile(self, cut: Cut, length: int, state: State, block: Block) -> Program:
+    def _compile(self, cut: Cut, length: int, state: State, batch: Batch) -> Program:
         engine, maker = self.engine, self.update
-        data, rows = stage(engine, block, cut)
-        places, count = engine.place((rows[0], np.int32(cut.rows)))
-        state = self._learn(cut, state, block, data, places, count)
+        data, rows = stage(engine, batch, cut)
+        places, count = engine.place((rows, np.int32(cut.rows)))
+        state = self._learn(cut, state, batch, data, places, count)
         if cut.padded and maker.forward.cannot_pad:
             cut = replace(cut, padded=False)
-            state = self._learn(cut, state, block, data, places, count)
+            state = self._learn(cut, state, batch, data, places, count)
         state = state._replace(sums=engine.place(maker.epoch_sums.empty()))
         row_plan, wholes = maker.row_plan(cut, state, data, places)
         cut = replace(cut, split=False) if row_plan.tables else cut  # which need the lookups of all replicas
         update = maker.whole_update(cut, row_plan)
         one = (state, data, places, count)
-        length = 1 if engine.loops_slowly(update, *one) else length
-        loops = length > 1 or engine.always_xla
-        run = maker.run(update, length, one, loops=loops)
-        none = (np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32), np.int32(0))
+        slowly = engine.loops_slowly(update, *one)
+        length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
+        run = maker.program(update, length, one, loops=loops)
+        table = engine.place((np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32)))
         captured, values = maker.forward.inputs, state.captured
-        example = state._replace(captured=()), values, data, *engine.numbers(*none)
+        example = engine.at_rest(state)._replace(captured=()), values, data, *table, engine.place(NONE)
         call = engine.compile(run, example, repeats=loops)
         needs = self._share(engine.memory(call))
         tables = describe(row_plan, wholes, cut.num_microbatches)
@@ -268,14 +280,9 @@ class Planner:
         warnings.warn(message, UserWarning, stacklevel=2)
 
 
-def _length(block: Block, most: int) -> int:
-    """Return how many updates a program for such blocks carries out at most."""
-    return max(1, min(most, _MOST_UPDATES, _MOST_ROW_NUMBERS // block.rows.shape[1]))
-
-
-def _signature(block: Block) -> tuple:
-    shapes = [(label, tuple(leaf.shape), str(leaf.dtype)) for label, leaf in tree.named_leaves(block.host)]
-    return tuple((label, shape if block.is_resident else shape[1:], dtype) for label, shape, dtype in shapes)
+def _length(batch: Batch, most: int) -> int:
+    """Return how many updates a program for such batches carries out at most."""
+    return max(1, min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows))
 
 
 def _host_bytes() -> int:
@@ -318,7 +325,7 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
     return "\n".join(lines)
 
 
-def _spread(cut: Cut, engine: Any) -> list[str]:
+def _spread(cut: Cut, engine: Engine) -> list[str]:
     """Return how the rows are spread over hosts and replicas, if they are."""
     replicas, hosts = engine.num_replicas, engine.processes.count
     if replicas == 1:

@@ -5,20 +5,23 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.data.feed import Block
+from wholestep.data.block import Block
+from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError
-from wholestep.plan import Program
 from wholestep.sums import ReportLayout, shown
 from wholestep.update import APPLIED, OWN_LOSS
 
 
 class Report:
-    """The numbers of one dispatch. Reading them waits for the device; nothing else does."""
+    """The numbers of one dispatch. Reading them waits for the device; nothing else does.
 
-    def __init__(self, engine: Any, layout: ReportLayout, values: Any, block: Block, first: int, program: Program):
+    Args:
+        first: the number of its first update.
+    """
+
+    def __init__(self, engine: Engine, layout: ReportLayout, values: Any, block: Block, first: int):
         self.block = block
         self.first = first
-        self.program = program
         self.error: NonFiniteError | None = None
         self.is_noted = False
         self._engine = engine
@@ -30,7 +33,12 @@ class Report:
         """One row of packed logs for each update that was sent."""
         values = self._engine.fetch(self._on_device)
         self._on_device = None
-        return values[: len(self.block.counts)]
+        return values[: self.block.num]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether reading the numbers would not wait."""
+        return "values" in vars(self) or self._engine.is_ready(self._on_device)
 
     @property
     def verdict(self) -> Any:

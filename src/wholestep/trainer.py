@@ -14,7 +14,7 @@ from wholestep.data.batches import Batches, go_to_epoch, kept
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.source import is_nest_of_arrays, without_none
 from wholestep.engines import scope
-from wholestep.errors import SpecificationError, message
+from wholestep.evaluate import Pass
 from wholestep.executor import Executor, Options
 from wholestep.guards import Guard, check_process
 from wholestep.loop import (
@@ -30,6 +30,7 @@ from wholestep.loop import (
 from wholestep.objective import Objective, leave_rows_out
 from wholestep.plan import explain
 from wholestep.preprocess import Prepare, as_input, open_in_sequence, open_prepared, preparation, strings_as_arrays
+from wholestep.run import Run
 
 
 class Trainer:
@@ -89,6 +90,7 @@ class Trainer:
         self._builder = Builder(model, objective)
         self._guard = Guard()
         self._executor: Executor | None = None
+        self._run = Run()
         self._made_for: list = []
         self._epochs = 0
         self._optimizer = (
@@ -139,11 +141,12 @@ class Trainer:
             if validation_split and validation_data is None:
                 (x, y, sample_weight), validation_data = arguments.split((x, y, sample_weight), validation_split)
             size = validation_batch_size or batch_size
-            validation = None
+            to_validate = None
             if validation_data is not None:
-                validation = kept(open_in_sequence(validation_data, size, self._preparation("evaluate")))
+                to_validate = kept(open_in_sequence(validation_data, size, self._preparation("evaluate")))
             batches = self._batches("fit", x, y, sample_weight, batch_size, shuffle, class_weight)
             executor = self._build(batches)
+            arguments.check_trains(self.model)
             epochs = arguments.limit_epochs(epochs)
             steps, once = arguments.limit_steps(steps_per_epoch, batches.num_batches), steps_per_epoch is None
             watch = self._watch(executor, callbacks, verbose, epochs, steps or batches.num_batches, history=True)
@@ -155,17 +158,19 @@ class Trainer:
                 go_to_epoch(batches, begin, steps, once=once)
             elif not isinstance(x, Batches):
                 batches.seek(self._epochs)
-            if validation is not None:
-                validation_steps = arguments.limit_steps(validation_steps, validation.num_batches)
-            feed, state = executor.feed(batches), executor.read_state()
+            if to_validate is not None:
+                validation_steps = arguments.limit_steps(validation_steps, to_validate.num_batches)
+            run, validation, feed = self._run, None, executor.feed(self._run, batches)
             with self._counting(batches):
                 for epoch in range(begin, epochs):
                     watch.callbacks.on_epoch_begin(epoch)
-                    state = executor.begin_epoch(executor.read_state(state))
-                    first = self._number() + 1
-                    state, logs = run_epoch(executor, state, feed, steps, first, watch, once=once)
+                    executor.begin_epoch(run)
+                    executor.recount(run)
+                    logs = run_epoch(executor, run, feed, steps, watch, once=once)
                     check_any(logs, epoch)
-                    if validation is not None and arguments.is_due(epoch, validation_freq):
+                    if to_validate is not None and arguments.is_due(epoch, validation_freq):
+                        if validation is None or self._build(to_validate) is not executor:
+                            validation = self._build(to_validate).open_pass(to_validate)
                         logs |= self._validate(validation, validation_steps, watch)
                     watch.callbacks.on_epoch_end(epoch, logs)
                     if watch.stops or ends_early(batches, epoch, epochs, steps_per_epoch):
@@ -179,9 +184,9 @@ class Trainer:
         """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
 
         The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
-        step's numbers waits for the device; nothing else does. Once its `logs` were read, and at the end of an epoch,
-        `model.get_metrics_result()` says the same as they. At the end of the last epoch an optimizer with a moving
-        average of the weights leaves that in the model, as `fit` does; a loop that is left early keeps the weights.
+        step's numbers waits for the device; nothing else does. Until the next step, `model.get_metrics_result()` says
+        the same as its `logs`. At the end of the last epoch an optimizer with a moving average of the weights leaves
+        that in the model, as `fit` does; a loop that is left early keeps the weights.
 
         Args:
             data: `Batches`, or whatever they take (then in batches of 32, in the order of the trainer's next epoch).
@@ -210,9 +215,9 @@ class Trainer:
     def _steps(self, batches: Batches, epochs: int) -> Iterator[Step]:
         with self._guard:
             executor = self._build(batches)
-            self._number()
+            arguments.check_trains(self.model)
             executor.be_quiet(False)
-            return run_steps(executor, batches, epochs, self._guard)
+            return run_steps(executor, self._run, batches, epochs, self._guard)
 
     def update(self, batch: Any) -> Mapping[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
@@ -225,7 +230,7 @@ class Trainer:
 
         Returns:
             The numbers by name; `dict(logs)` is a plain dict. They wait for the device when they are read, and so does
-            the trainer's next call. Once they are read, `model.get_metrics_result()` says the same.
+            the trainer's next call. Until the next update, `model.get_metrics_result()` says the same.
 
         Raises:
             NonFiniteError: the loss or gradient was not finite, and the update not applied. Raised where its numbers
@@ -234,7 +239,9 @@ class Trainer:
         with self._guard:
             batches = open_prepared(iter([batch]), None, self._preparation("fit"))
             executor = self._build(batches)
-            return run_update(executor, batches, self._number() + 1)
+            arguments.check_trains(self.model)
+            executor.recount(self._run)
+            return run_update(executor, self._run, batches)
 
     # ---- without an update ----
 
@@ -261,7 +268,7 @@ class Trainer:
             executor = self._build(batches)
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._watch(executor, callbacks, verbose, 1, steps or batches.num_batches)
-            logs = run_evaluation(executor, batches, steps, watch)
+            logs = run_evaluation(executor, self._run, executor.open_pass(batches), steps, watch)
             return logs if return_dict else compiled.in_order(self.model, logs)
 
     def predict(
@@ -274,14 +281,7 @@ class Trainer:
     ) -> Any:
         """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict` does."""
         arguments.check_counts(steps=steps)
-        if type(self.model).predict_step is not keras.Model.predict_step:
-            raise SpecificationError(
-                message(
-                    "The model must not override `predict_step`.",
-                    type(self.model).__name__,
-                    "delete it if it only calls the model; else call model.predict itself: the weights are in it.",
-                )
-            )
+        arguments.check_predicts(self.model)
         with self._guard:
             prepare = preparation(self.model, "predict")
             whole = isinstance(x, Batches) or prepare is not None
@@ -290,7 +290,8 @@ class Trainer:
             executor = self._build(batches, predicts=True, are_whole=whole or batches.is_ready)
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._watch(executor, callbacks, verbose, 1, steps or batches.num_batches)
-            return run_prediction(executor, batches, steps, watch, is_whole=whole or batches.is_ready)
+            through = executor.open_pass(batches, predicts=True, is_whole=whole or batches.is_ready)
+            return run_prediction(executor, self._run, through, steps, watch)
 
     def explain(self) -> str:
         """Return how updates are carried out, in plain words. Complete once one has been."""
@@ -304,7 +305,7 @@ class Trainer:
     def num_skipped(self) -> int:
         """How many updates were left out because they were not finite."""
         self._settle()
-        return 0 if self._executor is None else self._executor.num_skipped
+        return self._run.num_skipped
 
     # ---- how ----
 
@@ -320,12 +321,7 @@ class Trainer:
         if prepare is not None:  # which may take strings
             x, y = strings_as_arrays(x), strings_as_arrays(y)
         arguments.check_data(x, y, sample_weight)
-        if class_weight is not None and sample_weight is not None:
-            raise SpecificationError(
-                message(
-                    "class_weight and sample_weight cannot both be given.", "both", "multiply them into sample_weight."
-                )
-            )
+        arguments.check_weighting(class_weight, sample_weight)
         alone = y is None and sample_weight is None and (self._given is not None or not is_nest_of_arrays(x))
         source = x if alone else without_none((x, y, sample_weight))
         transform = None if class_weight is None else class_weighted(class_weight)
@@ -349,12 +345,12 @@ class Trainer:
         if self._executor is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
-            self._executor, self._made_for = self._make(), made_for
+            self._executor, self._made_for, self._run.state = self._make(), made_for, None
         return self._executor
 
     def _settle(self) -> None:
         if self._executor is not None:
-            self._executor.settle()
+            self._executor.settle(self._run)
 
     def _adopt_optimizer(self) -> None:
         """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
@@ -379,21 +375,11 @@ class Trainer:
         told = {"verbose": verbose, "epochs": epochs, "steps": steps, "history": history}
         return CallbackRunner(self.model, callbacks, **told, engine=executor.engine)
 
-    def _number(self) -> int:
-        if getattr(self.model, "optimizer", None) is None:
-            raise SpecificationError(
-                message(
-                    "Training needs an optimizer.", "none", "pass Trainer(..., optimizer=...), or compile the model."
-                )
-            )
-        assert self._executor is not None
-        self._settle()
-        return self._executor.recount()
-
     def _finish(self) -> None:
         """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
         self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
-    def _validate(self, batches: Batches, steps: int | None, watch: CallbackRunner) -> dict:
-        logs = run_evaluation(self._build(batches), batches, steps, watch)
+    def _validate(self, through: Pass, steps: int | None, watch: CallbackRunner) -> dict:
+        assert self._executor is not None
+        logs = run_evaluation(self._executor, self._run, through, steps, watch)
         return {f"val_{name}": value for name, value in logs.items()}

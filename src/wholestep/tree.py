@@ -48,6 +48,9 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
     Raises:
         BatchError: there is no leaf, a leaf has no leading axis, or the lengths differ.
     """
+    found = {shape[0] if (shape := getattr(leaf, "shape", ())) else None for leaf in leaves(tree)}
+    if len(found) == 1 and (count := found.pop()) is not None:
+        return int(count)
     lengths = {}
     for label, leaf in named_leaves(tree, root):
         shape = getattr(leaf, "shape", None)

@@ -16,6 +16,7 @@ from wholestep.cut import Cut
 from wholestep.embeddings import Lookups, RowPlan, find, for_rows, worth_it
 from wholestep.engines.protocol import Engine
 from wholestep.forward import Forward, Outcome
+from wholestep.repeat import begun, several
 from wholestep.state import State
 from wholestep.sums import EpochSums
 from wholestep.tables import Table, TableRows
@@ -51,6 +52,7 @@ class Update:
         self.guards_gradients = guards_gradients
         self.stops = stops
         self.epoch_sums = EpochSums(forward)
+        self.empty_metrics: list[np.ndarray] = []  # what the metrics hold before the first row
         self._sums = engine.traced(forward.sums)
         self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables, engine.is_split)
 
@@ -95,7 +97,7 @@ class Update:
             sums = self.epoch_sums.add(state.sums, total.sums, total.extra + penalty, count)
             captured, state = state.captured, state._replace(captured=())
             state = self._advance(state, total, sums, grads, ok, touched, row_plan.optimizer)
-            return state, self._report(state, captured, loss, ok)
+            return self._reported(state, captured, loss, ok)
 
         return engine.traced(whole_update)
 
@@ -148,29 +150,23 @@ class Update:
         values = self.engine.params(state), state.buffers, state.metrics, captured
         self.engine.shapes(microbatch, *values, data, rows, count)
 
-    def run(self, update: Callable, length: int, example: tuple, *, loops: bool) -> Callable:
-        """Return the program (state, captured, data, rows, counts, num) -> (state, reports): `num` <= `length` updates.
-
-        The number is known only at run time, so one program serves a whole epoch, its tail and a user's own loop:
-        how updates are grouped into dispatches cannot change a bit of them.
-        """
+    def program(self, whole_update: Callable, length: int, example: tuple, *, loops: bool) -> Callable:
+        """Return the program (state, captured, data, rows, counts, span) -> (state, reports), see `several`."""
         engine = self.engine
-        if not loops:
 
-            def once(state: State, captured: list, data: Tree, rows: Tensor, counts: Tensor, num: Tensor) -> tuple:
-                state, report = update(state._replace(captured=captured), data, rows[0], counts[0])
-                return state, report[None]
+        def each(state: State, captured: list, data: Tree, rows: Tensor, count: Tensor, begins: Tensor) -> tuple:
+            # Not before the loop: there each choice would be a kernel, here the compiler adds it to another.
+            state = begun(state, begins, self.epoch_sums.empty(), self.empty_metrics)
+            return whole_update(state._replace(captured=captured), data, rows, count)
 
-            return once
-        report = engine.shapes(update, *example)[1]
+        report = engine.shapes(whole_update, *example)[1] if loops else None
+        updates = several(engine, each, report, length)
 
-        def several(state: State, captured: list, data: Tree, rows: Tensor, counts: Tensor, num: Tensor) -> tuple:
-            def one(i: Tensor, state: State) -> tuple[State, Tensor]:
-                return update(state._replace(captured=captured), data, rows[i], counts[i])
+        def program(state: State, *given: Tree) -> tuple[State, Tensor]:
+            state, reports = updates(engine.loaded(state), *given)
+            return engine.stored(state), reports
 
-            return engine.repeat(one, num, state, ops.zeros((length, *report.shape), report.dtype))
-
-        return several
+        return program
 
     # ---- what whole_update is made of ----
 
@@ -360,9 +356,12 @@ class Update:
         stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
         return state._replace(stopped=stopped)
 
-    def _report(self, state: State, captured: list, loss: Tensor, ok: Tensor) -> Tensor:
+    def _reported(self, state: State, captured: list, loss: Tensor, ok: Tensor) -> tuple[State, Tensor]:
+        """The state in which Keras' loss trackers hold the epoch's numbers, and all numbers as one vector."""
         logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
-        return self.epoch_sums.layout.pack(logs | {OWN_LOSS: loss, APPLIED: ops.cast(ok, keras.config.floatx())})
+        state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
+        verdict = {OWN_LOSS: loss, APPLIED: ops.cast(ok, keras.config.floatx())}
+        return state, self.epoch_sums.layout.pack(logs | verdict)
 
 
 def _apart(after: Tensor, before: Tensor) -> Tensor:

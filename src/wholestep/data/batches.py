@@ -11,8 +11,7 @@ from wholestep.data.order import whole_seed
 from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size, refuse_sizes
 from wholestep.data.source import Arrays, BatchStream, IndexedBatches, Kept, RowError, open_source
 from wholestep.errors import BatchError, message
-
-Tree = Any
+from wholestep.tree import Tree
 
 
 class Batches:
@@ -161,6 +160,11 @@ class Batches:
             except StopIteration:
                 raise _no_such_place(epoch, step, done) from None
 
+    def rewind(self) -> None:
+        """Go to the first batch of the first epoch; an iterator stays where it is."""
+        if not isinstance(self.source, BatchStream) or self.source.begins_again:
+            self.seek(0)
+
     def in_order(self) -> "Batches":
         """Return the same batches in one order for all epochs, from the first on; an iterator's are itself."""
         if isinstance(self.source, BatchStream) and not self.source.begins_again:
@@ -209,8 +213,8 @@ class Batches:
     def take(self, position: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
         """Return the batch at a position and the position after it; a stream has only its next one."""
         if self.unused:
-            block = self.unused.pop(0)
-            return block.host, block.end
+            batch = self.unused.pop(0)
+            return batch.host, batch.end
         if isinstance(self.source, BatchStream):
             return self._pull(position[1]), (position[0], position[1] + 1)
         if isinstance(self.source, IndexedBatches) and position[1] == 0:
@@ -254,9 +258,9 @@ class Batches:
             return self.load(0, 0)
         if self.unused:
             return self.unused[0].host
-        if self._has_ended and self.position[1]:
+        if self._peek() is None and self.source.begins_again and self.position[1]:
             return next(iter(self.source))
-        if self._peek() is None:
+        if self._peeked is None:
             raise BatchError(
                 message("The data must have at least one batch.", "none", "pass a stream that is not spent.")
             )
@@ -266,6 +270,7 @@ class Batches:
         """Return the next batch of a stream, which keeps it; None if there is none."""
         if self._peeked is None:
             self._peeked = next(self._running(self.position[1]), None)
+            self._has_ended = self._peeked is None
         return self._peeked
 
     @property

@@ -10,8 +10,7 @@ from wholestep.data.order import Order
 from wholestep.data.sequences import Sequences
 from wholestep.data.shapes import NONE, assign, best, given
 from wholestep.errors import BatchError, message
-
-Tree = Any
+from wholestep.tree import Tree
 
 
 @dataclass(frozen=True)

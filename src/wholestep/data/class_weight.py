@@ -7,8 +7,7 @@ import keras
 import numpy as np
 
 from wholestep.errors import BatchError, SpecificationError, message
-
-Tree = Any
+from wholestep.tree import Tree
 
 
 def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:

@@ -12,8 +12,7 @@ from wholestep.data.sequences import Sequences
 from wholestep.data.shapes import LONGEST
 from wholestep.data.source import Arrays, IndexedRows, to_numpy, with_arrays
 from wholestep.errors import BatchError, SpecificationError, message
-
-Tree = Any
+from wholestep.tree import Tree
 
 _AT_ONCE = 1024
 

@@ -6,6 +6,7 @@ of a billion-row source costs as much as a batch of a thousand.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from wholestep.errors import SpecificationError, message
 
 _ROUNDS = 6
+_CHUNK = 4096  # rows: what a few batches ask for is named at once, which takes hardly longer
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -34,10 +36,25 @@ class Order:
 
     def rows(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Return the row numbers at places start..stop-1 of the epoch, an int64 array (stop - start,)."""
-        places = np.arange(start, stop, dtype=np.uint64)
-        if self.shuffle:
-            places = permute(places, self.num_rows, self.seed, epoch, self.stream)
-        return places.astype(np.int64)
+        if not self.shuffle:
+            return np.arange(start, stop, dtype=np.int64)
+        first, last = start // _CHUNK, (stop - 1) // _CHUNK
+        if first == last:
+            return _chunk(self, epoch, first)[start - first * _CHUNK : stop - first * _CHUNK].copy()
+        return _permuted(self, epoch, start, stop)
+
+
+@lru_cache(maxsize=16)
+def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
+    """Return the row numbers at some places of an epoch, not to be changed: others may ask for them."""
+    rows = _permuted(order, epoch, number * _CHUNK, min((number + 1) * _CHUNK, order.num_rows))
+    rows.flags.writeable = False
+    return rows
+
+
+def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
+    places = np.arange(start, stop, dtype=np.uint64)
+    return permute(places, order.num_rows, order.seed, epoch, order.stream).astype(np.int64)
 
 
 def whole_seed(seed: Any) -> int:

@@ -17,8 +17,8 @@ from wholestep.data.order import Order, permute
 from wholestep.data.sequences import Sequences
 from wholestep.data.shapes import given
 from wholestep.errors import SpecificationError, message
+from wholestep.tree import Tree
 
-Tree = Any
 BESIDE = ("segment_ids", "positions")
 
 

@@ -12,8 +12,7 @@ from wholestep.data.order import Order
 from wholestep.data.packing import Packs, make_packs
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source
 from wholestep.errors import SpecificationError, message
-
-Tree = Any
+from wholestep.tree import Tree
 
 
 class LengthOptions(NamedTuple):

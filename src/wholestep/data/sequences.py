@@ -9,8 +9,8 @@ import numpy as np
 from wholestep import tree
 from wholestep.data.source import Arrays, IndexedRows, by_leaf, check_dtypes, stack, to_numpy
 from wholestep.errors import BatchError, message
+from wholestep.tree import Tree
 
-Tree = Any
 _NAME_ALL = "name the sequences that have lengths of their own: length={'source': ..., 'target': ...}."
 
 

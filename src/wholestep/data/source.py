@@ -10,8 +10,8 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.errors import BatchError, message
+from wholestep.tree import Tree
 
-Tree = Any
 _ATTEMPTS = {
     "O": "leave out what is None; pass rows of uneven length as a list, with tokens=... and length=...",
     "U": "encode strings as integers first: call the model's TextVectorization, StringLookup or Hashing on the data, "
@@ -88,7 +88,8 @@ class IndexedBatches:
     def load(self, rows: np.ndarray) -> Tree:
         """Return one batch, by its number."""
         number = int(rows[0])
-        return self.transform(numpy_batch(_read(self.batches.__getitem__, number, f"batch {number}", self.num_batches)))
+        batch = numpy_batch(_read(self.batches.__getitem__, number, f"batch {number}", self.num_batches))
+        return self.transform(tree.map_leaves(np.array, batch))  # a copy, as in BatchStream
 
     def begin_epoch(self) -> None:
         """Tell the data set that an epoch begins."""
@@ -315,6 +316,8 @@ def to_numpy(leaf: Any) -> np.ndarray:
 
 def check_dtypes(batch: Tree) -> None:
     """Refuse leaves that are not numbers."""
+    if all(leaf.dtype.kind in "biuf" for leaf in tree.leaves(batch)):
+        return
     for label, leaf in tree.named_leaves(batch):
         if leaf.dtype.kind not in "biuf":
             must = f"{label} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."

@@ -12,23 +12,25 @@ import numpy as np
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from keras.optimizers import Optimizer
 
+from wholestep.engines.jax_variables import JaxVariables
 from wholestep.engines.mesh import Shares, find_layout
 from wholestep.engines.protocol import Engine
 from wholestep.errors import BatchError, message
 from wholestep.processes import group
-from wholestep.state import State, Variables
+from wholestep.state import State
 from wholestep.tables import TableRows
 from wholestep.tree import Tensor, Tree
 
 _INT32 = np.iinfo(np.int32)
 
 
-class JaxEngine:
+class JaxEngine(JaxVariables):
     """The verbs of `wholestep.engines.protocol` on JAX."""
 
     name = "jax"
 
     always_xla = False  # nobody can ask for what there is no other way than
+    loops_once = True  # XLA on CPU hands small kernels to threads, but not in a loop: half the time (measured)
 
     def __init__(
         self,
@@ -40,13 +42,10 @@ class JaxEngine:
         if jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_eager(model)):
             warnings.warn("jit_compile=False has no effect: on JAX an update is always compiled.", stacklevel=2)
         self.optimizer: Optimizer = optimizer
-        self.layout = find_layout(replicas)
+        super().__init__(find_layout(replicas))
         self.processes = group.connect()
         self.waits = 0
         self.compilations = 0
-        self._given: dict[int, tuple] = {}
-        self._seen: dict[int, tuple] = {}
-        self._sharing: dict[int, jax.Array] = {}
 
     @property
     def num_replicas(self) -> int:
@@ -83,78 +82,6 @@ class JaxEngine:
 
     # ---- Keras variables and values ----
 
-    def read_variables(self, variables: Variables) -> tuple[list, list, list]:
-        """Return the values of (params, slots, buffers). The variables' own arrays: the next program spends them."""
-        seen: set[int] = set()
-        params, slots, buffers = variables.params, variables.slots, variables.buffers
-        return self._own(params, seen), self._own(slots, seen), self._own(buffers, seen)
-
-    def write_variables(self, variables: Variables, state: State) -> None:
-        """Let the Keras variables hold the values of the state. Waits for nothing."""
-        groups = [(variables.params, state.params), (variables.slots, state.slots), (variables.buffers, state.buffers)]
-        for known, values in groups:
-            for variable, value in zip(known, values, strict=True):
-                variable._value = self._alone(variable, value)
-        self.write_metrics(variables, state.metrics)
-
-    def write_metrics(self, variables: Variables, metrics: list) -> None:
-        """Let the variables of the Keras metrics hold these values. Waits for nothing."""
-        for variable, value in zip(variables.metrics, metrics, strict=True):
-            variable._value = self._alone(variable, value)
-
-    def read_captured(self, variables: list, state: State) -> list:
-        """Return the values of variables that are not the trainer's own. They are not spent.
-
-        Who shares an array with the state, or a device's part of one, as after `target.assign(online)`, gets one anew.
-        """
-        held = (*state.params, *state.slots, *state.buffers, *self._sharing.values()) if variables else ()
-        spent = {id(value) for value in held}
-        for variable in variables:
-            if id(variable.value) in spent:
-                variable._value = jnp.copy(variable.value)
-        return [self._read(v, v.value) for v in variables]
-
-    def _read(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        if self.layout is None:
-            return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
-        seen, placed = self._seen.get(id(variable), (None, None))
-        if seen is not value:
-            placed = self.layout.put(value, self.layout.of(variable))
-            self._seen[id(variable)] = value, placed
-        return placed
-
-    def changed_outside(self, variables: list) -> list:
-        """Return the variables whose values are not those that `write_variables` gave them."""
-        return [v for v in variables if self._given.get(id(v), (None,))[0] is not v.value]
-
-    def _own(self, variables: list, seen: set[int]) -> list:
-        """Return the variables' arrays; one that two variables share is copied, as no array can be spent twice."""
-        values = []
-        for variable in variables:
-            value = variable.value
-            values.append(self._at_home(variable, jnp.copy(value) if id(value) in seen else value))
-            seen.add(id(value))
-        return values
-
-    def _alone(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Return what a variable holds: where every device has all of it, the first device's, for Keras' own functions.
-
-        The whole array is kept, to be taken again if the variable still holds what it was given.
-        """
-        if self.layout is None or self.layout.distribution is not None:
-            return value
-        alone = value.addressable_data(0)
-        self._given[id(variable)] = (alone, value)
-        self._sharing[id(variable)] = alone
-        return alone
-
-    def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        if self.layout is None:
-            return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
-        self._sharing[id(variable)] = value
-        alone, whole = self._given.pop(id(variable), (None, None))
-        return whole if alone is value else self.layout.put(value, self.layout.of(variable))
-
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters of the state."""
         return state.params
@@ -168,9 +95,9 @@ class JaxEngine:
 
     resident = place
 
-    def numbers(self, *arrays: np.ndarray | np.generic) -> tuple:
-        """Return small host arrays in the form that a program takes soonest."""
-        return arrays if self.layout is None else self.place(arrays)
+    def staged(self, data: Tree) -> Tree:
+        """Return host arrays in the form that a program takes soonest: as they are, where there is one device."""
+        return jax.tree.map(_narrow, data) if self.layout is None else self.place(data)
 
     def shard(self, data: Tree, shares: np.ndarray) -> Shares:
         """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
@@ -181,7 +108,11 @@ class JaxEngine:
         """Return device values as numpy. The only place that waits."""
         self.waits += 1
         with self.processes.waiting("computing"):
-            return jax.device_get(values)
+            return jax.tree.map(np.asarray, values)
+
+    def is_ready(self, values: Tree) -> bool:
+        """Whether to fetch the values would not wait for a device."""
+        return all(leaf.is_ready() for leaf in jax.tree.leaves(values))
 
     # ---- inside a program ----
 
@@ -266,13 +197,13 @@ class JaxEngine:
             return function(carry, jax.tree.map(lambda leaf: leaf[0], pieces))
         return jax.lax.scan(lambda c, piece: (function(c, piece), None), carry, pieces)[0]
 
-    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tensor) -> tuple[State, Tensor]:
+    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
         """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
 
         def body(carry: tuple) -> tuple:
             i, state, reports = carry
             state, report = function(i, state)
-            return i + 1, state, reports.at[i].set(report)
+            return i + 1, state, jax.tree.map(lambda all, one: all.at[i].set(one), reports, report)
 
         def goes_on(carry: tuple) -> Tensor:
             return (carry[0] < num) & (carry[1].stopped == 0)

@@ -67,6 +67,10 @@ class Engine(Protocol):
         """True if the user asked for XLA, and there is another way."""
 
     @property
+    def loops_once(self) -> bool:
+        """True if an update that is sent alone is best compiled as a loop too."""
+
+    @property
     def freezes_reads(self) -> bool:
         """True if a variable that a function reads is a constant of the program."""
 
@@ -85,11 +89,29 @@ class Engine(Protocol):
     def read_variables(self, variables: Variables) -> tuple[list, list, list]:
         """The values of params, slots and buffers may all be spent; what stays in its variables is left out."""
 
+    def read_metrics(self, variables: Variables) -> list:
+        """The values of the Keras metrics' variables may be spent."""
+
+    def holds(self, variables: Variables, state: State) -> bool:
+        """False only if a variable that the update changes holds what the next program would not use."""
+
+    def at_rest(self, state: State) -> State:
+        """What is kept of the state from program to program; what stays in its variables is left out."""
+
+    def loaded(self, state: State) -> State:
+        """In a program, the state that was at rest, whole again."""
+
+    def stored(self, state: State) -> State:
+        """In a program, the state at rest; what stays in its variables is there when the program has run."""
+
     def write_variables(self, variables: Variables, state: State) -> None:
-        """The Keras variables hold the values of the state, and nothing was waited for."""
+        """The Keras variables hold the values of a state that a program has stored, and nothing was waited for."""
 
     def write_metrics(self, variables: Variables, metrics: list) -> None:
         """The variables of the Keras metrics hold these values, and nothing was waited for."""
+
+    def write_buffers(self, variables: Variables, buffers: list) -> None:
+        """The variables that are no parameters hold these values, and nothing was waited for."""
 
     def read_captured(self, variables: list, state: State) -> list:
         """The newest values of variables that no program reads itself are returned; spending the state spares them."""
@@ -108,14 +130,17 @@ class Engine(Protocol):
     def resident(self, data: Tree) -> Tree:
         """Every replica can gather rows of these data, again and again."""
 
-    def numbers(self, *arrays: np.ndarray | np.generic) -> tuple:
-        """A program takes these small arrays as it takes the same arrays placed."""
+    def staged(self, data: Tree) -> Tree:
+        """A program takes these host arrays as it takes the same arrays placed."""
 
     def shard(self, data: Tree, shares: np.ndarray) -> Tree:
         """Replica i holds the rows shares[i], int (replicas, rows of a replica)."""
 
     def fetch(self, values: Tree) -> Tree:
         """Every leaf is numpy on the host, which has waited for it once, and waits nowhere else."""
+
+    def is_ready(self, values: Tree) -> bool:
+        """True only if to fetch the values would not wait for a device."""
 
     # ---- inside a program ----
 
@@ -163,7 +188,7 @@ class Engine(Protocol):
     def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
         """The carry goes through (carry, piece) -> carry, piece by piece in order; pieces are (num, ...)."""
 
-    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tensor) -> tuple[State, Tensor]:
+    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
         """For i < num, (i, state) -> (state, report) runs until a state is stopped; other reports stay."""
 
     # ---- the optimizer ----

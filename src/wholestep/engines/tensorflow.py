@@ -12,18 +12,17 @@ from keras.optimizers import Optimizer
 from wholestep import tree
 from wholestep.engines.protocol import Engine
 from wholestep.engines.strategy import Shares, find_replicas
+from wholestep.engines.tensorflow_variables import TensorflowVariables
+from wholestep.engines.xla import FlatCall, choose_xla, is_not_for_xla
 from wholestep.processes.single import SingleProcess
-from wholestep.state import State, Variables
+from wholestep.state import State
 from wholestep.tables import TableRows
 from wholestep.tree import Tensor, Tree
 
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
-# XLA's convolutions on CPU are many times slower than TensorFlow's own (measured: 20x); sizes that only the values tell
-# fail in the middle of a run; what Python computes cannot be told from its graph. Of all others, trying tells.
-_NOT_FOR_XLA = ("Conv", "Depthwise", "Unique", "Where", "PyFunc", "EagerPyFunc")
 
 
-class TensorflowEngine:
+class TensorflowEngine(TensorflowVariables):
     """The verbs of `wholestep.engines.protocol` on TensorFlow."""
 
     name = "tensorflow"
@@ -37,14 +36,14 @@ class TensorflowEngine:
         replicas: int | str | None,
         jit_compile: bool | str,
     ):
+        super().__init__()
         self.optimizer: Optimizer = optimizer
         self.replicas = find_replicas(model, replicas)
         self.processes = SingleProcess()
         self.waits = 0
         self.compilations = 0
-        self.always_xla, self._why_no_xla = _choose_xla(model, jit_compile)
+        self.always_xla, self._why_no_xla = choose_xla(model, jit_compile)
         self._with_xla: list = []
-        self._variables: list = []
 
     @property
     def num_replicas(self) -> int:
@@ -81,31 +80,12 @@ class TensorflowEngine:
         """Return which variables no device holds whole: none."""
         return []
 
+    @property
+    def loops_once(self) -> bool:
+        """Whether single updates are compiled as a loop: where XLA is wanted, it takes nothing else."""
+        return self.always_xla
+
     # ---- Keras variables and values ----
-
-    def read_variables(self, variables: Variables) -> tuple[list, list, list]:
-        """Return the values of (params, slots, buffers); the first two stay in their variables."""
-        self._variables[:] = variables.params
-        return [], [], [tf.identity(v.value) for v in variables.buffers]
-
-    def write_variables(self, variables: Variables, state: State) -> None:
-        """Let the Keras variables hold the values of the state."""
-        for variable, value in zip(variables.buffers, state.buffers, strict=True):
-            variable.value.assign(value, read_value=False)
-        self.write_metrics(variables, state.metrics)
-
-    def write_metrics(self, variables: Variables, metrics: list) -> None:
-        """Let the variables of the Keras metrics hold these values."""
-        for variable, value in zip(variables.metrics, metrics, strict=True):
-            variable.value.assign(value, read_value=False)
-
-    def read_captured(self, variables: list, state: State) -> list:
-        """Return the values of variables that are not the trainer's own: none, as programs read them themselves."""
-        return []
-
-    def changed_outside(self, variables: list) -> list:
-        """Return the variables that somebody else may have assigned: any of them."""
-        return variables
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters as they are now; those `apart` as variables, which are not read as a whole."""
@@ -122,9 +102,9 @@ class TensorflowEngine:
         put = self.replicas.put
         return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
 
-    def numbers(self, *arrays: np.ndarray | np.generic) -> tuple:
-        """Return small host arrays in the form that a program takes soonest."""
-        return self.place(arrays)
+    def staged(self, data: Tree) -> Tree:
+        """Return host arrays in the form that a program takes soonest."""
+        return self.place(data)
 
     def shard(self, data: Tree, shares: np.ndarray) -> Shares:
         """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
@@ -136,6 +116,10 @@ class TensorflowEngine:
         """Return device values as numpy. The only place that waits."""
         self.waits += 1
         return tree.map_leaves(np.asarray, values)
+
+    def is_ready(self, values: Tree) -> bool:
+        """Whether to fetch the values would not wait: on the host, where programs end before they return."""
+        return all("CPU" in leaf.device for leaf in tree.leaves(values))
 
     # ---- inside a program ----
 
@@ -230,12 +214,12 @@ class TensorflowEngine:
             return carry
         return tf.while_loop(lambda i, _: i < num, body, (tf.constant(0), carry), parallel_iterations=1)[1]
 
-    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tensor) -> tuple[State, Tensor]:
+    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
         """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
 
-        def body(i: Tensor, state: State, reports: Tensor) -> tuple:
+        def body(i: Tensor, state: State, reports: Tree) -> tuple:
             state, report = function(i, state)
-            return i + 1, state, tf.tensor_scatter_nd_update(reports, [[i]], [report])
+            return i + 1, state, tf.nest.map_structure(lambda all, one: _set(all, i, one), reports, report)
 
         def goes_on(i: Tensor, state: State, _: Tensor) -> Tensor:
             return (i < num) & (state.stopped == 0)
@@ -309,10 +293,12 @@ class TensorflowEngine:
         self.compilations += 1
         specs = _specs(examples)
         graph = tf.function(function, autograph=False).get_concrete_function(*specs)
-        if not repeats or self.replicas is not None or self._why_no_xla:
+        if self.replicas is not None:
             return graph
-        if not self.always_xla and any(op.startswith(_NOT_FOR_XLA) for op in _operations(graph)):
-            return graph
+        if not repeats or self._why_no_xla:
+            return FlatCall(graph)
+        if not self.always_xla and is_not_for_xla(graph):
+            return FlatCall(graph)
         try:
             again = tf.function(lambda *given: graph(*given), autograph=False, jit_compile=True)  # not traced anew
             compiled = again.get_concrete_function(*specs)
@@ -321,9 +307,9 @@ class TensorflowEngine:
             self._why_no_xla = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
             if self.always_xla:
                 warnings.warn(f"jit_compile=True has no effect: {self._why_no_xla}.", UserWarning, stacklevel=2)
-            return graph
-        self._with_xla.append(compiled)
-        return compiled
+            return FlatCall(graph)
+        self._with_xla.append(FlatCall(compiled))
+        return self._with_xla[-1]
 
     def describe(self, program: Callable) -> str:
         """Return how a program is carried out, in plain words."""
@@ -344,16 +330,9 @@ class TensorflowEngine:
         return False
 
 
-def _choose_xla(model: keras.Model | None, asked: bool | str) -> tuple[bool, str]:
-    """Return whether every program is to be compiled by XLA, and why none is to be; nothing if trying shall tell."""
-    if model is not None and not all(layer.supports_jit for layer in model._flatten_layers()):
-        return False, "a layer says that XLA cannot compile it"
-    if model is not None and asked == "auto" and getattr(model, "compiled", False):
-        if model.jit_compile:
-            return True, ""
-        # Keras resolves "auto" in `compile` already: without a GPU to False, which says nothing of what the user wants.
-        asked = "auto" if not model._resolve_auto_jit_compile() else False
-    return asked is True, "" if asked else "jit_compile=False"
+def _set(all: tf.Tensor, i: Tensor, one: tf.Tensor) -> tf.Tensor:
+    """Return an array with another part i."""
+    return tf.tensor_scatter_nd_update(all, [[i]], [one])
 
 
 def _bits(value: tf.Tensor) -> tf.Tensor:
@@ -390,9 +369,3 @@ def _specs(arguments: Tree) -> Tree:
         return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
 
     return tf.nest.map_structure(spec, arguments)
-
-
-def _operations(program: tf.types.experimental.ConcreteFunction) -> set[str]:
-    definition = program.graph.as_graph_def()
-    functions = [node for function in definition.library.function for node in function.node_def]
-    return {node.op for node in [*definition.node, *functions]}

@@ -1,0 +1,186 @@
+"""The paths that people take: `fit` with what they give it, their own loop, and evaluation, beside the same in Keras.
+
+Each path is one function of `Contest`: it returns what ours does and what Keras does, each a function of no arguments
+that carries out all batches once and returns when the numbers are there.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+import wholestep as ws
+from benchmarks.works import WORKS
+
+_ROUNDS_TO_WARM_UP = 2
+_LARGE = 1024
+
+Run = Callable[[], Any]
+
+
+class Contest:
+    """One model, twice, and the data of work P."""
+
+    def __init__(self, *, quick: bool):
+        work = WORKS["P"]
+        self.size = work.batch_size
+        self.data = work.data(quick=quick)
+        self.num_batches = len(self.data["y"]) // self.size
+        self.trainer, self.model = ws.Trainer(work.model()), work.model()
+
+    def arrays(self, **given: Any) -> tuple[Run, Run]:
+        """`fit` on arrays."""
+        return self._fit(**self.data, batch_size=self.size, **given)
+
+    def validation(self) -> tuple[Run, Run]:
+        """`fit` with as many rows to validate on."""
+        return self.arrays(validation_data=(self.data["x"], self.data["y"]))
+
+    def logs(self) -> tuple[Run, Run]:
+        """`fit` with a callback that reads the loss of every batch."""
+        return self.arrays(callbacks=[_ReadsLogs()])
+
+    def weights(self) -> tuple[Run, Run]:
+        """`fit` with a callback that reads the weights after every 50th batch."""
+        return self.arrays(callbacks=[_ReadsWeights()])
+
+    def dataset(self) -> tuple[Run, Run]:
+        """`fit` on a PyDataset."""
+        return self._fit(_Dataset(self.batches()))
+
+    def generator(self) -> tuple[Run, Run]:
+        """`fit` on a generator of ready batches."""
+        batches, options = self.batches(), {"steps_per_epoch": self.num_batches, "verbose": 0}
+        return lambda: self.trainer.fit(_endless(batches), **options), lambda: self.model.fit(
+            _endless(batches), **options
+        )
+
+    def tf_data(self) -> tuple[Run, Run]:
+        """`fit` on a tf.data.Dataset that shuffles and batches."""
+        import tensorflow as tf
+
+        rows = tf.data.Dataset.from_tensor_slices((self.data["x"], self.data["y"]))
+        return self._fit(rows.shuffle(1000).batch(self.size).prefetch(tf.data.AUTOTUNE))
+
+    def loop(self) -> tuple[Run, Run]:
+        """One's own loop that reads no loss, beside `fit`."""
+        return self._loop(reads=False), self.arrays()[1]
+
+    def loop_reading(self) -> tuple[Run, Run]:
+        """One's own loop that reads every loss, beside `fit`."""
+        return self._loop(reads=True), self.arrays()[1]
+
+    def update(self) -> tuple[Run, Run]:
+        """One update on a batch in hand, beside `train_on_batch`."""
+        batches = self.batches()
+
+        def ours() -> None:
+            for batch in batches:
+                logs = self.trainer.update(batch)
+            dict(logs)
+
+        def theirs() -> None:
+            for batch in batches:
+                self.model.train_on_batch(*batch)
+
+        return ours, theirs
+
+    def evaluate(self) -> tuple[Run, Run]:
+        """`evaluate` on arrays."""
+        given = {**self.data, "batch_size": self.size, "verbose": 0}
+        return lambda: self.trainer.evaluate(**given), lambda: self.model.evaluate(**given)
+
+    def predict(self, size: int | None = None) -> tuple[Run, Run]:
+        """`predict` on arrays."""
+        given = {"x": self.data["x"], "batch_size": size or self.size, "verbose": 0}
+        return lambda: self.trainer.predict(**given), lambda: self.model.predict(**given)
+
+    def predict_large(self) -> tuple[Run, Run]:
+        """`predict` on arrays, in large batches."""
+        return self.predict(_LARGE)
+
+    def batches(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the data in ready batches."""
+        x, y, size = self.data["x"], self.data["y"], self.size
+        return [(x[start : start + size], y[start : start + size]) for start in range(0, len(y), size)]
+
+    def _fit(self, *given: Any, **options: Any) -> tuple[Run, Run]:
+        options["verbose"] = 0
+        return lambda: self.trainer.fit(*given, **options), lambda: self.model.fit(*given, **options)
+
+    def _loop(self, *, reads: bool) -> Run:
+        batches = ws.Batches((self.data["x"], self.data["y"]), batch_size=self.size)
+
+        def run() -> None:
+            for step in self.trainer.steps(batches):
+                if reads:
+                    step.loss  # noqa: B018  the user looks at it
+            step.loss  # noqa: B018  and all of them wait for the end
+
+        return run
+
+
+PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
+    "fit, arrays": Contest.arrays,
+    "fit, validation_data": Contest.validation,
+    "fit, a callback reads every batch's logs": Contest.logs,
+    "fit, a callback reads the weights every 50 batches": Contest.weights,
+    "fit, a PyDataset": Contest.dataset,
+    "fit, a generator": Contest.generator,
+    "fit, tf.data": Contest.tf_data,
+    "steps(), beside fit": Contest.loop,
+    "steps(), every loss read, beside fit": Contest.loop_reading,
+    "update(), beside train_on_batch": Contest.update,
+    "evaluate": Contest.evaluate,
+    "predict, batch 60": Contest.predict,
+    "predict, batch 1024": Contest.predict_large,
+}
+
+
+def measure(rounds: int, quick: bool, only: str = "") -> dict[str, dict[str, list[float]]]:
+    """Return for each path the microseconds a batch takes, ours and in Keras, one for each round, in turns."""
+    found = {}
+    for name, path in PATHS.items():
+        if only in name:
+            contest = Contest(quick=quick)
+            runs = dict(zip(("wholestep", "Keras"), path(contest), strict=True))
+            times: dict[str, list[float]] = {who: [] for who in runs}
+            for i in range(rounds + _ROUNDS_TO_WARM_UP):
+                for who, run in runs.items():
+                    begin = time.perf_counter()
+                    run()
+                    seconds = time.perf_counter() - begin
+                    times[who] += [seconds / contest.num_batches * 1e6] if i >= _ROUNDS_TO_WARM_UP else []
+            found[name] = times
+    return found
+
+
+class _ReadsLogs(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        assert logs is not None
+        float(logs["loss"])
+
+
+class _ReadsWeights(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if batch % 50 == 0:
+            self.model.get_weights()
+
+
+class _Dataset(keras.utils.PyDataset):
+    def __init__(self, batches: list):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.batches[i]
+
+
+def _endless(batches: list) -> Iterator[Any]:
+    while True:
+        yield from batches

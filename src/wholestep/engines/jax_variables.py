@@ -1,0 +1,134 @@
+"""Keras variables on JAX: they hold the very arrays that the next program spends, and the newest values at any time."""
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from wholestep.engines.mesh import MeshLayout
+from wholestep.state import State, Variables
+
+
+class JaxVariables:
+    """The verbs of `wholestep.engines.protocol` that read and write Keras variables.
+
+    Args:
+        layout: where arrays lie on several devices; None for one.
+    """
+
+    def __init__(self, layout: MeshLayout | None):
+        self.layout = layout
+        self._given: dict[int, tuple] = {}  # by variable, the part of one device, and the whole array
+        self._seen: dict[int, tuple] = {}
+        self._sharing: dict[int, jax.Array] = {}
+
+    def read_variables(self, variables: Variables) -> tuple[list, list, list]:
+        """Return the values of (params, slots, buffers). The variables' own arrays: the next program spends them."""
+        seen: set[int] = set()
+        params, slots, buffers = variables.params, variables.slots, variables.buffers
+        return self._own(params, seen), self._own(slots, seen), self._own(buffers, seen)
+
+    def read_metrics(self, variables: Variables) -> list:
+        """Return the values of the Keras metrics' variables, to be spent by the next program."""
+        return self._own(variables.metrics, set())
+
+    def holds(self, variables: Variables, state: State) -> bool:
+        """Whether the variables that an update changes still hold the values of the state."""
+        known, values = [*variables.params, *variables.slots, *variables.buffers], _changed(state)
+        if len(known) != len(values):
+            return False
+        if self._gives_whole:
+            return all(variable._value is value for variable, value in zip(known, values, strict=True))
+        given = self._given
+        pairs = ((v, given.get(id(v), (None, None)), value) for v, value in zip(known, values, strict=True))
+        return all(v._value is alone and whole is value for v, (alone, whole), value in pairs)
+
+    def write_variables(self, variables: Variables, state: State) -> None:
+        """Let the Keras variables hold the values of the state. Waits for nothing."""
+        self._write([*variables.params, *variables.slots, *variables.buffers], _changed(state))
+        self._write(variables.metrics, state.metrics)
+
+    def write_metrics(self, variables: Variables, metrics: list) -> None:
+        """Let the variables of the Keras metrics hold these values. Waits for nothing."""
+        self._write(variables.metrics, metrics)
+
+    def write_buffers(self, variables: Variables, buffers: list) -> None:
+        """Let the variables that are no parameters hold these values. Waits for nothing."""
+        self._write(variables.buffers, buffers)
+
+    def _write(self, variables: list, values: list) -> None:
+        whole = self._gives_whole
+        for variable, value in zip(variables, values, strict=True):
+            variable._value = value if whole else self._alone(variable, value)
+
+    def at_rest(self, state: State) -> State:
+        """Return what is kept of the state between programs: all of it."""
+        return state
+
+    def loaded(self, state: State) -> State:
+        """Return, in a program, the state that was kept between programs: all of it is given."""
+        return state
+
+    def stored(self, state: State) -> State:
+        """Return, in a program, what is to be kept of the state: the variables are written when it is back."""
+        return state
+
+    def read_captured(self, variables: list, state: State) -> list:
+        """Return the values of variables that are not the trainer's own. They are not spent.
+
+        Who shares an array with the state, or a device's part of one, as after `target.assign(online)`, gets one anew.
+        """
+        held = (*state.params, *state.slots, *state.buffers, *self._sharing.values()) if variables else ()
+        spent = {id(value) for value in held}
+        for variable in variables:
+            if id(variable.value) in spent:
+                variable._value = jnp.copy(variable.value)
+        return [self._read(v, v.value) for v in variables]
+
+    def _read(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
+        if self.layout is None:
+            return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
+        seen, placed = self._seen.get(id(variable), (None, None))
+        if seen is not value:
+            placed = self.layout.put(value, self.layout.of(variable))
+            self._seen[id(variable)] = value, placed
+        return placed
+
+    def changed_outside(self, variables: list) -> list:
+        """Return the variables whose values are not those that `write_variables` gave them."""
+        return [v for v in variables if self._given.get(id(v), (None,))[0] is not v.value]
+
+    def _own(self, variables: list, seen: set[int]) -> list:
+        """Return the variables' arrays; one that two variables share is copied, as no array can be spent twice."""
+        values = []
+        for variable in variables:
+            value = variable.value
+            values.append(self._at_home(variable, jnp.copy(value) if id(value) in seen else value))
+            seen.add(id(value))
+        return values
+
+    def _alone(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
+        """Return what a variable holds: where every device has all of it, the first device's, for Keras' own functions.
+
+        The whole array is kept, to be taken again if the variable still holds what it was given.
+        """
+        alone = value.addressable_data(0)
+        self._given[id(variable)] = (alone, value)
+        self._sharing[id(variable)] = alone
+        return alone
+
+    @property
+    def _gives_whole(self) -> bool:
+        """Whether variables hold the arrays of the state themselves."""
+        return self.layout is None or self.layout.distribution is not None
+
+    def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
+        if self.layout is None:
+            return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
+        self._sharing[id(variable)] = value
+        alone, whole = self._given.get(id(variable), (None, None))
+        return whole if alone is value else self.layout.put(value, self.layout.of(variable))
+
+
+def _changed(state: State) -> list:
+    """Return the values that an update changes of Keras variables."""
+    return [*state.params, *state.slots, *state.buffers]

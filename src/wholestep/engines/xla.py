@@ -1,0 +1,52 @@
+"""Programs on TensorFlow: whether XLA compiles them, and how they are called."""
+
+import keras
+import tensorflow as tf
+
+from wholestep.tree import Tree
+
+# XLA's convolutions on CPU are many times slower than TensorFlow's own (measured: 20x); sizes that only the values tell
+# fail in the middle of a run; what Python computes cannot be told from its graph. Of all others, trying tells.
+_NOT_FOR_XLA = ("Conv", "Depthwise", "Unique", "Where", "PyFunc", "EagerPyFunc")
+
+
+def choose_xla(model: keras.Model | None, asked: bool | str) -> tuple[bool, str]:
+    """Return whether every program is to be compiled by XLA, and why none is to be; nothing if trying shall tell."""
+    if model is not None and not all(layer.supports_jit for layer in model._flatten_layers()):
+        return False, "a layer says that XLA cannot compile it"
+    if model is not None and asked == "auto" and getattr(model, "compiled", False):
+        if model.jit_compile:
+            return True, ""
+        # Keras resolves "auto" in `compile` already: without a GPU to False, which says nothing of what the user wants.
+        asked = "auto" if not model._resolve_auto_jit_compile() else False
+    return asked is True, "" if asked else "jit_compile=False"
+
+
+def is_not_for_xla(program: tf.types.experimental.ConcreteFunction) -> bool:
+    """Whether a traced function holds an operation that XLA is known to be slow at, or to fail at."""
+    definition = program.graph.as_graph_def()
+    functions = [node for function in definition.library.function for node in function.node_def]
+    return any(node.op.startswith(_NOT_FOR_XLA) for node in [*definition.node, *functions])
+
+
+class FlatCall:
+    """A traced function that is called by its tensors, in their order.
+
+    What TensorFlow does with nested arguments at every call takes as long as a small update.
+
+    >>> function = tf.function(lambda pair: {"sum": pair[0] + pair[1]})
+    >>> traced = function.get_concrete_function((tf.TensorSpec(()), tf.TensorSpec(())))
+    >>> float(FlatCall(traced)((tf.constant(1.0), tf.constant(2.0)))["sum"])
+    3.0
+    """
+
+    def __init__(self, traced: tf.types.experimental.ConcreteFunction):
+        self.traced = traced
+        self._function = traced.inference_fn
+        self._captured = traced.captured_inputs
+        self._results = traced.structured_outputs
+
+    def __call__(self, *arguments: Tree) -> Tree:
+        """Return what the function returns, nested as it nests that."""
+        tensors = [tensor for tensor in tf.nest.flatten(arguments) if tensor is not None]
+        return tf.nest.pack_sequence_as(self._results, self._function.call_flat(*tensors, *self._captured))

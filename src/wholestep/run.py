@@ -1,0 +1,60 @@
+"""Run: where a training stands, and the one loop through which everything moves on."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from wholestep.data.block import Block
+from wholestep.data.feed import Feed
+from wholestep.state import State
+
+Sent = TypeVar("Sent", covariant=True)
+
+
+@dataclass
+class Run:
+    """Where a training stands.
+
+    Args:
+        state: what the next update spends; None before the first.
+        number: the number of the last update: the optimizer's `iterations`, and how many updates were skipped.
+        num_skipped: the updates that were left out because they were not finite.
+        begins: whether the next update is the first of an epoch, which begins with empty sums and metrics.
+    """
+
+    state: State | None = None
+    number: int = 0
+    num_skipped: int = 0
+    begins: bool = True
+
+
+class Sends(Protocol[Sent]):
+    """Whatever sends blocks to the device: an executor's updates, or an evaluation."""
+
+    def send(self, run: Run, feed: Feed, block: Block) -> Sent:
+        """Send a block; return what will tell of it."""
+
+
+def updates(
+    line: Sends[Sent],
+    run: Run,
+    feed: Feed,
+    num: int | None,
+    size: Callable[[], int],
+    *,
+    once: bool = False,
+    before: Callable[[], None] = lambda: None,
+) -> Generator[Sent, None, None]:
+    """Carry out the updates that a feed yields; yield what tells of each block as soon as the block is sent.
+
+    An evaluation's batches, which update nothing, go the same way. Between any two blocks the run may be looked at.
+
+    Args:
+        num: how many updates (None: to the end of the epoch).
+        size: how many may go in the next dispatch.
+        once: whether they end with the epoch in any case.
+        before: called before a block is sent.
+    """
+    for block in feed.blocks(num, size, once=once):
+        before()
+        yield line.send(run, feed, block)

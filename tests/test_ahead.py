@@ -1,0 +1,111 @@
+"""A thread draws ahead from what takes long, and from nothing else; it ends with its loop and with the script."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import wholestep as ws
+from wholestep.data import ahead
+from wholestep.data.ahead import Ahead
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name == "wholestep-feed"]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Let every iterator count as one that takes long."""
+    monkeypatch.setattr(ahead, "_LONG", 0.0)
+
+
+def test_what_is_quick_needs_no_thread():
+    seen = []
+    for item in Ahead(iter(range(9))):
+        seen.append(item)
+        assert not threads()
+    assert seen == list(range(9))
+
+
+def test_what_takes_long_is_drawn_by_a_thread_in_order(slow):
+    drawn = Ahead(iter(range(99)))
+    seen, alive = [], []
+    for item in drawn:
+        seen.append(item)
+        alive.append(len(threads()))
+    assert seen == list(range(99))
+    assert alive[:5] == [0, 0, 0, 0, 1]
+    drawn.close()
+    assert not threads()
+
+
+def test_what_was_drawn_and_not_used_comes_back(slow):
+    source = iter(range(99))
+    drawn, seen = Ahead(source), []
+    for item in drawn:
+        seen.append(item)
+        if item == 6:
+            break
+    assert [*seen, *drawn.close(), *source] == list(range(99))
+    assert not threads()
+
+
+@pytest.mark.parametrize("after", [2, 7])
+def test_an_error_comes_where_its_item_would_have(slow, after):
+    def broken():
+        yield from range(after)
+        raise OSError("the disk is gone")
+
+    drawn = Ahead(broken())
+    items = iter(drawn)
+    assert [next(items) for _ in range(after)] == list(range(after))
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(items)
+    drawn.close()
+    assert not threads()
+
+
+def test_a_stream_that_takes_long_loses_nothing(slow):
+    from small import X, Y, model
+
+    taken = []
+
+    def stream():
+        for i in range(12):
+            taken.append(i)
+            yield X, Y
+
+    trainer, batches = ws.Trainer(model()), ws.Batches(stream())
+    numbers = []
+    while len(numbers) < 12:
+        for step in trainer.steps(batches):
+            numbers.append(step.batch)
+            if len(numbers) % 7 == 0:
+                break
+    assert numbers == list(range(12))
+    assert taken == list(range(12))
+    assert not threads()
+
+
+LEFT = """
+import atexit, itertools, threading
+import keras, numpy as np, wholestep as ws
+from wholestep.data import ahead
+
+ahead._LONG = 0.0
+names = lambda: [thread.name for thread in threading.enumerate()]
+atexit.register(lambda: print("wholestep-feed" in names()))
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+steps = ws.Trainer(model).steps(ws.Batches(itertools.repeat((np.ones((3, 2)), np.ones((3, 1))))))
+for _ in range(6):
+    next(steps)
+print("wholestep-feed" in names())
+"""
+
+
+def test_no_thread_is_left_when_a_script_ends_inside_a_loop():
+    ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "True\nFalse\n"), ended.stderr
