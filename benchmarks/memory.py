@@ -23,7 +23,7 @@ def measure(parts: int | None, quick: bool) -> dict:
         return {"peak": _peak() - before, "program": None}
     trainer = ws.Trainer(model, microbatch_size=work.batch_size // parts)
     trainer.fit(**data, batch_size=work.batch_size, verbose=0)
-    (program,) = trainer._executor.planner.programs.values()
+    (program,) = trainer.executor.planner.programs.values()
     return {"peak": _peak() - before, "program": program.memory}
 
 

@@ -285,12 +285,12 @@ class Tagging(ws.Objective):
         return ws.Mean(values, weight)
 
 
-def tagger(learning_rate=0.5):
+def tagger(learning_rate=0.5, **how):
     inputs = keras.Input((None,), dtype="int32")
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Embedding(5, 3)(inputs)))
     for i, variable in enumerate(model.weights):
         variable.assign(np.random.default_rng(i).integers(-2, 3, variable.shape))
-    return ws.Trainer(model, Tagging(), optimizer=keras.optimizers.SGD(learning_rate))
+    return ws.Trainer(model, Tagging(), optimizer=keras.optimizers.SGD(learning_rate), **how)
 
 
 def tagged(lengths):
@@ -307,7 +307,7 @@ def test_as_many_programs_as_shapes():
     data = ws.Batches(tagged(lengths), tokens=256, length=lengths, pad={"labels": -100}, boundaries=[10, 20, 40])
     trainer = tagger(0.001)
     steps = list(trainer.steps(data, epochs=2))
-    executor = trainer._executor
+    executor = trainer.executor
     assert len(steps) == 2 * len(data)
     assert len(executor.planner.programs) == len(data.shapes) == 3
     probes = executor.engine.compilations - 3
@@ -322,7 +322,7 @@ def test_a_short_batch_of_one_row_needs_no_program_of_its_own():
     trainer = tagger(0.001)
     assert [len(rows) for rows in epoch(data)] == [2, 2, 1]
     assert len(list(trainer.steps(data))) == 3
-    assert len(trainer._executor.planner.programs) == 1
+    assert len(trainer.executor.planner.programs) == 1
 
 
 @pytest.mark.parametrize("microbatch_size", ["auto", 3])
@@ -332,10 +332,9 @@ def test_a_short_batch_filled_up_is_the_same_rows_alone(microbatch_size):
     rows = tagged(lengths)
     data = ws.Batches(rows, tokens=16, length=lengths, pad={"labels": -100}, boundaries=[4], shuffle=False)
     data.seek(0, 1)
-    filled, alone = tagger(), tagger()
-    filled._options = filled._options._replace(microbatch_size=microbatch_size)
+    filled, alone = tagger(microbatch_size=microbatch_size), tagger()
     (step,) = filled.steps(data)
-    (program,) = filled._executor.planner.programs.values()
+    (program,) = filled.executor.planner.programs.values()
     assert program.cut.rows == 4
     parts = [
         {k: np.pad(v, (0, 6 - len(v)), constant_values=-100 if k == "labels" else 0) for k, v in row.items()}
@@ -386,7 +385,7 @@ def test_a_stream_that_buckets_by_itself_is_exact():
     value = (embeddings @ kernel + bias)[:, 0]
     total = sum(np.square(value[row["ids"]] - row["labels"]).sum() for row in rows)
     assert loss == np.float32(total) / np.float32(lengths.sum())
-    assert sorted(p.cut.rows for p in trainer._executor.planner.programs.values()) == [4, 8, 8]
+    assert sorted(p.cut.rows for p in trainer.executor.planner.programs.values()) == [4, 8, 8]
 
 
 @pytest.mark.large

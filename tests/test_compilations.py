@@ -101,5 +101,5 @@ def test_verbose_decides_whether_the_line_is_told():
     trainer = ws.Trainer(model())
     for verbose, is_quiet in ((0, True), (2, False)):
         trainer.evaluate(X, Y, verbose=verbose)
-        assert trainer._executor.compilations.is_quiet is is_quiet
-        assert trainer._executor.evaluation.compilations.is_quiet is is_quiet
+        assert trainer.executor.compilations.is_quiet is is_quiet
+        assert trainer.executor.evaluation.compilations.is_quiet is is_quiet

@@ -110,7 +110,7 @@ def test_axes_that_a_gradient_needs_are_constants_where_it_is_taken():
     # Else XLA takes all arguments for constants, and compiles anew whenever one has another value.
     trainer = ws.Trainer(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]), Transposed(), optimizer="sgd")
     trainer.fit(X[:, 0], batch_size=2, verbose=0)
-    (program,) = trainer._executor.planner.programs.values()
+    (program,) = trainer.executor.planner.programs.values()
     assert program.how == "XLA compiles it."
     inverted = 0
     for function in program.call.traced.graph.as_graph_def().library.function:

@@ -388,7 +388,7 @@ def test_the_memory_of_an_update_does_not_grow_with_the_table():
     needs = []
     for size in (2_000, 200_000):
         _, trainer = updated("adagrad", size=size)
-        needs.append(next(iter(trainer._executor.planner.programs.values())).memory)
+        needs.append(next(iter(trainer.executor.planner.programs.values())).memory)
     assert needs[1] <= needs[0] + 1024
 
 

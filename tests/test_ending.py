@@ -66,7 +66,7 @@ def test_a_last_update_that_was_not_applied_is_told_when_the_script_ends_unless_
 def test_a_trainer_that_is_gone_is_told_of_and_not_kept_alive(hooks, capsys, on_nonfinite):
     trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite=on_nonfinite)
     trainer.update((BAD, Y))
-    executor = weakref.ref(trainer._executor)
+    executor = weakref.ref(trainer.executor)
     del trainer
     gc.collect()
     assert executor() is None

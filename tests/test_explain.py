@@ -114,4 +114,4 @@ def test_every_sentence_is_true(name, calls):
     assert ("Cutting changes nothing in this model." in said) == (fills or name == "add_loss")
     assert ("Of the 50 rows of 'words'" in said) == (name == "table")
     assert "The data stay on the device" in said
-    assert ("programs for updates of several shapes" in said) == (len(trainer._executor.planner.programs) > 1)
+    assert ("programs for updates of several shapes" in said) == (len(trainer.executor.planner.programs) > 1)

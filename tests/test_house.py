@@ -141,3 +141,9 @@ def test_the_walk_names_real_functions_and_is_short():
 def test_every_word_has_one_meaning():
     words = re.findall(r"^\| ([a-z, ]+) \| [a-z]", ARCHITECTURE.split("## Words")[1], flags=re.MULTILINE)[1:]
     assert len(words) == len(set(words)) <= 25
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("*.py")), ids=lambda p: p.name)
+def test_no_test_reaches_into_a_trainer(path):
+    owners = "trainer|executor|planner|feed|batches|step|report|engine"
+    assert re.findall(rf"\b(?:{owners})\._[a-z]\w*", path.read_text()) == []

@@ -9,7 +9,7 @@ import pytest
 from zoo import BATCH, KINDS, ROWS, Kind
 
 import wholestep as ws
-from wholestep import tree
+from wholestep import building, engines, tree
 
 ENGINE = keras.backend.backend()
 EVERY = 2 if ENGINE == "jax" else 8  # a strategy's programs take TensorFlow several times as long
@@ -50,7 +50,9 @@ class Run:
         # XLA draws others than Keras; on JAX there is nothing else.
         self.how = {"jit_compile": False} if kind.draws and ENGINE == "tensorflow" else {}
         self.trainer = ws.Trainer(self.model, **self.how)
-        self.trainer._build(ws.Batches(self.data, BATCH))
+        building.Builder(self.model, None).build(ws.Batches(self.data, BATCH))
+        with engines.scope(self.model):
+            self.model.optimizer.build(self.model.trainable_variables)
         self.start = values(self.model)
 
     def begin_again(self) -> None:

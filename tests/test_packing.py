@@ -195,7 +195,7 @@ def test_packed_rows_make_the_update_of_the_rows_alone():
     rows = labelled(lengths)
     together, alone = summer(), summer()
     (step,) = together.steps(ws.Batches(rows, tokens=40, length=lengths, pack=True, boundaries=[8]))
-    assert together._executor.planner.programs
+    assert together.executor.planner.programs
     padded = {k: np.stack([np.pad(row[k], (0, 5 - len(row[k]))) for row in rows]) for k in rows[0]}
     segments = (np.arange(5) < np.array(lengths)[:, None]).astype(np.int32)
     logs = alone.update(padded | {"segment_ids": segments, "positions": np.arange(5)[None] * segments})
@@ -211,7 +211,7 @@ def test_one_program_for_all_packed_batches():
     trainer = summer()
     trainer.model.optimizer.learning_rate = 0.001
     assert len(list(trainer.steps(data, epochs=2))) == 2 * len(data)
-    assert len(trainer._executor.planner.programs) == 1
+    assert len(trainer.executor.planner.programs) == 1
 
 
 def test_an_error_names_the_rows_that_are_packed_together():

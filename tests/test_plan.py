@@ -17,7 +17,7 @@ ENGINE = keras.backend.backend()
 def counted(made, trainer=None, **how):
     trainer = trainer or ws.Trainer(made)
     trainer.fit(X, Y, **{"batch_size": 5, "verbose": 0} | how)
-    return trainer, trainer._executor.engine
+    return trainer, trainer.executor.engine
 
 
 def test_one_compilation_serves_every_epoch_and_ones_own_loop():
@@ -36,7 +36,7 @@ def test_a_short_batch_is_padded_into_the_same_program():
 def test_a_short_batch_of_a_coupled_model_keeps_its_own_shape():
     made = model(keras.layers.BatchNormalization())
     trainer, _ = counted(made, batch_size=6)
-    assert sorted(p.cut.rows for p in trainer._executor.planner.programs.values()) == [2, 6]
+    assert sorted(p.cut.rows for p in trainer.executor.planner.programs.values()) == [2, 6]
 
 
 def test_the_host_waits_once_a_dispatch():
@@ -53,7 +53,7 @@ def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
     trainer = ws.Trainer(made, memory_limit=1)
     trainer.fit(X, Y, batch_size=16, verbose=0)
     ws.Trainer(whole).fit(X, Y, batch_size=16, verbose=0)
-    cut = next(iter(trainer._executor.planner.programs.values())).cut
+    cut = next(iter(trainer.executor.planner.programs.values())).cut
     assert cut.num_microbatches == {"jax": 16, "tensorflow": 1}[ENGINE]
     for a, b in zip(values(made), values(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
@@ -103,7 +103,7 @@ def test_a_memory_limit_never_cuts_a_coupled_model():
     trainer = ws.Trainer(model(keras.layers.BatchNormalization()), memory_limit=1)
     with pytest.warns(UserWarning, match="not cut to fit in 1 bytes: the rows of a batch see each other"):
         trainer.fit(X, Y, batch_size=ROWS, verbose=0)
-    (program,) = trainer._executor.planner.programs.values()
+    (program,) = trainer.executor.planner.programs.values()
     assert program.cut.num_microbatches == 1
 
 
@@ -120,7 +120,7 @@ def test_the_peak_falls_with_the_microbatch():
         made.compile("sgd", "mse")
         trainer = ws.Trainer(made, microbatch_size=size)
         trainer.fit(x, y, batch_size=2048, verbose=0)
-        return next(iter(trainer._executor.planner.programs.values())).memory
+        return next(iter(trainer.executor.planner.programs.values())).memory
 
     assert memory(256) < 0.5 * memory("auto")
 

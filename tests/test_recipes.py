@@ -86,7 +86,7 @@ def test_rows_that_meet_in_a_contrastive_loss_stay_together():
 def test_a_policy_learns_from_episodes_of_any_length():
     names = cook("Policy gradient")
     assert np.mean(names["rewards"][-10:]) > np.mean(names["rewards"][:5]) + 0.15
-    assert len(names["trainer"]._executor.planner.programs) <= 3
+    assert len(names["trainer"].executor.planner.programs) <= 3
 
 
 def test_what_is_frozen_stays_and_moves_when_it_is_not():

@@ -332,7 +332,7 @@ def test_data_parallel_is_honoured():
 
 
 def program(trainer):
-    return next(iter(trainer._executor.planner.programs.values())).call.as_text()
+    return next(iter(trainer.executor.planner.programs.values())).call.as_text()
 
 
 def reduced(text):

@@ -26,7 +26,7 @@ def check_every_cut(case, parts=PARTS):
     for num in parts:
         size = -(-num_rows_of(case) // num)
         cut, trainer = one_update(case, size)
-        program = list(trainer._executor.planner.programs.values())[-1]
+        program = list(trainer.executor.planner.programs.values())[-1]
         assert program.cut.num_microbatches > 1, trainer.explain()
         assert differing(whole, cut) == [], f"microbatches of {size}"
 

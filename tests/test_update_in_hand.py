@@ -11,7 +11,7 @@ import wholestep as ws
 
 
 def sizes(trainer):
-    return sorted(program.cut.rows for program in trainer._executor.planner.programs.values())
+    return sorted(program.cut.rows for program in trainer.executor.planner.programs.values())
 
 
 def test_batches_of_ever_other_sizes_are_few_programs():
@@ -35,7 +35,7 @@ def test_rows_that_see_each_other_keep_their_own_shape():
 def test_nothing_is_fetched_that_nobody_reads(monkeypatch):
     trainer = ws.Trainer(model())
     trainer.update((X, Y))["loss"]
-    engine = trainer._executor.engine
+    engine = trainer.executor.engine
     waits = engine.waits
     monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
     logs = trainer.update((X, Y))

@@ -56,6 +56,11 @@ class Trainer:
     Raises:
         SpecificationError: arguments that cannot mean anything.
 
+    Attributes:
+        model: the model.
+        run: where the training stands, see `wholestep.run.Run`.
+        executor: what has been compiled for the model as it is; None before the first call.
+
     >>> import keras, numpy as np, wholestep as ws
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
@@ -89,8 +94,8 @@ class Trainer:
         self._options = Options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
         self._builder = Builder(model, objective)
         self._guard = Guard()
-        self._executor: Executor | None = None
-        self._run = Run()
+        self.executor: Executor | None = None
+        self.run = Run()
         self._made_for: list = []
         self._epochs = 0
         self._optimizer = (
@@ -160,7 +165,7 @@ class Trainer:
                 batches.seek(self._epochs)
             if to_validate is not None:
                 validation_steps = arguments.limit_steps(validation_steps, to_validate.num_batches)
-            run, validation, feed = self._run, None, executor.feed(self._run, batches)
+            run, validation, feed = self.run, None, executor.feed(self.run, batches)
             with self._counting(batches):
                 for epoch in range(begin, epochs):
                     watch.callbacks.on_epoch_begin(epoch)
@@ -217,7 +222,7 @@ class Trainer:
             executor = self._build(batches)
             arguments.check_trains(self.model)
             executor.be_quiet(False)
-            return run_steps(executor, self._run, batches, epochs, self._guard)
+            return run_steps(executor, self.run, batches, epochs, self._guard)
 
     def update(self, batch: Any) -> Mapping[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
@@ -240,8 +245,8 @@ class Trainer:
             batches = open_prepared(iter([batch]), None, self._preparation("fit"))
             executor = self._build(batches)
             arguments.check_trains(self.model)
-            executor.recount(self._run)
-            return run_update(executor, self._run, batches)
+            executor.recount(self.run)
+            return run_update(executor, self.run, batches)
 
     # ---- without an update ----
 
@@ -268,7 +273,7 @@ class Trainer:
             executor = self._build(batches)
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._watch(executor, callbacks, verbose, 1, steps or batches.num_batches)
-            logs = run_evaluation(executor, self._run, executor.open_pass(batches), steps, watch)
+            logs = run_evaluation(executor, self.run, executor.open_pass(batches), steps, watch)
             return logs if return_dict else compiled.in_order(self.model, logs)
 
     def predict(
@@ -291,12 +296,12 @@ class Trainer:
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._watch(executor, callbacks, verbose, 1, steps or batches.num_batches)
             through = executor.open_pass(batches, predicts=True, is_whole=whole or batches.is_ready)
-            return run_prediction(executor, self._run, through, steps, watch)
+            return run_prediction(executor, self.run, through, steps, watch)
 
     def explain(self) -> str:
         """Return how updates are carried out, in plain words. Complete once one has been."""
         self._settle()
-        executor = self._executor
+        executor = self.executor
         if executor is None or not executor.planner.programs:
             return "No update has been carried out yet: the plan is made from the first batch."
         return explain(executor.planner, executor.engine.sharded(executor.variables.params), executor.where_data_are)
@@ -305,7 +310,7 @@ class Trainer:
     def num_skipped(self) -> int:
         """How many updates were left out because they were not finite."""
         self._settle()
-        return self._run.num_skipped
+        return self.run.num_skipped
 
     # ---- how ----
 
@@ -342,15 +347,15 @@ class Trainer:
             with scope(self.model):
                 optimizer.build(self.model.trainable_variables)
         made_for = [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution()]
-        if self._executor is None or not compiled.are_same(self._made_for, made_for):
+        if self.executor is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
-            self._executor, self._made_for, self._run.state = self._make(), made_for, None
-        return self._executor
+            self.executor, self._made_for, self.run.state = self._make(), made_for, None
+        return self.executor
 
     def _settle(self) -> None:
-        if self._executor is not None:
-            self._executor.settle(self._run)
+        if self.executor is not None:
+            self.executor.settle(self.run)
 
     def _adopt_optimizer(self) -> None:
         """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
@@ -380,6 +385,6 @@ class Trainer:
         self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
     def _validate(self, through: Pass, steps: int | None, watch: CallbackRunner) -> dict:
-        assert self._executor is not None
-        logs = run_evaluation(self._executor, self._run, through, steps, watch)
+        assert self.executor is not None
+        logs = run_evaluation(self.executor, self.run, through, steps, watch)
         return {f"val_{name}": value for name, value in logs.items()}
