@@ -131,4 +131,4 @@ def check_pictures(shown):
     assert shown["fit_curve"] == [row[0] for row in shown["curves"][3]]
     assert shown["between_replicas"] < 1e-4
     assert shown["parts"] == "0 to 3, then 4 to 7"
-    assert shown["restored"] == shown["tested"]
+    assert shown["restored"] == pytest.approx(shown["tested"], rel=1e-6)  # one device adds rows up in another order

@@ -199,6 +199,10 @@ class Trainer:
 
         Yields:
             A `Step` for every update.
+
+        Raises:
+            NonFiniteError: an update was not applied, and neither were those after it. Found when the device is done
+                with the update, so up to two steps later than it was yielded, unless its numbers were read.
         """
         arguments.check_epochs(epochs=epochs)
         batches = open_prepared(data, None, self._preparation("fit"), seed=self.seed)
