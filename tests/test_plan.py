@@ -147,6 +147,6 @@ def test_the_first_call_finds_the_program_that_was_compiled():
         lambda event, _, **said: compiled.append(said.get("fun_name")) if "backend_compile" in event else None
     )
     trainer, _ = counted(model(), epochs=2)
-    assert compiled.count("jit(several)") == 1
+    assert compiled.count("jit(program)") == 1
     list(trainer.steps(ws.Batches((X, Y), 5)))
-    assert compiled.count("jit(several)") == 1
+    assert compiled.count("jit(program)") == 1
