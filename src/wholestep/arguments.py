@@ -11,6 +11,7 @@ from wholestep.compiled import refuse_overrides
 from wholestep.data.source import is_nest_of_arrays, without_none
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.objective import Objective
+from wholestep.tree import Tree
 
 
 def check_model(model: Any, objective: Any) -> None:
@@ -182,7 +183,7 @@ def check_epochs(*, validation_freq: Any = 1, **epochs: Any) -> None:
         raise SpecificationError(message(must, repr(validation_freq), "validation_freq=1, after every epoch."))
 
 
-def check_data(x: Any, y: Any, sample_weight: Any) -> None:
+def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
     """Refuse Python numbers where arrays are wanted, and labels beside a data set that brings its own.
 
     Raises:
@@ -258,7 +259,7 @@ def check_predicts(model: keras.Model) -> None:
         raise SpecificationError(message(must, type(model).__name__, attempt))
 
 
-def check_weighting(class_weight: Any, sample_weight: Any) -> None:
+def check_weighting(class_weight: Any, sample_weight: Tree) -> None:
     """Refuse two kinds of weights at once."""
     if class_weight is not None and sample_weight is not None:
         must = "class_weight and sample_weight cannot both be given."

@@ -72,7 +72,7 @@ class Evaluation:
             run.number, run.begins, feed.batches.position = run.number + block.num, False, block.end
         return found, block
 
-    def logs(self, found: Any, i: int) -> dict[str, Any]:
+    def logs(self, found: Tree, i: int) -> dict[str, Any]:
         """Return the numbers of an evaluation up to batch i of a block. Waits for the device."""
         return self.epoch_sums.layout.unpack(self.engine.fetch(found)[i])
 
@@ -127,7 +127,7 @@ class Evaluation:
         rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers)
         return moved, rest
 
-    def _add(self, moved: State, rest: State, data: Any, rows: Any) -> tuple[State, Any]:
+    def _add(self, moved: State, rest: State, data: Tree, rows: Any) -> tuple[State, Any]:
         state = rest._replace(buffers=moved.buffers or rest.buffers)
         outcome = self._outcome(state, moved.metrics, data, rows)
         once = outcome.extra
@@ -139,11 +139,11 @@ class Evaluation:
         buffers = outcome.buffers if moved.buffers else []
         return moved._replace(metrics=metrics, sums=sums, buffers=buffers), self.epoch_sums.layout.pack(logs)
 
-    def _outcome(self, state: State, metrics: list, data: Any, rows: Any) -> Any:
+    def _outcome(self, state: State, metrics: list, data: Tree, rows: Any) -> Any:
         values = self.engine.params(state), state.buffers, metrics, state.captured
         return self._sums(*values, self.engine.batch(data, rows), None)
 
-    def _predict(self, is_whole: bool, moved: State, rest: State, data: Any, rows: Any) -> tuple[State, Tree]:
+    def _predict(self, is_whole: bool, moved: State, rest: State, data: Tree, rows: Any) -> tuple[State, Tree]:
         values = self.engine.params(rest), moved.buffers or rest.buffers, moved.metrics, rest.captured
         batch = self.engine.batch(data, rows)
         outputs, after = self.forward.predict(*values, unpack(batch)[0] if is_whole else batch)

@@ -33,7 +33,7 @@ from wholestep.report import Report
 from wholestep.run import Run
 from wholestep.state import State, Variables
 from wholestep.sums import shown
-from wholestep.tree import Tensor
+from wholestep.tree import Tensor, Tree
 from wholestep.update import Update
 
 _SECONDS_PER_DISPATCH = 0.1
@@ -91,7 +91,7 @@ class Executor:
         self,
         model: keras.Model,
         objective: Objective,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer | None,
         metrics: list[keras.metrics.Metric],
         pads: bool | None,
         options: Options,
@@ -99,7 +99,7 @@ class Executor:
         self.engine = engine = engines.choose(optimizer, model, options.replicas, options.jit_compile)
         self.model = model
         self.objective = objective
-        self.optimizer = optimizer
+        self.optimizer: keras.optimizers.Optimizer = optimizer  # there need not be one to evaluate
         self.options = options
         self.metrics = [*metrics, *loss_trackers(model).values()]
         slots = [] if optimizer is None else optimizer.variables
@@ -210,7 +210,7 @@ class Executor:
         through.run.number, through.run.begins = 0, True
         through.feed.batches.rewind()
 
-    def show_evaluation(self, at: Run, found: Any, i: int) -> dict[str, Any]:
+    def show_evaluation(self, at: Run, found: Tree, i: int) -> dict[str, Any]:
         """Return the numbers of an evaluation as Keras does, and let the metrics' variables hold theirs."""
         assert at.state is not None
         self.evaluation.engine.write_metrics(self.variables, at.state.metrics)
@@ -306,7 +306,7 @@ class Executor:
 
     # ---- a batch in hand ----
 
-    def rows_to_fill(self, host: Any) -> int:
+    def rows_to_fill(self, host: Tree) -> int:
         """Return to how many rows a batch in hand may be filled up: to those of one before it, or to a power of two.
 
         So batches of ever other sizes are few programs.

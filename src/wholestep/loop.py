@@ -20,6 +20,7 @@ from wholestep.plan import MOST_UPDATES
 from wholestep.report import Report
 from wholestep.run import Run, updates
 from wholestep.sums import OWN, shown
+from wholestep.tree import Tensor
 
 # ---- fit ----
 
@@ -300,12 +301,12 @@ def run_prediction(executor: Executor, run: Run, through: Pass, steps: int | Non
     return join(executor.engine.fetch(outputs))
 
 
-def _rows(found: Any, num: int) -> Any:
+def _rows(found: Tensor, num: int) -> Tensor:
     """Return what was found of the first `num` batches, row after row."""
     return keras.ops.reshape(found[:num], (-1, *found.shape[2:]))
 
 
-def _joined(*outputs: Any) -> Any:
+def _joined(*outputs: Tensor) -> Tensor:
     return outputs[0] if len(outputs) == 1 else keras.ops.concatenate(outputs)
 
 

@@ -18,6 +18,7 @@ from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.repeat import NONE
 from wholestep.state import State
+from wholestep.tree import Tensor, Tree
 from wholestep.update import Update
 
 MOST_UPDATES = 256
@@ -112,7 +113,7 @@ class Planner:
         data, rows = stage(self.engine, batch, cut)
         return self._learn(cut, state, batch, data, *self.engine.place((rows, np.int32(batch.num_rows))))
 
-    def _learn(self, cut: Cut, state: State, batch: Batch, data: Any, rows: Any, count: Any) -> State:
+    def _learn(self, cut: Cut, state: State, batch: Batch, data: Tree, rows: Tensor, count: Tensor) -> State:
         """Do the same for a microbatch of this cut, unless the last trace was of one like it."""
         forward, like = self.update.forward, (cut.sections[0][1], cut.padded, batch.signature)
         if self._learned == like and not forward.written:

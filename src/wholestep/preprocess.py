@@ -73,7 +73,7 @@ def open_in_sequence(source: Any, batch_size: int | None, prepare: Prepare | Non
     return batches if prepare is None else Prepared(batches, prepare)
 
 
-def as_input(x: Any) -> Any:
+def as_input(x: Tree) -> Any:
     """Return a batch of inputs alone as the parts (x,) that are prepared; a data set as it is."""
     return (x,) if not isinstance(x, Batches) and is_nest_of_arrays(strings_as_arrays(x)) else x
 
@@ -128,11 +128,11 @@ class Prepared(Batches):
         """Return the same batches in one order, prepared."""
         return Prepared(self._batches.in_order(), self._prepare)
 
-    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places."""
         return self._prepare(self._batches.load(epoch, step, places))
 
-    def take(self, position: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
+    def take(self, position: tuple[int, int], places: np.ndarray | slice = slice(None)) -> tuple[Tree, tuple[int, int]]:
         """Return the batch at a position and the position after it."""
         is_used = not self.unused
         batch, after = self._batches.take(position, places)

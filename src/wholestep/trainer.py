@@ -31,6 +31,7 @@ from wholestep.objective import Objective, leave_rows_out
 from wholestep.plan import explain
 from wholestep.preprocess import Prepare, as_input, open_in_sequence, open_prepared, preparation, strings_as_arrays
 from wholestep.run import Run
+from wholestep.tree import Tree
 
 
 class Trainer:
@@ -75,7 +76,7 @@ class Trainer:
         model: keras.Model,
         objective: Objective | None = None,
         *,
-        optimizer: Any = None,
+        optimizer: keras.optimizers.Optimizer | str | dict | None = None,
         metrics: Iterable = (),
         seed: int = 0,
         microbatch_size: int | str = "auto",
@@ -108,17 +109,17 @@ class Trainer:
 
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Tree = None,
+        y: Tree = None,
         batch_size: int | None = None,
         epochs: int = 1,
-        verbose: Any = "auto",
+        verbose: int | str = "auto",
         callbacks: Any = None,
         validation_split: float = 0.0,
-        validation_data: Any = None,
+        validation_data: Tree = None,
         shuffle: bool = True,
         class_weight: dict | None = None,
-        sample_weight: Any = None,
+        sample_weight: Tree = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
@@ -154,7 +155,9 @@ class Trainer:
             arguments.check_trains(self.model)
             epochs = arguments.limit_epochs(epochs)
             steps, once = arguments.limit_steps(steps_per_epoch, batches.num_batches), steps_per_epoch is None
-            watch = self._watch(executor, callbacks, verbose, epochs, steps or batches.num_batches, history=True)
+            watch = self._watch(
+                executor, callbacks, verbose=verbose, epochs=epochs, steps=steps or batches.num_batches, history=True
+            )
             self.model.stop_training = False
             logs: dict = {}
             watch.callbacks.on_train_begin()
@@ -185,7 +188,7 @@ class Trainer:
             executor.engine.processes.barrier("has ended training")  # what the first has written can be read by all
             return self.model.history
 
-    def steps(self, data: Any, epochs: int = 1) -> Iterator[Step]:
+    def steps(self, data: Tree, epochs: int = 1) -> Iterator[Step]:
         """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
 
         The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
@@ -228,7 +231,7 @@ class Trainer:
             executor.be_quiet(False)
             return run_steps(executor, self.run, batches, epochs, self._guard)
 
-    def update(self, batch: Any) -> Mapping[str, Any]:
+    def update(self, batch: Tree) -> Mapping[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
 
         Batches may have any number of rows: a smaller one is filled up with rows of weight 0 to a size that has been
@@ -256,11 +259,11 @@ class Trainer:
 
     def evaluate(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Tree = None,
+        y: Tree = None,
         batch_size: int | None = None,
-        verbose: Any = "auto",
-        sample_weight: Any = None,
+        verbose: int | str = "auto",
+        sample_weight: Tree = None,
         steps: int | None = None,
         callbacks: Any = None,
         return_dict: bool = False,
@@ -276,15 +279,16 @@ class Trainer:
             batches = self._batches("evaluate", x, y, sample_weight, batch_size, False, None)
             executor = self._build(batches)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            watch = self._watch(executor, callbacks, verbose, 1, steps or batches.num_batches)
+            told = {"verbose": verbose, "epochs": 1, "steps": steps or batches.num_batches, "history": False}
+            watch = self._watch(executor, callbacks, **told)
             logs = run_evaluation(executor, self.run, executor.open_pass(batches), steps, watch)
             return logs if return_dict else compiled.in_order(self.model, logs)
 
     def predict(
         self,
-        x: Any,
+        x: Tree,
         batch_size: int | None = None,
-        verbose: Any = "auto",
+        verbose: int | str = "auto",
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
@@ -298,7 +302,8 @@ class Trainer:
             arguments.check_row_order(batches)
             executor = self._build(batches, predicts=True, are_whole=whole or batches.is_ready)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            watch = self._watch(executor, callbacks, verbose, 1, steps or batches.num_batches)
+            told = {"verbose": verbose, "epochs": 1, "steps": steps or batches.num_batches, "history": False}
+            watch = self._watch(executor, callbacks, **told)
             through = executor.open_pass(batches, predicts=True, is_whole=whole or batches.is_ready)
             return run_prediction(executor, self.run, through, steps, watch)
 
@@ -377,12 +382,9 @@ class Trainer:
         pads = leave_rows_out(compiled.known_metrics(model, self._metrics))
         return Executor(model, objective, optimizer, metrics, pads, self._options)
 
-    def _watch(
-        self, executor: Executor, callbacks: Any, verbose: Any, epochs: int, steps: int | None, *, history: bool = False
-    ) -> CallbackRunner:
-        executor.be_quiet(not verbose)
-        told = {"verbose": verbose, "epochs": epochs, "steps": steps, "history": history}
-        return CallbackRunner(self.model, callbacks, **told, engine=executor.engine)
+    def _watch(self, executor: Executor, callbacks: Any, **told: Any) -> CallbackRunner:
+        executor.be_quiet(not told["verbose"])
+        return CallbackRunner(self.model, callbacks, engine=executor.engine, **told)
 
     def _finish(self) -> None:
         """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""

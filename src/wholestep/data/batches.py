@@ -181,7 +181,7 @@ class Batches:
         self._check(epoch, step)
         return self.sampler.rows(epoch, step)
 
-    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays, nested as the source nests them."""
         self._check(epoch, step)
         try:
@@ -210,7 +210,7 @@ class Batches:
             raise
         return batch
 
-    def take(self, position: tuple[int, int], places: Any = slice(None)) -> tuple[Tree, tuple[int, int]]:
+    def take(self, position: tuple[int, int], places: np.ndarray | slice = slice(None)) -> tuple[Tree, tuple[int, int]]:
         """Return the batch at a position and the position after it; a stream has only its next one."""
         if self.unused:
             batch = self.unused.pop(0)

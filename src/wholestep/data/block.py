@@ -56,7 +56,7 @@ class Batch(NamedTuple):
             return self.own
         return self.ids if self.own is None else self.ids[self.own]
 
-    def some(self, places: Any) -> Tree:
+    def some(self, places: np.ndarray | slice) -> Tree:
         """Return the rows at these places of the update, on the host; not of one that was loaded in part."""
         assert self.own is None
         rows = self.rows[places]
@@ -147,7 +147,7 @@ class Block(NamedTuple):
     """
 
     program: Any
-    data: Any
+    data: Tree
     table: Table
     first: int
     num: int

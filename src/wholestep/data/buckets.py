@@ -68,7 +68,7 @@ class Buckets:
         """Return how many rows the other batches of this one's shape have."""
         return int(self.sizes[self._find(epoch, step)[0]])
 
-    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
         return self.sequences.padded(self.rows(epoch, step)[places], self.shapes[self._find(epoch, step)[0]])
 

@@ -15,6 +15,7 @@ from wholestep.data.sampler import FixedSize
 from wholestep.data.source import BatchStream
 from wholestep.errors import BatchError, message
 from wholestep.interrupts import uninterrupted
+from wholestep.tree import Tree
 
 _UNDER_WAY = 5  # updates that may turn out not to have been applied, so that their batches are wanted again
 _MOST_NAMED = 1 << 16  # row numbers that are computed at once, unless one dispatch takes more
@@ -231,7 +232,7 @@ class Loaded:
         return np.unique(share_out(program.cut, self._engine.num_replicas)[0][self._engine.own_replicas] % count)
 
     def _batch(
-        self, host: Any, own: np.ndarray | None, start: tuple[int, int], end: tuple[int, int], full: int | None = None
+        self, host: Tree, own: np.ndarray | None, start: tuple[int, int], end: tuple[int, int], full: int | None = None
     ) -> Batch:
         batches = self.batches
         ids = None if batches.is_ready else batches.sampler.ids(*start)
@@ -242,7 +243,7 @@ class Loaded:
             full = self._most_so_far(host, count) if batches.is_ready else batches.sampler.full_size(*start)
         return Batch(host, None, np.arange(count, dtype=np.int32), full, ids, own, start, end)
 
-    def _most_so_far(self, host: Any, count: int) -> int:
+    def _most_so_far(self, host: Tree, count: int) -> int:
         """Return the most rows that a ready-made batch of this shape has had."""
         shape = tuple(leaf.shape[1:] for leaf in tree.leaves(host))
         self._largest[shape] = max(self._largest.get(shape, 0), count)

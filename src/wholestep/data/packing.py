@@ -29,7 +29,7 @@ class RowLayout(NamedTuple):
     at: np.ndarray
     starts: np.ndarray
 
-    def only(self, places: Any) -> "RowLayout":
+    def only(self, places: np.ndarray | slice) -> "RowLayout":
         """Return the layout of these packed rows alone; `places` are ascending."""
         kept = np.arange(int(self.at[-1]) + 1)[places]
         inside = np.isin(self.at, kept)
@@ -117,7 +117,7 @@ class Packs:
         names[:] = parts
         return names
 
-    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its packed rows at these places, as numpy arrays.
 
         `segment_ids` (0 in padding) and `positions` come beside the leaves.

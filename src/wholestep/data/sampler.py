@@ -60,7 +60,7 @@ class FixedSize:
         """Return what the rows of a batch are called in errors: their numbers."""
         return self.rows(epoch, step)
 
-    def load(self, epoch: int, step: int, places: Any = slice(None)) -> Tree:
+    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
         return self.source.load(self.rows(epoch, step)[places])
 

@@ -236,14 +236,14 @@ def _read(get: Callable, number: Any, what: str, length: Any) -> Any:
         raise RowError(what, length, error) from error
 
 
-def numpy_batch(batch: Any) -> Tree:
+def numpy_batch(batch: Tree) -> Tree:
     """Return a user's batch with numpy leaves, checked for kinds that cannot be trained on."""
     batch = tree.map_leaves(to_numpy, without_none(tuple(batch) if isinstance(batch, list) else batch))
     check_dtypes(batch)
     return batch
 
 
-def without_none(batch: Any) -> Any:
+def without_none(batch: Tree) -> Any:
     """Drop the last parts of (x, y, sample_weight) that are None.
 
     Raises:
