@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from small import X, Y, model
 
 import wholestep as ws
 from wholestep.data import ahead
@@ -67,30 +68,48 @@ def test_an_error_comes_where_its_item_would_have(slow, after):
     assert not threads()
 
 
-def test_a_stream_that_takes_long_loses_nothing(slow):
-    from small import X, Y, model
+class Items:
+    """Rows that note which thread asked for them."""
 
-    taken = []
+    def __init__(self):
+        self.asked = []
 
-    def stream():
-        for i in range(12):
-            taken.append(i)
-            yield X, Y
+    def __len__(self):
+        return 24
 
-    trainer, batches = ws.Trainer(model()), ws.Batches(stream())
-    numbers = []
+    def __getitem__(self, i):
+        self.asked.append(threading.current_thread().name)
+        return X[i % len(X)], Y[i % len(Y)]
+
+
+def test_rows_that_take_long_are_loaded_by_a_thread_and_none_is_lost(slow):
+    items, numbers = Items(), []
+    trainer, batches = ws.Trainer(model()), ws.Batches(items, 2)
     while len(numbers) < 12:
         for step in trainer.steps(batches):
             numbers.append(step.batch)
             if len(numbers) % 7 == 0:
                 break
     assert numbers == list(range(12))
-    assert taken == list(range(12))
+    assert "wholestep-feed" in items.asked
     assert not threads()
 
 
+def test_a_generator_stays_in_the_thread_of_its_loop(slow):
+    """It may hold what belongs to a thread, and a thread that is in it cannot be interrupted."""
+    asked = []
+
+    def stream():
+        for _ in range(9):
+            asked.append(threading.current_thread())
+            yield X, Y
+
+    ws.Trainer(model()).fit(stream(), verbose=0)
+    assert set(asked) == {threading.main_thread()}
+
+
 LEFT = """
-import atexit, itertools, threading
+import atexit, threading
 import keras, numpy as np, wholestep as ws
 from wholestep.data import ahead
 
@@ -99,7 +118,7 @@ names = lambda: [thread.name for thread in threading.enumerate()]
 atexit.register(lambda: print("wholestep-feed" in names()))
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-steps = ws.Trainer(model).steps(ws.Batches(itertools.repeat((np.ones((3, 2)), np.ones((3, 1))))))
+steps = ws.Trainer(model).steps(ws.Batches([(np.ones(2), np.ones(1))] * 30, 3))
 for _ in range(6):
     next(steps)
 print("wholestep-feed" in names())

@@ -166,3 +166,43 @@ def test_prediction_leaves_the_numbers_of_an_evaluation():
     trainer.predict(X, verbose=0)
     assert {name: float(value) for name, value in made.get_metrics_result().items()} == before
     assert before["loss"] > 0
+
+
+class Lasting(keras.metrics.Metric):
+    """Counts the rows of all epochs."""
+
+    def __init__(self):
+        super().__init__(name="lasting")
+        self.count = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign(self.count + keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+    def result(self):
+        return keras.ops.convert_to_tensor(self.count)
+
+    def reset_state(self):
+        pass
+
+
+def test_a_metric_may_keep_what_it_has_when_an_epoch_begins():
+    made = model()
+    made.compile("sgd", made.loss, metrics=[Lasting()])
+    assert ws.Trainer(made).fit(X, Y, epochs=3, batch_size=20, verbose=0).history["lasting"] == [20, 40, 60]
+
+
+def test_outputs_may_hold_nothing():
+    inputs = keras.Input((6,))
+    made = keras.Model(inputs, [keras.layers.Dense(2)(inputs), inputs[:, :0]])
+    made.compile("sgd", ["mse", None])
+    assert [part.shape for part in ws.Trainer(made).predict(X, batch_size=8, verbose=0)] == [(20, 2), (20, 0)]
+
+
+def test_the_progress_bar_does_not_make_batches_go_one_by_one(capsys):
+    made = model()
+    trainer = ws.Trainer(made)
+    whole = trainer.predict(X, batch_size=2, verbose=1)
+    np.testing.assert_allclose(whole, made.predict(X, verbose=0), rtol=1e-5)
+    (program,) = trainer.executor.evaluation.programs
+    assert program.length == 10
+    assert "10/10" in capsys.readouterr().out

@@ -277,3 +277,73 @@ def test_evaluation_and_prediction_end_where_they_are_told_to():
     expected = trainer.evaluate(X[:4], Y[:4], **QUIET)
     assert trainer.evaluate(forever(), callbacks=[Stop()], **QUIET) == pytest.approx(expected, rel=1e-5)
     assert len(trainer.predict(forever(), callbacks=[Stop()], **QUIET)) == 12
+
+
+# ---- after a failure, or a change of mind ----
+
+BAD = (np.full_like(X, np.nan), Y)
+
+
+def left_behind_a_failure(trainer, how):
+    """Leave the trainer with an update that was not applied, and that nobody has looked at."""
+    if how == "break":
+        for step in trainer.steps(ws.Batches(iter([(X, Y), BAD]))):
+            if step.batch == 1:
+                return
+
+    def stream():
+        yield X, Y
+        yield BAD
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.fit(stream(), **QUIET)
+
+
+@pytest.mark.parametrize("how", ["break", "error"])
+@pytest.mark.parametrize("then", ["fit", "update", "steps"])
+def test_a_failure_that_nobody_saw_stops_nothing_that_begins_anew(how, then):
+    trainer = ws.Trainer(model(optimizer="sgd"))
+    left_behind_a_failure(trainer, how)
+    begin = {
+        "fit": lambda: trainer.fit(X, Y, **QUIET).history["loss"][0],
+        "update": lambda: trainer.update((X, Y))["loss"],
+        "steps": lambda: min(step.loss for step in trainer.steps(ws.Batches((X, Y)))),
+    }
+    assert np.isfinite(begin[then]())
+    assert int(np.asarray(trainer.model.optimizer.iterations)) == 2
+
+
+def test_steps_behind_a_failed_one_have_no_numbers():
+    trainer, data, losses = ws.Trainer(model(optimizer="sgd")), iter([(X, Y), BAD, (X, Y), (X, Y), (X, Y)]), []
+    with pytest.raises(ws.NonFiniteError, match="Update 2 "):
+        losses.extend(step.loss for step in trainer.steps(ws.Batches(data)))
+    assert np.isnan(losses[1:]).all()
+
+
+def test_skipped_updates_are_counted_where_a_loop_is_left():
+    trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite="skip")
+    for step in trainer.steps(ws.Batches(iter([(X, Y), BAD]))):
+        if step.batch == 1:
+            break
+    assert trainer.num_skipped == 1
+    assert [step.number for step in trainer.steps(ws.Batches((X, Y), 10))] == [3, 4]
+
+
+def test_a_model_may_be_compiled_anew_while_it_is_trained():
+    def anew(*_, **__):
+        made.compile("sgd", made.loss, metrics=["accuracy"])
+
+    made = model()
+    look = keras.callbacks.LambdaCallback(on_epoch_end=anew)
+    history = ws.Trainer(made).fit(X, Y, validation_data=(X, Y), epochs=3, callbacks=[look], **QUIET).history
+    assert len(history["val_loss"]) == 3
+    assert history["loss"] == sorted(history["loss"], reverse=True)
+    trainer, seen = ws.Trainer(made), []
+    for step in trainer.steps(ws.Batches((X, Y), 5)):
+        if step.batch == 1:
+            anew()
+            trainer.evaluate(X, Y, **QUIET)
+        seen.append(step.loss)
+    assert len(seen) == 4
+    assert np.isfinite(seen).all()

@@ -52,7 +52,8 @@ class Run:
         self.trainer = ws.Trainer(self.model, **self.how)
         building.Builder(self.model, None).build(ws.Batches(self.data, BATCH))
         with engines.scope(self.model):
-            self.model.optimizer.build(self.model.trainable_variables)
+            if not self.model.optimizer.built:
+                self.model.optimizer.build(self.model.trainable_variables)
         self.start = values(self.model)
 
     def begin_again(self) -> None:

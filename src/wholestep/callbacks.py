@@ -89,8 +89,15 @@ class CallbackRunner:
             _check_savers(callbacks, engine.sharded(model.variables))
         hooked = [c for c in callbacks.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = bool(hooked)
+        looks = (
+            not all(_needs_numbers_only(c) for c in hooked),
+            self._looks_at("on_test_batch_begin", "on_test_batch_end"),
+            self._looks_at("on_predict_batch_begin", "on_predict_batch_end"),
+        )
         # In all processes if in one: they send the same updates together.
-        self.needs_state = any(processes.all_gather(not all(_needs_numbers_only(c) for c in hooked)))
+        self.needs_state, self.has_test_hooks, self.has_predict_hooks = map(
+            any, zip(*processes.all_gather(looks), strict=True)
+        )
 
     def tell(self, step: int, logs: dict) -> None:
         """Tell the callbacks of one update of the epoch."""
@@ -111,17 +118,10 @@ class CallbackRunner:
         """How many updates may follow before the callbacks are told."""
         return self._train.left
 
-    @property
-    def has_test_hooks(self) -> bool:
-        """Whether anybody looks at the numbers of every batch of an evaluation."""
-        hooks = ("on_test_batch_begin", "on_test_batch_end")
-        return any(_overrides(c, hook) for c in self.callbacks.callbacks for hook in hooks)
-
-    @property
-    def has_predict_hooks(self) -> bool:
-        """Whether anybody looks at the outputs of every batch of a prediction."""
-        hooks = ("on_predict_batch_begin", "on_predict_batch_end")
-        return any(_overrides(c, hook) for c in self.callbacks.callbacks for hook in hooks)
+    def _looks_at(self, *hooks: str) -> bool:
+        """Whether a callback has one of these hooks; the progress bar, which has, may be told late."""
+        others = [c for c in self.callbacks.callbacks if type(c) is not keras.callbacks.ProgbarLogger]
+        return any(_overrides(c, hook) for c in others for hook in hooks)
 
     @property
     def stops(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -29,7 +29,22 @@ from wholestep.tree import Tensor, Tree
 
 _MOST_BYTES = 64 << 20  # of outputs in one dispatch
 
-Step = Callable[[State, State, Any, Any], tuple[State, Tree]]
+
+class Look(NamedTuple):
+    """What is wanted of a pass over a data set in evaluation mode.
+
+    Args:
+        predicts: the model's outputs, and not the numbers of an evaluation.
+        is_whole: a batch is (x, y, ...), of which the first part is the input.
+        one_by_one: somebody looks at what is found of each batch before the next.
+    """
+
+    predicts: bool = False
+    is_whole: bool = False
+    one_by_one: bool = False
+
+
+BatchFunction = Callable[[State, State, Any, Any], tuple[State, Tree]]
 
 
 class Evaluation:
@@ -46,15 +61,16 @@ class Evaluation:
         self._sums = engine.traced(forward.sums)
         self._programs: dict[tuple, Program] = {}
 
-    def plan(self, run: Run, batches: Batches, *, predicts: bool = False, is_whole: bool = False) -> Callable:
-        """Return what finds the program for each batch of these.
+    @property
+    def programs(self) -> list[Program]:
+        """All that have been compiled."""
+        return list(self._programs.values())
 
-        Args:
-            predicts: whether a program returns the model's outputs, and not the numbers of an evaluation.
-            is_whole: whether a batch is (x, y, ...), of which the first part is the input.
-        """
-        most = len(batches) if batches.arrays is not None and not batches.shapes else 1
-        kind = ("predict", is_whole) if predicts else ("evaluate",)
+    def plan(self, run: Run, batches: Batches, look: Look) -> Callable:
+        """Return what finds the program for each batch of these."""
+        is_resident = batches.arrays is not None and not batches.shapes
+        most = len(batches) if is_resident and not look.one_by_one else 1
+        kind = ("predict" if look.predicts else "evaluate", look.is_whole)
         return partial(self._program, run, kind, most, len(batches.shapes))
 
     def send(self, run: Run, feed: Feed, block: Block) -> tuple[Any, Block]:
@@ -62,14 +78,16 @@ class Evaluation:
         engine, program = self.engine, block.program
         assert run.state is not None
         moved, rest = self._parts(run.state._replace(captured=engine.read_captured(program.captured, run.state)))
-        which = engine.place(span(block.first, block.num, begins=run.begins))
+        which = engine.place(span(block.first, block.num))
         with engine.processes.dispatching("evaluating"), uninterrupted():
             moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
             run.state = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
             if self.forward.moves_buffers:
                 run.state = run.state._replace(buffers=moved.buffers)
                 engine.write_buffers(self.forward.variables, moved.buffers)
-            run.number, run.begins, feed.batches.position = run.number + block.num, False, block.end
+            if moved.metrics:
+                engine.write_metrics(self.forward.variables, moved.metrics)
+            run.number, feed.batches.position = run.number + block.num, block.end
         return found, block
 
     def logs(self, found: Tree, i: int) -> dict[str, Any]:
@@ -78,26 +96,27 @@ class Evaluation:
 
     def _program(self, run: Run, kind: tuple, most: int, num_shapes: int, batch: Batch) -> Program:
         self.compilations.num_batches += 1
-        if (key := self._key(kind, batch)) not in self._programs:
+        most = most if batch.num_rows == batch.full else 1  # the short one comes once
+        if (key := self._key(kind, most, batch)) not in self._programs:
             with named(batch), self.compilations.watched(batch, num_shapes):
                 self.engine.processes.set_status("compiling")
                 program = self._compile(run, kind, most, batch)
-                key = self._key(kind, batch)  # which knows of what was found meanwhile
+                key = self._key(kind, most, batch)  # which knows of what was found meanwhile
                 self._programs[key] = program
                 self.engine.processes.set_status("at work (reading data, or in a callback)")
         return self._programs[key]
 
-    def _key(self, kind: tuple, batch: Batch) -> tuple:
+    def _key(self, kind: tuple, most: int, batch: Batch) -> tuple:
         forward = self.forward
         found = len(forward.variables.buffers), forward.moves_buffers, len(forward.inputs)
-        return kind, batch.signature, batch.num_rows, found
+        return kind, most > 1, batch.signature, batch.num_rows, found
 
     def _compile(self, run: Run, kind: tuple, most: int, batch: Batch) -> Program:
         engine, forward, cut = self.engine, self.forward, Cut(((1, batch.num_rows),), batch.num_rows)
         data, rows = stage(engine, batch, cut)
         (rows,) = engine.place((rows,))
         if kind[0] == "evaluate":
-            step: Step = self._add
+            step: BatchFunction = self._add
             traced = partial(engine.shapes, self._outcome)
         else:
             step = partial(self._predict, kind[1])
@@ -113,11 +132,13 @@ class Evaluation:
             return step(moved, rest, data, rows)
 
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
-        slowly = engine.loops_slowly(step, *parts, data, rows)
-        length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
+        loops = _can_loop(found) and not engine.loops_slowly(step, *parts, data, rows)
+        length, loops = length if loops else 1, loops and (length > 1 or engine.always_xla)
         table = engine.place((np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32)))
         examples = (*parts, data, *table, engine.place(NONE))
-        call = engine.compile(several(engine, each, found if loops else None, length), examples, repeats=loops)
+        call = engine.compile(
+            several(engine, each, found if loops else None, length), examples, repeats=engine.always_xla
+        )
         return Program(call, cut, length, None, [], forward.inputs, "")
 
     def _parts(self, state: State) -> tuple[State, State]:
@@ -156,23 +177,28 @@ class Pass:
 
     Args:
         run: where such a pass stands: `number` counts batches, and `state` is a copy that no training sees.
-        predicts: whether outputs are wanted, and not the numbers of an evaluation.
+        look: what is wanted of it.
     """
 
     run: Run
     feed: Feed
-    predicts: bool
+    look: Look
 
     def updates(
         self, evaluation: Evaluation, num: int | None, size: Callable[[], int], before: Callable[[], None]
     ) -> Generator[tuple[Any, Block], None, None]:
-        """Go through `num` batches (None: all); see `wholestep.line.updates`."""
+        """Go through `num` batches (None: all); see `wholestep.run.updates`."""
         return updates(evaluation, self.run, self.feed, num, size, once=True, before=before)
 
 
 def _num_bytes(found: Tree) -> int:
-    """Return the bytes of arrays of such shapes."""
-    return sum(8 * int(np.prod(leaf.shape)) for leaf in tree.leaves(found))
+    """Return the bytes of arrays of such shapes; of what is not known, none."""
+    return sum(8 * int(np.prod([size or 0 for size in leaf.shape])) for leaf in tree.leaves(found))
+
+
+def _can_loop(found: Tree) -> bool:
+    """Whether arrays of such shapes can be collected in a loop: known ones, that hold anything."""
+    return all(len(leaf.shape) > 0 and all(leaf.shape) for leaf in tree.leaves(found))
 
 
 def join(outputs: list[Tree]) -> Tree:

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from wholestep.diagnosis import diagnose
 from wholestep.ending import Ending
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError
-from wholestep.evaluate import Evaluation, Pass
+from wholestep.evaluate import Evaluation, Look, Pass
 from wholestep.forward import Forward
 from wholestep.interrupts import uninterrupted
 from wholestep.misfit import check_parts, named
@@ -28,7 +28,7 @@ from wholestep.objective import Objective
 from wholestep.plan import Planner, Program, Wanted
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.processes.protocol import Processes
-from wholestep.repeat import span
+from wholestep.repeat import ALONE, EPOCH, GOES_ON, span
 from wholestep.report import Report
 from wholestep.run import Run
 from wholestep.state import State, Variables
@@ -65,8 +65,8 @@ class DispatchSize:
             self.size = self._processes.broadcast(size)
 
 
-def _placed_span(engine: Engine, first: int, num: int, begins: bool) -> Tensor:
-    return engine.place(span(first, num, begins=begins))
+def _placed_span(engine: Engine, first: int, num: int, begins: int) -> Tensor:
+    return engine.place(span(first, num, begins))
 
 
 class Options(NamedTuple):
@@ -142,11 +142,12 @@ class Executor:
 
     def refresh(self, run: Run) -> State:
         """Let the run hold the values of the Keras variables, which anybody may have changed, and return its state."""
-        if run.state is None:
+        if run.state is None or run.variables is not self.variables:
             scratch = np.zeros(self.update.num_scratch, np.int32) if self.update.num_scratch else ()
-            stopped, scratch = self.engine.place((np.int32(0), scratch))
-            metrics = self.engine.read_metrics(self.variables)
-            run.state = self._whole(State([], [], [], metrics, (), stopped, scratch))
+            sums = self.update.epoch_sums.empty() if self.forward.is_traced else ()
+            sums, stopped, scratch = self.engine.place((sums, np.int32(0), scratch))
+            state = State([], [], [], self.engine.read_metrics(self.variables), sums, stopped, scratch)
+            run.state, run.variables = self.engine.at_rest(self._whole(state)), self.variables
         elif not self.engine.holds(self.variables, run.state):
             run.state = self._whole(run.state)
         return run.state
@@ -164,13 +165,14 @@ class Executor:
             self.update.empty_metrics = [np.array(np.asarray(v)) for v in self.variables.metrics]
         assert run.state is not None
         run.state = run.state._replace(metrics=self.engine.read_metrics(self.variables))
-        run.begins = True
+        run.begins = EPOCH
 
     def begin_update_in_hand(self, run: Run) -> None:
-        """Do the same for an update that is an epoch of its own; what Keras' metrics hold follows with it."""
-        if run.state is None or self._resets_on_the_host or not self.update.empty_metrics:
+        """Let the sums and the metrics be empty for the next update, which is an epoch of its own."""
+        if self._resets_on_the_host or not self.update.empty_metrics:
             self.begin_epoch(run)
-        run.begins = True
+        else:
+            run.begins = ALONE
 
     def feed(self, run: Run, batches: Batches) -> Feed:
         """Return the way of these batches to the device.
@@ -186,34 +188,30 @@ class Executor:
         self.where_data_are = feed.where
         return feed
 
-    def open_pass(self, batches: Batches, *, predicts: bool = False, is_whole: bool = False) -> Pass:
-        """Return a way through these batches in evaluation mode, see `Evaluation.plan`."""
+    def open_pass(self, batches: Batches, look: Look) -> Pass:
+        """Return a way through these batches in evaluation mode."""
         run, batches = Run(), batches.in_order()
         self._check_processes(batches)
-        plan = self.evaluation.plan(run, batches, predicts=predicts, is_whole=is_whole)
-        check = (lambda batch: None) if predicts else self.check
-        return Pass(
-            run, open_feed(self.evaluation.engine, batches, self.planner.room_for_data, plan, check, {}), predicts
-        )
+        plan, room = self.evaluation.plan(run, batches, look), self.planner.room_for_data
+        check = (lambda batch: None) if look.predicts else self.check
+        return Pass(run, open_feed(self.evaluation.engine, batches, room, plan, check, {}), look)
 
     def begin_evaluation(self, run: Run, through: Pass) -> None:
         """Let a pass begin with the first batch, with the values of the variables as they are, and empty sums."""
         engine, evaluation, state = self.evaluation.engine, self.evaluation, self._whole(self.refresh(run))
         metrics = []
-        if not through.predicts:
+        if not through.look.predicts:
             for metric in self.metrics:
                 metric.reset_state()
             metrics = [np.array(np.asarray(v)) for v in self.variables.metrics]
-        sums = evaluation.epoch_sums.empty() if evaluation.forward.is_traced and not through.predicts else ()
+        sums = evaluation.epoch_sums.empty() if evaluation.forward.is_traced and not through.look.predicts else ()
         metrics, sums, stopped = engine.place((metrics, sums, np.int32(0)))
         through.run.state = state._replace(metrics=metrics, sums=sums, stopped=stopped, scratch=[])
-        through.run.number, through.run.begins = 0, True
+        through.run.number = 0
         through.feed.batches.rewind()
 
-    def show_evaluation(self, at: Run, found: Tree, i: int) -> dict[str, Any]:
-        """Return the numbers of an evaluation as Keras does, and let the metrics' variables hold theirs."""
-        assert at.state is not None
-        self.evaluation.engine.write_metrics(self.variables, at.state.metrics)
+    def show_evaluation(self, found: Tree, i: int) -> dict[str, Any]:
+        """Return the numbers of an evaluation as Keras does. Its metrics hold theirs already."""
         return self.show(self.evaluation.logs(found, i))
 
     def _check_processes(self, batches: Batches) -> None:
@@ -267,7 +265,7 @@ class Executor:
         with engine.processes.dispatching(f"computing update {first}"), uninterrupted():
             state, reports = program.call(state, captured, block.data, *block.table.placed, which)
             engine.write_variables(self.variables, state)
-            run.state, run.number, run.begins = state, last, False
+            run.state, run.number, run.begins = state, last, GOES_ON
             feed.batches.position = block.end
         report = Report(engine, self.update.epoch_sums.layout, reports, block, first)
         self._iterations = self.optimizer.iterations.value
@@ -350,13 +348,18 @@ class Executor:
     def note_failures(self, run: Run, report: Report) -> int | None:
         """Count the updates that were left out; return the first failed one if that ends the run."""
         if self.options.on_nonfinite == "raise":
-            if (failed := report.first_failure) is not None and run.state is not None:
+            if (failed := report.first_failure) is not None:
                 run.number = report.first + failed - 1
-                run.state = run.state._replace(stopped=self.engine.place(np.int32(0)))  # so that a next one may come
             return failed
         run.num_skipped += 0 if report.is_noted else report.num_failures
         report.is_noted = True
         return None
+
+    def note_skipped(self, run: Run, reports: Iterable[Report]) -> None:
+        """Count what was left out of updates that nobody has looked at, if anything may be. Waits for the last."""
+        if self.options.on_nonfinite == "skip":
+            for report in reports:
+                self.note_failures(run, report)
 
     def failure(self, run: Run, report: Report, i: int) -> NonFiniteError:
         """Return the error that says why update i of a dispatch was not applied. The run stands before it."""

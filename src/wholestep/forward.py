@@ -15,7 +15,7 @@ from wholestep.errors import SpecificationError, message
 from wholestep.misfit import explained
 from wholestep.objective import Objective, Reading, read
 from wholestep.state import State, Variables
-from wholestep.terms import Term, Whole, check
+from wholestep.terms import Term, Whole, as_tensor, check
 from wholestep.tree import Tensor, Tree
 
 NOTHING = Lookups([])
@@ -178,7 +178,7 @@ class Forward:
             for metric in self.metrics:
                 result = metric.result()
                 results |= result if isinstance(result, dict) else {metric.name: result}
-            return {name: ops.convert_to_tensor(value) for name, value in results.items()}
+            return {name: as_tensor(value) for name, value in results.items()}
 
     def own_results(
         self, metrics: list, numbers: dict[str, Tensor], captured: Sequence[Tensor] = ()
@@ -189,7 +189,7 @@ class Forward:
         with self._scope([], [], metrics, captured) as scope:
             held = tracked(self.model, numbers)
             scope.state_mapping |= {id(v): ops.convert_to_tensor(value, v.dtype) for v, value in held}
-            return {name: ops.convert_to_tensor(value) for name, value in own_results(self.model).items()}
+            return {name: as_tensor(value) for name, value in own_results(self.model).items()}
 
     def tracking(self, metrics: list, numbers: dict[str, Tensor]) -> list:
         """Return the metrics' values, those of Keras' loss trackers being the numbers of an epoch."""

@@ -185,18 +185,21 @@ def run_steps(executor: Executor, run: Run, batches: Batches, epochs: int, guard
             executor.recount(run)
         unread: deque[Report] = deque()
         with closing(updates(executor, run, feed, None, lambda: 1)) as sent:
-            while True:
-                with guard:
-                    executor.settle(run)
-                    if executor.was_moved:
-                        _check_applied(executor, run, feed, unread, 0)
-                        executor.recount(run)
-                    report = next(sent, None)
-                    _check_applied(executor, run, feed, unread, 0 if report is None else _MOST_UNREAD)
-                if report is None:
-                    break
-                unread.append(report)
-                yield Step(report.first, *report.block.start, report)
+            try:
+                while True:
+                    with guard:
+                        executor.settle(run)
+                        if executor.was_moved:
+                            _check_applied(executor, run, feed, unread, 0)
+                            executor.recount(run)
+                        report = next(sent, None)
+                        _check_applied(executor, run, feed, unread, 0 if report is None else _MOST_UNREAD)
+                    if report is None:
+                        break
+                    unread.append(report)
+                    yield Step(report.first, *report.block.start, report)
+            finally:
+                executor.note_skipped(run, unread)
         executor.meet(feed)
 
 
@@ -262,9 +265,9 @@ def run_evaluation(executor: Executor, run: Run, through: Pass, steps: int | Non
     executor.model.stop_evaluating = False
     told.on_test_begin()
     executor.begin_evaluation(run, through)
-    size = (lambda: 1) if watch.has_test_hooks else (lambda: MOST_UPDATES)
+    size = (lambda: 1) if through.look.one_by_one else (lambda: MOST_UPDATES)
     for found, block in through.updates(executor.evaluation, steps, size, lambda: watch.test.begin(at.number)):
-        logs = partial(executor.show_evaluation, at, found, block.num - 1)
+        logs = partial(executor.show_evaluation, found, block.num - 1)
         watch.test.end(at.number - 1, logs() if watch.has_test_hooks else None)
         if executor.model.stop_evaluating:
             break
@@ -286,7 +289,7 @@ def run_prediction(executor: Executor, run: Run, through: Pass, steps: int | Non
     executor.model.stop_predicting = False
     told.on_predict_begin()
     executor.begin_evaluation(run, through)
-    size = (lambda: 1) if watch.has_predict_hooks else (lambda: MOST_UPDATES)
+    size = (lambda: 1) if through.look.one_by_one else (lambda: MOST_UPDATES)
     for found, block in through.updates(executor.evaluation, steps, size, lambda: watch.predict.begin(at.number)):
         outputs.append(keras.tree.map_structure(lambda leaf, num=block.num: _rows(leaf, num), found))
         several = outputs[len(outputs) - 1 - (at.number - 1) % watch.each :] if watch.has_predict_hooks else []
@@ -303,7 +306,7 @@ def run_prediction(executor: Executor, run: Run, through: Pass, steps: int | Non
 
 def _rows(found: Tensor, num: int) -> Tensor:
     """Return what was found of the first `num` batches, row after row."""
-    return keras.ops.reshape(found[:num], (-1, *found.shape[2:]))
+    return keras.ops.reshape(found[:num], (num * found.shape[1], *found.shape[2:]))
 
 
 def _joined(*outputs: Tensor) -> Tensor:

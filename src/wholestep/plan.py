@@ -114,7 +114,7 @@ class Planner:
         return self._learn(cut, state, batch, data, *self.engine.place((rows, np.int32(batch.num_rows))))
 
     def _learn(self, cut: Cut, state: State, batch: Batch, data: Tree, rows: Tensor, count: Tensor) -> State:
-        """Do the same for a microbatch of this cut, unless the last trace was of one like it."""
+        """Find out what the objective reads and assigns in a microbatch of this cut, unless the last trace told."""
         forward, like = self.update.forward, (cut.sections[0][1], cut.padded, batch.signature)
         if self._learned == like and not forward.written:
             return state._replace(captured=self.engine.read_captured(forward.inputs, state))
@@ -268,11 +268,11 @@ class Planner:
         one = (state, data, places, count)
         slowly = engine.loops_slowly(update, *one)
         length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
-        run = maker.program(update, length, one, loops=loops)
+        program = maker.program(update, length, one, loops=loops)
         table = engine.place((np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32)))
         captured, values = maker.forward.inputs, state.captured
         example = engine.at_rest(state)._replace(captured=()), values, data, *table, engine.place(NONE)
-        call = engine.compile(run, example, repeats=loops)
+        call = engine.compile(program, example, repeats=loops)
         needs = self._share(engine.memory(call))
         tables = describe(row_plan, wholes, cut.num_microbatches)
         return Program(call, cut, length, needs, tables, captured, engine.describe(call))

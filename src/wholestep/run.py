@@ -6,7 +6,8 @@ from typing import Protocol, TypeVar
 
 from wholestep.data.block import Block
 from wholestep.data.feed import Feed
-from wholestep.state import State
+from wholestep.repeat import EPOCH
+from wholestep.state import State, Variables
 
 Sent = TypeVar("Sent", covariant=True)
 
@@ -19,13 +20,15 @@ class Run:
         state: what the next update spends; None before the first.
         number: the number of the last update: the optimizer's `iterations`, and how many updates were skipped.
         num_skipped: the updates that were left out because they were not finite.
-        begins: whether the next update is the first of an epoch, which begins with empty sums and metrics.
+        begins: how the next update begins, see `wholestep.repeat.span`.
+        variables: whose values the state holds; another executor's state is of no use.
     """
 
     state: State | None = None
     number: int = 0
     num_skipped: int = 0
-    begins: bool = True
+    begins: int = EPOCH
+    variables: Variables | None = None
 
 
 class Sends(Protocol[Sent]):

@@ -6,6 +6,7 @@ microbatches, replicas and hosts, and divided once.
 
 from dataclasses import dataclass
 
+import keras
 from keras import ops
 
 from wholestep.errors import SpecificationError, message
@@ -22,7 +23,8 @@ class Mean:
             on the batch, not on the parameters. A value of weight 0 is never looked at, even if it is NaN.
         coefficient: what the term counts for in the loss; it is reported without it.
 
-    >>> from keras import ops
+    >>> import keras
+    from keras import ops
     >>> term = Mean(ops.array([[1.0, 2.0], [3.0, 9.0]]), ops.array([[1.0, 1.0], [1.0, 0.0]]))
     >>> total, weight = term.sums()
     >>> float(total), float(weight)
@@ -45,7 +47,8 @@ class Mean:
 class Sum:
     """A weighted sum over all rows of the batch, never divided: sum(values * weights).
 
-    >>> from keras import ops
+    >>> import keras
+    from keras import ops
     >>> float(Sum(ops.array([1.0, 2.0, 4.0])).sums()[0])
     7.0
     """
@@ -151,3 +154,8 @@ def ratio(high: Tensor, low: Tensor) -> Tensor:
     """Return values / weights of running totals of shape (2, ...); 0 where nothing has been weighed yet."""
     values, weights = high[0] + low[0], high[1] + low[1]
     return ops.where(weights == 0, ops.zeros_like(weights), values / ops.where(weights == 0, 1.0, weights))
+
+
+def as_tensor(value: Tensor) -> Tensor:
+    """Return a number as a tensor. Keras takes TensorFlow's variables for such, and reads them out of their scope."""
+    return ops.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)

@@ -14,7 +14,7 @@ from wholestep.data.batches import Batches, go_to_epoch, kept
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.source import is_nest_of_arrays, without_none
 from wholestep.engines import scope
-from wholestep.evaluate import Pass
+from wholestep.evaluate import Look, Pass
 from wholestep.executor import Executor, Options
 from wholestep.guards import Guard, check_process
 from wholestep.loop import (
@@ -178,7 +178,8 @@ class Trainer:
                     check_any(logs, epoch)
                     if to_validate is not None and arguments.is_due(epoch, validation_freq):
                         if validation is None or self._build(to_validate) is not executor:
-                            validation = self._build(to_validate).open_pass(to_validate)
+                            look = Look(one_by_one=watch.has_test_hooks)
+                            validation = self._build(to_validate).open_pass(to_validate, look)
                         logs |= self._validate(validation, validation_steps, watch)
                     watch.callbacks.on_epoch_end(epoch, logs)
                     if watch.stops or ends_early(batches, epoch, epochs, steps_per_epoch):
@@ -281,7 +282,8 @@ class Trainer:
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "steps": steps or batches.num_batches, "history": False}
             watch = self._watch(executor, callbacks, **told)
-            logs = run_evaluation(executor, self.run, executor.open_pass(batches), steps, watch)
+            through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks))
+            logs = run_evaluation(executor, self.run, through, steps, watch)
             return logs if return_dict else compiled.in_order(self.model, logs)
 
     def predict(
@@ -304,7 +306,8 @@ class Trainer:
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "steps": steps or batches.num_batches, "history": False}
             watch = self._watch(executor, callbacks, **told)
-            through = executor.open_pass(batches, predicts=True, is_whole=whole or batches.is_ready)
+            look = Look(True, whole or batches.is_ready, watch.has_predict_hooks)
+            through = executor.open_pass(batches, look)
             return run_prediction(executor, self.run, through, steps, watch)
 
     def explain(self) -> str:
@@ -359,7 +362,7 @@ class Trainer:
         if self.executor is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
-            self.executor, self._made_for, self.run.state = self._make(), made_for, None
+            self.executor, self._made_for = self._make(), made_for
         return self.executor
 
     def _settle(self) -> None:

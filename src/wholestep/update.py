@@ -3,6 +3,7 @@
 `whole_update` is the essence. The rest of the module is what it is made of and how several updates become a program.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -160,7 +161,7 @@ class Update:
             return whole_update(state._replace(captured=captured), data, rows, count)
 
         report = engine.shapes(whole_update, *example)[1] if loops else None
-        updates = several(engine, each, report, length)
+        updates = several(engine, each, report, length, unreached=math.nan)
 
         def program(state: State, *given: Tree) -> tuple[State, Tensor]:
             state, reports = updates(engine.loaded(state), *given)

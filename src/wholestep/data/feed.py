@@ -144,7 +144,8 @@ class Loaded:
         latest: deque[Batch] = deque(maxlen=_UNDER_WAY)
         self._end: tuple[int, int] | None = None  # the place after a stream that has ended
         loaded = Ahead(self._load(num, once))
-        drawing = iter(loaded)
+        # A generator stays in its thread, which is that of the loop: it may hold what belongs there.
+        drawing = self._load(num, once) if isinstance(self.batches.source, BatchStream) else iter(loaded)
         self._is_open = True
         try:
             while True:
