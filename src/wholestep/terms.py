@@ -23,8 +23,7 @@ class Mean:
             on the batch, not on the parameters. A value of weight 0 is never looked at, even if it is NaN.
         coefficient: what the term counts for in the loss; it is reported without it.
 
-    >>> import keras
-    from keras import ops
+    >>> from keras import ops
     >>> term = Mean(ops.array([[1.0, 2.0], [3.0, 9.0]]), ops.array([[1.0, 1.0], [1.0, 0.0]]))
     >>> total, weight = term.sums()
     >>> float(total), float(weight)
@@ -47,8 +46,7 @@ class Mean:
 class Sum:
     """A weighted sum over all rows of the batch, never divided: sum(values * weights).
 
-    >>> import keras
-    from keras import ops
+    >>> from keras import ops
     >>> float(Sum(ops.array([1.0, 2.0, 4.0])).sums()[0])
     7.0
     """
