@@ -330,6 +330,18 @@ def test_skipped_updates_are_counted_where_a_loop_is_left():
     assert [step.number for step in trainer.steps(ws.Batches((X, Y), 10))] == [3, 4]
 
 
+def test_skipped_updates_are_counted_where_the_data_fail():
+    def stream():
+        yield X, Y
+        yield BAD
+        raise OSError("the disk is gone")
+
+    trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite="skip")
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.fit(stream(), **QUIET)
+    assert trainer.num_skipped == 1
+
+
 def test_a_model_may_be_compiled_anew_while_it_is_trained():
     def anew(*_, **__):
         made.compile("sgd", made.loss, metrics=["accuracy"])

@@ -177,7 +177,7 @@ class Pass:
 
     Args:
         run: where such a pass stands: `number` counts batches, and `state` is a copy that no training sees.
-        look: what is wanted of it.
+        look: what is wanted of the pass.
     """
 
     run: Run

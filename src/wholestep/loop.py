@@ -61,14 +61,18 @@ def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch:
 
     pace.start()
     untold: deque[Report] = deque()
-    for report in updates(executor, run, feed, num, size, once=once, before=before):
-        untold.append(report)
-        if len(untold) > late:
-            logs, failed = tell(untold.popleft())
-            if failed:
-                return logs  # what was sent after it was not applied either
-        if watch.stops:
-            break
+    try:
+        for report in updates(executor, run, feed, num, size, once=once, before=before):
+            untold.append(report)
+            if len(untold) > late:
+                logs, failed = tell(untold.popleft())
+                if failed:
+                    return logs  # what was sent after it was not applied either
+            if watch.stops:
+                break
+    except BaseException:
+        executor.note_skipped(run, untold)
+        raise
     if untold:
         logs, _ = tell(untold.popleft())
     watch.end()

@@ -1,4 +1,4 @@
-"""Loading ahead: a thread draws from an iterator that takes its time; one that is quick is drawn from where it is."""
+"""Loading ahead: a thread draws from an iterator that takes its time; a quick iterator needs no thread."""
 
 import atexit
 import queue
