@@ -8,7 +8,7 @@ import pytest
 from halves import half
 
 import wholestep as ws
-from wholestep import compiled
+from wholestep.model import compiled
 
 L, K = keras.layers, keras.losses
 ROWS = 12

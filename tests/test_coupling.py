@@ -6,7 +6,7 @@ import pytest
 from small import ROWS, X, Y, model, values
 
 import wholestep as ws
-from wholestep.coupling import Coupling
+from wholestep.model.coupling import Coupling
 
 L = keras.layers
 

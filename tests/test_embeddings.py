@@ -9,7 +9,7 @@ from exact import differing, integers, snapshot
 from halves import half
 
 import wholestep as ws
-from wholestep import embeddings
+from wholestep.embeddings import rows as embeddings
 
 ENGINE = keras.backend.backend()
 L = keras.layers

@@ -9,8 +9,8 @@ import pytest
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep import ending
 from wholestep.run import Run
+from wholestep.safety import ending
 
 BAD = np.full_like(X, np.nan)
 

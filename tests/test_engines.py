@@ -14,11 +14,11 @@ from keras import ops
 from small import model
 
 from wholestep import engines
-from wholestep.embeddings import for_rows
+from wholestep.embeddings.rows import for_rows
+from wholestep.embeddings.tables import Table, TableRows
 from wholestep.engines.protocol import Engine
 from wholestep.errors import BatchError
 from wholestep.state import State, Variables
-from wholestep.tables import Table, TableRows
 
 JAX = keras.backend.backend() == "jax"
 VERBS = [verb for verb in vars(Engine) if not verb.startswith("_")]

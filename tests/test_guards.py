@@ -11,7 +11,7 @@ import pytest
 from small import ROWS, X, Y, model
 
 import wholestep as ws
-from wholestep import guards
+from wholestep.safety import guards
 
 QUIET = {"verbose": 0, "batch_size": 10}
 

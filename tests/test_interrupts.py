@@ -12,8 +12,8 @@ from halves import half
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep.interrupts import Terminated, end_when_terminated, uninterrupted
 from wholestep.plan import Planner
+from wholestep.safety.interrupts import Terminated, end_when_terminated, uninterrupted
 
 
 def test_threads_and_absent_handlers_are_left_alone(monkeypatch):

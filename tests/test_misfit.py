@@ -8,7 +8,7 @@ import pytest
 
 import wholestep as ws
 from wholestep.errors import BatchError
-from wholestep.misfit import check_parts, explained, named
+from wholestep.model.misfit import check_parts, explained, named
 
 L = keras.layers
 ROWS = np.zeros((5, 3), "float32")

@@ -9,7 +9,8 @@ import pytest
 from zoo import BATCH, KINDS, ROWS, Kind
 
 import wholestep as ws
-from wholestep import building, engines, tree
+from wholestep import engines, tree
+from wholestep.model import building
 
 ENGINE = keras.backend.backend()
 EVERY = 2 if ENGINE == "jax" else 8  # a strategy's programs take TensorFlow several times as long

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.objective import read
+from wholestep.model.objective import read
 
 MEAN = ws.Mean(np.zeros(3, "float32"))
 

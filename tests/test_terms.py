@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from wholestep.errors import SpecificationError
-from wholestep.terms import Mean, Sum, Whole, accumulate, check, ratio
+from wholestep.model.terms import Mean, Sum, Whole, accumulate, check, ratio
 
 small = st.integers(-8, 8).map(float)
 

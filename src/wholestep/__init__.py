@@ -7,9 +7,9 @@ from wholestep.errors import BatchError, NonFiniteError, PeerError, Specificatio
 
 if TYPE_CHECKING:
     from wholestep.data.batches import Batches
-    from wholestep.loop import Step
-    from wholestep.objective import Objective
-    from wholestep.terms import Mean, Sum
+    from wholestep.model.objective import Objective
+    from wholestep.model.terms import Mean, Sum
+    from wholestep.steps import Step
     from wholestep.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -30,10 +30,10 @@ __all__ = [
 
 _HOMES = {
     "Batches": "data.batches",
-    "Mean": "terms",
-    "Objective": "objective",
-    "Step": "loop",
-    "Sum": "terms",
+    "Mean": "model.terms",
+    "Objective": "model.objective",
+    "Step": "steps",
+    "Sum": "model.terms",
     "Trainer": "trainer",
 }
 

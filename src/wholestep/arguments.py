@@ -7,10 +7,10 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.compiled import refuse_overrides
 from wholestep.data.source import is_nest_of_arrays, without_none
 from wholestep.errors import BatchError, SpecificationError, message
-from wholestep.objective import Objective
+from wholestep.model.compiled import refuse_overrides
+from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
 

@@ -4,12 +4,12 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.embeddings import Lookups
+from wholestep.embeddings.rows import Lookups
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError, message
+from wholestep.model.terms import Mean
 from wholestep.report import Report
 from wholestep.state import State, Variables
-from wholestep.terms import Mean
 from wholestep.tree import Tensor, Tree
 from wholestep.update import Update
 

@@ -11,18 +11,18 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.compilations import Compilations
-from wholestep.compiled import unpack
 from wholestep.cut import Cut
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, stage
 from wholestep.data.feed import Feed
 from wholestep.engines.protocol import Engine
-from wholestep.forward import Forward
-from wholestep.interrupts import uninterrupted
-from wholestep.misfit import named
+from wholestep.model.compiled import unpack
+from wholestep.model.forward import Forward
+from wholestep.model.misfit import named
 from wholestep.plan import MOST_UPDATES, Program
 from wholestep.repeat import NONE, several, span
 from wholestep.run import Run, updates
+from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State
 from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree

@@ -12,25 +12,25 @@ import numpy as np
 
 from wholestep import engines, tree
 from wholestep.compilations import Compilations
-from wholestep.compiled import CompiledObjective, check_labels, loss_trackers, own_results, resets_on_the_host
 from wholestep.data.batches import Batches, check_weights
 from wholestep.data.block import Batch, Block
 from wholestep.data.feed import Feed, open_feed
 from wholestep.diagnosis import diagnose
-from wholestep.ending import Ending
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError
 from wholestep.evaluate import Evaluation, Look, Pass
-from wholestep.forward import Forward
-from wholestep.interrupts import uninterrupted
-from wholestep.misfit import check_parts, named
-from wholestep.objective import Objective
+from wholestep.model.compiled import CompiledObjective, check_labels, loss_trackers, own_results, resets_on_the_host
+from wholestep.model.forward import Forward
+from wholestep.model.misfit import check_parts, named
+from wholestep.model.objective import Objective
 from wholestep.plan import Planner, Program, Wanted
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.processes.protocol import Processes
 from wholestep.repeat import ALONE, EPOCH, GOES_ON, span
 from wholestep.report import Report
 from wholestep.run import Run
+from wholestep.safety.ending import Ending
+from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.sums import shown
 from wholestep.tree import Tensor, Tree

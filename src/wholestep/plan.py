@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from wholestep.coupling import Coupling, inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.cut import Cut
 from wholestep.data.block import Batch, stage
-from wholestep.embeddings import describe
+from wholestep.embeddings.rows import describe
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
+from wholestep.model.coupling import Coupling, inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.repeat import NONE
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree

@@ -1,9 +1,11 @@
 """Run: where a training stands, and the one loop through which everything moves on."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from wholestep.data.batches import Batches
 from wholestep.data.block import Block
 from wholestep.data.feed import Feed
 from wholestep.repeat import EPOCH
@@ -22,6 +24,7 @@ class Run:
         num_skipped: the updates that were left out because they were not finite.
         begins: how the next update begins, see `wholestep.repeat.span`.
         variables: whose values the state holds; another executor's state is of no use.
+        epochs: how many epochs of data have begun: the next call takes the order of another one.
     """
 
     state: State | None = None
@@ -29,6 +32,16 @@ class Run:
     num_skipped: int = 0
     begins: int = EPOCH
     variables: Variables | None = None
+    epochs: int = 0
+
+    @contextmanager
+    def counting(self, batches: Batches) -> Iterator[None]:
+        """Count the epochs that are begun in here."""
+        try:
+            yield
+        finally:
+            epoch, step = batches.position
+            self.epochs = max(self.epochs, epoch + (step > 0))
 
 
 class Sends(Protocol[Sent]):

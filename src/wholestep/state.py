@@ -11,7 +11,7 @@ class State(NamedTuple):
 
     `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are the running sums of
     the epoch, see `EpochSums`; empty before the first trace. `stopped` is 1 from the first update that was not applied
-    because it was not finite. `scratch` is room for `embeddings.RowPlan.deduplicate`; its content does not matter.
+    because it was not finite. `scratch` is room for `embeddings.rows.RowPlan.deduplicate`; its content does not matter.
     `captured` are the values of `Forward.inputs`: read anew at every dispatch, never changed, not spent.
     """
 

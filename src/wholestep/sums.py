@@ -6,8 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from wholestep.forward import Forward
-from wholestep.terms import Mean, accumulate, ratio
+from wholestep.model.forward import Forward
+from wholestep.model.terms import Mean, accumulate, ratio
 from wholestep.tree import Tensor
 
 OWN = "="  # before a name: what a `get_metrics_result` of the model's own says

@@ -1,36 +1,23 @@
 """Trainer: `fit`, `evaluate`, `predict`, and the user's own loop. Every argument is checked here."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import keras
 
-from wholestep import arguments, compiled
-from wholestep.building import Builder
-from wholestep.callbacks import CallbackRunner
-from wholestep.data.batches import Batches, go_to_epoch, kept
-from wholestep.data.class_weight import class_weighted
-from wholestep.data.source import is_nest_of_arrays, without_none
-from wholestep.engines import scope
-from wholestep.evaluate import Look, Pass
+from wholestep import arguments
+from wholestep.data.batches import Batches
+from wholestep.evaluate import Look
 from wholestep.executor import Executor, Options
-from wholestep.guards import Guard, check_process
-from wholestep.loop import (
-    Step,
-    check_any,
-    ends_early,
-    run_epoch,
-    run_evaluation,
-    run_prediction,
-    run_steps,
-    run_update,
-)
-from wholestep.objective import Objective, leave_rows_out
+from wholestep.fit import Epochs, Validation, fit
+from wholestep.model import compiled
+from wholestep.model.objective import Objective
+from wholestep.passes import run_evaluation, run_prediction
 from wholestep.plan import explain
-from wholestep.preprocess import Prepare, as_input, open_in_sequence, open_prepared, preparation, strings_as_arrays
 from wholestep.run import Run
+from wholestep.safety.guards import Guard, check_process
+from wholestep.setup import Given, Setup
+from wholestep.steps import Step, run_steps, run_update
 from wholestep.tree import Tree
 
 
@@ -60,7 +47,6 @@ class Trainer:
     Attributes:
         model: the model.
         run: where the training stands, see `wholestep.run.Run`.
-        executor: what has been compiled for the model as it is; None before the first call.
 
     >>> import keras, numpy as np, wholestep as ws
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -89,21 +75,15 @@ class Trainer:
         arguments.check_model(model, objective)
         arguments.check_choices(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
         self.model = model
-        self.seed = seed
-        self._given = objective
-        self._metrics = [keras.metrics.get(m) for m in metrics]
-        self._options = Options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
-        self._builder = Builder(model, objective)
-        self._guard = Guard()
-        self.executor: Executor | None = None
         self.run = Run()
-        self._made_for: list = []
-        self._epochs = 0
-        self._optimizer = (
-            None if optimizer is None else arguments.with_loss_scale(keras.optimizers.get(optimizer), model)
-        )
-        self._adopt_optimizer()
-        arguments.check_optimizer(getattr(model, "optimizer", None))
+        options = Options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
+        self._setup = Setup(model, objective, optimizer, metrics, seed, options, self.run)
+        self._guard = Guard()
+
+    @property
+    def executor(self) -> Executor | None:
+        """What has been compiled for the model as it is; None before the first call."""
+        return self._setup.executor
 
     # ---- training ----
 
@@ -140,54 +120,15 @@ class Trainer:
             BatchError: the data cannot make an update.
             NonFiniteError: a loss or gradient was not finite; that update was not applied.
         """
-        arguments.check_counts(steps_per_epoch=steps_per_epoch, validation_steps=validation_steps)
-        arguments.check_counts(validation_batch_size=validation_batch_size)
-        arguments.check_epochs(epochs=epochs, initial_epoch=initial_epoch, validation_freq=validation_freq)
+        given = Given(x, y, sample_weight, batch_size, shuffle, class_weight)
+        asked = Epochs(epochs, initial_epoch, steps_per_epoch)
+        validation = Validation(
+            validation_data, validation_split, validation_batch_size, validation_steps, validation_freq
+        )
+        asked.check()
+        validation.check()
         with self._guard:
-            if validation_split and validation_data is None:
-                (x, y, sample_weight), validation_data = arguments.split((x, y, sample_weight), validation_split)
-            size = validation_batch_size or batch_size
-            to_validate = None
-            if validation_data is not None:
-                to_validate = kept(open_in_sequence(validation_data, size, self._preparation("evaluate")))
-            batches = self._batches("fit", x, y, sample_weight, batch_size, shuffle, class_weight)
-            executor = self._build(batches)
-            arguments.check_trains(self.model)
-            epochs = arguments.limit_epochs(epochs)
-            steps, once = arguments.limit_steps(steps_per_epoch, batches.num_batches), steps_per_epoch is None
-            watch = self._watch(
-                executor, callbacks, verbose=verbose, epochs=epochs, steps=steps or batches.num_batches, history=True
-            )
-            self.model.stop_training = False
-            logs: dict = {}
-            watch.callbacks.on_train_begin()
-            begin = getattr(self.model, "_initial_epoch", None) or initial_epoch
-            if begin:
-                go_to_epoch(batches, begin, steps, once=once)
-            elif not isinstance(x, Batches):
-                batches.seek(self._epochs)
-            if to_validate is not None:
-                validation_steps = arguments.limit_steps(validation_steps, to_validate.num_batches)
-            run, validation, feed = self.run, None, executor.feed(self.run, batches)
-            with self._counting(batches):
-                for epoch in range(begin, epochs):
-                    watch.callbacks.on_epoch_begin(epoch)
-                    executor.begin_epoch(run)
-                    executor.recount(run)
-                    logs = run_epoch(executor, run, feed, steps, watch, once=once)
-                    check_any(logs, epoch)
-                    if to_validate is not None and arguments.is_due(epoch, validation_freq):
-                        if validation is None or self._build(to_validate) is not executor:
-                            look = Look(one_by_one=watch.has_test_hooks)
-                            validation = self._build(to_validate).open_pass(to_validate, look)
-                        logs |= self._validate(validation, validation_steps, watch)
-                    watch.callbacks.on_epoch_end(epoch, logs)
-                    if watch.stops or ends_early(batches, epoch, epochs, steps_per_epoch):
-                        break
-            self._finish()
-            watch.callbacks.on_train_end(logs)
-            executor.engine.processes.barrier("has ended training")  # what the first has written can be read by all
-            return self.model.history
+            return fit(self._setup, given, asked, validation, callbacks, verbose)
 
     def steps(self, data: Tree, epochs: int = 1) -> Iterator[Step]:
         """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
@@ -209,28 +150,15 @@ class Trainer:
                 with the update, so up to two steps later than it was yielded, unless its numbers were read.
         """
         arguments.check_epochs(epochs=epochs)
-        batches = open_prepared(data, None, self._preparation("fit"), seed=self.seed)
+        batches = self._setup.ready_batches(data)
         if not isinstance(data, Batches):
-            batches.seek(self._epochs)
-        with self._counting(batches):
-            yield from self._steps(batches, epochs)
-        self._finish()
-
-    @contextmanager
-    def _counting(self, batches: Batches) -> Iterator[None]:
-        """Count the epochs that are begun in here: the next call takes the order of another one."""
-        try:
-            yield
-        finally:
-            epoch, step = batches.position
-            self._epochs = max(self._epochs, epoch + (step > 0))
-
-    def _steps(self, batches: Batches, epochs: int) -> Iterator[Step]:
-        with self._guard:
-            executor = self._build(batches)
-            arguments.check_trains(self.model)
-            executor.be_quiet(False)
-            return run_steps(executor, self.run, batches, epochs, self._guard)
+            batches.seek(self.run.epochs)
+        with self.run.counting(batches):
+            with self._guard:
+                executor = self._setup.executor_to_train(batches)
+                executor.be_quiet(False)
+            yield from run_steps(executor, self.run, batches, epochs, self._guard)
+        self._setup.finish()
 
     def update(self, batch: Tree) -> Mapping[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
@@ -250,9 +178,8 @@ class Trainer:
                 are read, or by whatever this trainer is asked to do next; told on stderr if nobody asks to the end.
         """
         with self._guard:
-            batches = open_prepared(iter([batch]), None, self._preparation("fit"))
-            executor = self._build(batches)
-            arguments.check_trains(self.model)
+            batches = self._setup.ready_batches(iter([batch]))
+            executor = self._setup.executor_to_train(batches)
             executor.recount(self.run)
             return run_update(executor, self.run, batches)
 
@@ -277,11 +204,11 @@ class Trainer:
         """
         arguments.check_counts(steps=steps)
         with self._guard:
-            batches = self._batches("evaluate", x, y, sample_weight, batch_size, False, None)
-            executor = self._build(batches)
+            batches = self._setup.batches("evaluate", Given(x, y, sample_weight, batch_size))
+            executor = self._setup.executor_for(batches)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            told = {"verbose": verbose, "epochs": 1, "steps": steps or batches.num_batches, "history": False}
-            watch = self._watch(executor, callbacks, **told)
+            told = {"verbose": verbose, "epochs": 1, "history": False}
+            watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks))
             logs = run_evaluation(executor, self.run, through, steps, watch)
             return logs if return_dict else compiled.in_order(self.model, logs)
@@ -298,21 +225,17 @@ class Trainer:
         arguments.check_counts(steps=steps)
         arguments.check_predicts(self.model)
         with self._guard:
-            prepare = preparation(self.model, "predict")
-            whole = isinstance(x, Batches) or prepare is not None
-            batches = open_in_sequence(x if prepare is None else as_input(x), batch_size, prepare).in_order()
-            arguments.check_row_order(batches)
-            executor = self._build(batches, predicts=True, are_whole=whole or batches.is_ready)
+            batches, are_whole = self._setup.inputs(x, batch_size)
+            executor = self._setup.executor_for(batches, predicts=True, are_whole=are_whole)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            told = {"verbose": verbose, "epochs": 1, "steps": steps or batches.num_batches, "history": False}
-            watch = self._watch(executor, callbacks, **told)
-            look = Look(True, whole or batches.is_ready, watch.has_predict_hooks)
-            through = executor.open_pass(batches, look)
+            told = {"verbose": verbose, "epochs": 1, "history": False}
+            watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
+            through = executor.open_pass(batches, Look(True, are_whole, watch.has_predict_hooks))
             return run_prediction(executor, self.run, through, steps, watch)
 
     def explain(self) -> str:
         """Return how updates are carried out, in plain words. Complete once one has been."""
-        self._settle()
+        self._setup.settle()
         executor = self.executor
         if executor is None or not executor.planner.programs:
             return "No update has been carried out yet: the plan is made from the first batch."
@@ -321,79 +244,5 @@ class Trainer:
     @property
     def num_skipped(self) -> int:
         """How many updates were left out because they were not finite."""
-        self._settle()
+        self._setup.settle()
         return self.run.num_skipped
-
-    # ---- how ----
-
-    def _preparation(self, method: str) -> Prepare | None:
-        """Return what the model's own `method` does to every batch first, unless an objective takes its place."""
-        return None if self._given is not None else preparation(self.model, method)
-
-    def _batches(self, method, x, y, sample_weight, batch_size, shuffle, class_weight) -> Batches:
-        if isinstance(x, Batches):
-            arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
-            return open_prepared(x, None, self._preparation(method))
-        prepare = self._preparation(method)
-        if prepare is not None:  # which may take strings
-            x, y = strings_as_arrays(x), strings_as_arrays(y)
-        arguments.check_data(x, y, sample_weight)
-        arguments.check_weighting(class_weight, sample_weight)
-        alone = y is None and sample_weight is None and (self._given is not None or not is_nest_of_arrays(x))
-        source = x if alone else without_none((x, y, sample_weight))
-        transform = None if class_weight is None else class_weighted(class_weight)
-        how = {"seed": self.seed, "shuffle": bool(shuffle), "transform": transform}
-        batches = open_prepared(source, batch_size, prepare, **how)
-        if batches.is_ready and batch_size is not None:
-            told = f"batch_size={batch_size} has no effect: these batches are ready-made."
-            warnings.warn(told, UserWarning, stacklevel=3)
-        return batches
-
-    def _build(self, batches: Batches, **how: bool) -> Executor:
-        """Return the executor for the model as it is now, creating its variables from a batch if need be."""
-        self._settle()
-        self._adopt_optimizer()
-        self._builder.build(batches, **how)
-        optimizer = getattr(self.model, "optimizer", None)
-        if optimizer is not None and not optimizer.built:
-            with scope(self.model):
-                optimizer.build(self.model.trainable_variables)
-        made_for = [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution()]
-        if self.executor is None or not compiled.are_same(self._made_for, made_for):
-            arguments.check_optimizer(optimizer)
-            arguments.check_trainable(self.model, optimizer)
-            self.executor, self._made_for = self._make(), made_for
-        return self.executor
-
-    def _settle(self) -> None:
-        if self.executor is not None:
-            self.executor.settle(self.run)
-
-    def _adopt_optimizer(self) -> None:
-        """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
-        if self._optimizer is not None:
-            self.model.optimizer = self._optimizer
-
-    def _make(self) -> Executor:
-        model, optimizer = self.model, getattr(self.model, "optimizer", None)
-        if self._given is not None:
-            return Executor(model, self._given, optimizer, self._metrics, leave_rows_out(self._metrics), self._options)
-        if model.run_eagerly:
-            warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=4)
-        objective = compiled.CompiledObjective(model, self._metrics)
-        metrics = [*compiled.metrics_of(model), *self._metrics]
-        pads = leave_rows_out(compiled.known_metrics(model, self._metrics))
-        return Executor(model, objective, optimizer, metrics, pads, self._options)
-
-    def _watch(self, executor: Executor, callbacks: Any, **told: Any) -> CallbackRunner:
-        executor.be_quiet(not told["verbose"])
-        return CallbackRunner(self.model, callbacks, engine=executor.engine, **told)
-
-    def _finish(self) -> None:
-        """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
-        self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
-
-    def _validate(self, through: Pass, steps: int | None, watch: CallbackRunner) -> dict:
-        assert self.executor is not None
-        logs = run_evaluation(self.executor, self.run, through, steps, watch)
-        return {f"val_{name}": value for name, value in logs.items()}

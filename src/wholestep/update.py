@@ -14,14 +14,15 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.cut import Cut
-from wholestep.embeddings import Lookups, RowPlan, find, for_rows, worth_it
+from wholestep.embeddings.lookups import Lookups
+from wholestep.embeddings.rows import RowPlan, find, for_rows, worth_it
+from wholestep.embeddings.tables import Table, TableRows
 from wholestep.engines.protocol import Engine
-from wholestep.forward import Forward, Outcome
+from wholestep.model.forward import Forward, Outcome
+from wholestep.model.terms import Mean
 from wholestep.repeat import begun, several
 from wholestep.state import State
 from wholestep.sums import EpochSums
-from wholestep.tables import Table, TableRows
-from wholestep.terms import Mean
 from wholestep.tree import Tensor, Tree
 
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, beside the logs: the update's own loss; 1 if it was applied
@@ -64,7 +65,7 @@ class Update:
 
     @property
     def num_scratch(self) -> int:
-        """How many numbers of scratch the tables need, see `embeddings.RowPlan.deduplicate`."""
+        """How many numbers of scratch the tables need, see `embeddings.rows.RowPlan.deduplicate`."""
         return sum(table.num_rows for table in self.tables)
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from wholestep.interrupts import uninterrupted
+from wholestep.safety.interrupts import uninterrupted
 
 _AHEAD = 2
 _TRIES = 4  # the middle one of them counts: the first may be waiting already, or open a file

@@ -14,7 +14,7 @@ from wholestep.data.block import Batch, Block, Device, Plan, Planned, Table, sha
 from wholestep.data.sampler import FixedSize
 from wholestep.data.source import BatchStream
 from wholestep.errors import BatchError, message
-from wholestep.interrupts import uninterrupted
+from wholestep.safety.interrupts import uninterrupted
 from wholestep.tree import Tree
 
 _UNDER_WAY = 5  # updates that may turn out not to have been applied, so that their batches are wanted again

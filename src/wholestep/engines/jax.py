@@ -12,13 +12,13 @@ import numpy as np
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from keras.optimizers import Optimizer
 
+from wholestep.embeddings.tables import TableRows
 from wholestep.engines.jax_variables import JaxVariables
 from wholestep.engines.mesh import Shares, find_layout
 from wholestep.engines.protocol import Engine
 from wholestep.errors import BatchError, message
 from wholestep.processes import group
 from wholestep.state import State
-from wholestep.tables import TableRows
 from wholestep.tree import Tensor, Tree
 
 _INT32 = np.iinfo(np.int32)

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 from keras.optimizers import Optimizer
 
+from wholestep.embeddings.tables import TableRows
 from wholestep.processes.protocol import Processes
 from wholestep.state import State, Variables
-from wholestep.tables import TableRows
 from wholestep.tree import Tensor, Tree
 
 

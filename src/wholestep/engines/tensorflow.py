@@ -10,13 +10,13 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from wholestep import tree
+from wholestep.embeddings.tables import TableRows
 from wholestep.engines.protocol import Engine
 from wholestep.engines.strategy import Shares, find_replicas
 from wholestep.engines.tensorflow_variables import TensorflowVariables
 from wholestep.engines.xla import FlatCall, choose_xla, is_not_for_xla
 from wholestep.processes.single import SingleProcess
 from wholestep.state import State
-from wholestep.tables import TableRows
 from wholestep.tree import Tensor, Tree
 
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows

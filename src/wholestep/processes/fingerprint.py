@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.compiled import layers
 from wholestep.data.batches import Batches
-from wholestep.objective import Objective
+from wholestep.model.compiled import layers
+from wholestep.model.objective import Objective
 
 _PACKAGES = ("wholestep", "keras", "jax", "numpy")
 

@@ -32,10 +32,10 @@ import numpy as np
 from jax._src import distributed
 
 from wholestep.errors import PeerError, SpecificationError, message
-from wholestep.interrupts import Terminated, end_when_terminated
 from wholestep.processes.protocol import Processes, T
 from wholestep.processes.single import SingleProcess
 from wholestep.processes.watchdog import ENDING, PATIENCE, Beat, judge, silence
+from wholestep.safety.interrupts import Terminated, end_when_terminated
 
 _INTERVAL = 1.0
 _DAY = 24 * 3600 * 1000  # ms

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from wholestep.interrupts import Terminated, end_when_terminated
+from wholestep.safety.interrupts import Terminated, end_when_terminated
 
 _GRACE = 6.0  # seconds that processes have to say why they end, once one of them has
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import keras
 
 from wholestep import tree
-from wholestep.compiled import CompiledObjective, layers, unpack
 from wholestep.data.block import Batch
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
-from wholestep.objective import Objective
+from wholestep.model.compiled import CompiledObjective, layers, unpack
+from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
 _MISFITS = (

@@ -16,8 +16,8 @@ from keras.src.backend import get_keras_mask
 
 from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, message
-from wholestep.objective import Objective, Reading, Score
-from wholestep.terms import Mean, Sum, Term, Whole
+from wholestep.model.objective import Objective, Reading, Score
+from wholestep.model.terms import Mean, Sum, Term, Whole
 from wholestep.tree import Tensor, Tree
 
 _STEPS = {

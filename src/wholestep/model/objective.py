@@ -16,7 +16,7 @@ from keras.src.backend.common.masking import set_keras_mask
 
 from wholestep import tree
 from wholestep.errors import SpecificationError, message
-from wholestep.terms import Mean, Sum, Term
+from wholestep.model.terms import Mean, Sum, Term
 from wholestep.tree import Tensor, Tree
 
 

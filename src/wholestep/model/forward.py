@@ -8,14 +8,14 @@ import keras
 from keras import ops
 
 from wholestep import tree
-from wholestep.compiled import CompiledObjective, own_results, tracked
-from wholestep.embeddings import Lookups
+from wholestep.embeddings.lookups import Lookups
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
-from wholestep.misfit import explained
-from wholestep.objective import Objective, Reading, read
+from wholestep.model.compiled import CompiledObjective, own_results, tracked
+from wholestep.model.misfit import explained
+from wholestep.model.objective import Objective, Reading, read
+from wholestep.model.terms import Term, Whole, as_tensor, check
 from wholestep.state import State, Variables
-from wholestep.terms import Term, Whole, as_tensor, check
 from wholestep.tree import Tensor, Tree
 
 NOTHING = Lookups([])

@@ -16,10 +16,10 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
-from wholestep.compiled import layers
 from wholestep.data.block import Batch
 from wholestep.engines.protocol import Engine
-from wholestep.forward import Forward, Rows
+from wholestep.model.compiled import layers
+from wholestep.model.forward import Forward, Rows
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 

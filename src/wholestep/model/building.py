@@ -4,12 +4,12 @@ from typing import Any
 
 import keras
 
-from wholestep import compiled, objective
 from wholestep.data.batches import Batches
 from wholestep.engines import scope
 from wholestep.errors import SpecificationError, message
-from wholestep.misfit import explained
-from wholestep.objective import Objective
+from wholestep.model import compiled, objective
+from wholestep.model.misfit import explained
+from wholestep.model.objective import Objective
 
 _OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."
 _OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, MyObjective(), optimizer=...)."

@@ -1,0 +1,177 @@
+"""What a trainer was given, and what is made of it when data come: batches, an executor, watchers."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import keras
+
+from wholestep import arguments
+from wholestep.callbacks import CallbackRunner
+from wholestep.data.batches import Batches
+from wholestep.data.class_weight import class_weighted
+from wholestep.data.source import is_nest_of_arrays, without_none
+from wholestep.engines import scope
+from wholestep.executor import Executor, Options
+from wholestep.model import compiled
+from wholestep.model.building import Builder
+from wholestep.model.objective import Objective, leave_rows_out
+from wholestep.model.preprocess import (
+    Prepare,
+    as_input,
+    open_in_sequence,
+    open_prepared,
+    preparation,
+    strings_as_arrays,
+)
+from wholestep.run import Run
+from wholestep.tree import Tree
+
+
+class Given(NamedTuple):
+    """The data of a call of `fit` or `evaluate`, as their arguments say them."""
+
+    x: Tree
+    y: Tree = None
+    sample_weight: Tree = None
+    batch_size: int | None = None
+    shuffle: bool = False
+    class_weight: dict | None = None
+
+
+class Setup:
+    """What a trainer was given, and what is made of it.
+
+    Args:
+        objective: the loss, unreduced; None for what the model was compiled with.
+        optimizer: None for what the model was compiled with.
+        run: which is moved on.
+
+    Attributes:
+        executor: what has been compiled for the model as it is; None before the first batch.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective | None,
+        optimizer: keras.optimizers.Optimizer | str | dict | None,
+        metrics: Iterable,
+        seed: int,
+        options: Options,
+        run: Run,
+    ):
+        self.model = model
+        self.objective = objective
+        self.seed = seed
+        self.options = options
+        self.run = run
+        self.executor: Executor | None = None
+        self._metrics = [keras.metrics.get(m) for m in metrics]
+        self._builder = Builder(model, objective)
+        self._made_for: list = []
+        self._optimizer = (
+            None if optimizer is None else arguments.with_loss_scale(keras.optimizers.get(optimizer), model)
+        )
+        self._adopt_optimizer()
+        arguments.check_optimizer(getattr(model, "optimizer", None))
+
+    # ---- batches ----
+
+    def batches(self, method: str, given: Given) -> Batches:
+        """Return the batches of a call of `method`, prepared as the model's own method prepares them."""
+        x, y, sample_weight, batch_size, shuffle, class_weight = given
+        if isinstance(x, Batches):
+            arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
+            return open_prepared(x, None, self._preparation(method))
+        prepare = self._preparation(method)
+        if prepare is not None:  # which may take strings
+            x, y = strings_as_arrays(x), strings_as_arrays(y)
+        arguments.check_data(x, y, sample_weight)
+        arguments.check_weighting(class_weight, sample_weight)
+        alone = y is None and sample_weight is None and (self.objective is not None or not is_nest_of_arrays(x))
+        source = x if alone else without_none((x, y, sample_weight))
+        transform = None if class_weight is None else class_weighted(class_weight)
+        how = {"seed": self.seed, "shuffle": bool(shuffle), "transform": transform}
+        batches = open_prepared(source, batch_size, prepare, **how)
+        if batches.is_ready and batch_size is not None:
+            told = f"batch_size={batch_size} has no effect: these batches are ready-made."
+            warnings.warn(told, UserWarning, stacklevel=4)
+        return batches
+
+    def ready_batches(self, data: Tree) -> Batches:
+        """Return the batches that `steps` or `update` are to train on."""
+        return open_prepared(data, None, self._preparation("fit"), seed=self.seed)
+
+    def validation_batches(self, data: Tree, batch_size: int | None) -> Batches:
+        """Return the batches of validation data, in their own order."""
+        return open_in_sequence(data, batch_size, self._preparation("evaluate"))
+
+    def inputs(self, x: Tree, batch_size: int | None) -> tuple[Batches, bool]:
+        """Return the batches that are to be predicted, and whether each is (x, ...), of which x is the input."""
+        prepare = preparation(self.model, "predict")
+        whole = isinstance(x, Batches) or prepare is not None
+        batches = open_in_sequence(x if prepare is None else as_input(x), batch_size, prepare).in_order()
+        arguments.check_row_order(batches)
+        return batches, whole or batches.is_ready
+
+    def _preparation(self, method: str) -> Prepare | None:
+        """Return what the model's own `method` does to every batch first, unless an objective takes its place."""
+        return None if self.objective is not None else preparation(self.model, method)
+
+    # ---- an executor ----
+
+    def executor_to_train(self, batches: Batches) -> Executor:
+        """Return the executor for the model as it is now, to train it on these batches."""
+        executor = self.executor_for(batches)
+        arguments.check_trains(self.model)
+        return executor
+
+    def executor_for(self, batches: Batches, **how: bool) -> Executor:
+        """Return the executor for the model as it is now, creating its variables from a batch if need be."""
+        self.settle()
+        self._adopt_optimizer()
+        self._builder.build(batches, **how)
+        optimizer = getattr(self.model, "optimizer", None)
+        if optimizer is not None and not optimizer.built:
+            with scope(self.model):
+                optimizer.build(self.model.trainable_variables)
+        made_for = [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution()]
+        if self.executor is None or not compiled.are_same(self._made_for, made_for):
+            arguments.check_optimizer(optimizer)
+            arguments.check_trainable(self.model, optimizer)
+            self.executor, self._made_for = self._make(), made_for
+        return self.executor
+
+    def settle(self) -> None:
+        """Make sure that the last update in hand was applied, as `Executor.settle`."""
+        if self.executor is not None:
+            self.executor.settle(self.run)
+
+    def _adopt_optimizer(self) -> None:
+        """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
+        if self._optimizer is not None:
+            self.model.optimizer = self._optimizer
+
+    def _make(self) -> Executor:
+        model, optimizer = self.model, getattr(self.model, "optimizer", None)
+        if self.objective is not None:
+            pads = leave_rows_out(self._metrics)
+            return Executor(model, self.objective, optimizer, self._metrics, pads, self.options)
+        if model.run_eagerly:
+            warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=5)
+        objective = compiled.CompiledObjective(model, self._metrics)
+        metrics = [*compiled.metrics_of(model), *self._metrics]
+        pads = leave_rows_out(compiled.known_metrics(model, self._metrics))
+        return Executor(model, objective, optimizer, metrics, pads, self.options)
+
+    # ---- around ----
+
+    def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
+        """Return what tells these callbacks of `steps` batches an epoch."""
+        executor.be_quiet(not told["verbose"])
+        return CallbackRunner(self.model, callbacks, engine=executor.engine, steps=steps, **told)
+
+    def finish(self) -> None:
+        """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
+        self.model.optimizer.finalize_variable_values(self.model.trainable_weights)

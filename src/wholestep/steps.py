@@ -1,0 +1,140 @@
+"""The user's own loop: one update after the other, or one on a batch in hand."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import cached_property
+from typing import Any
+
+from wholestep.data.batches import Batches
+from wholestep.data.feed import Feed, Loaded
+from wholestep.executor import Executor
+from wholestep.report import Report
+from wholestep.run import Run, updates
+from wholestep.safety.guards import Guard
+
+_MOST_UNREAD = 2  # updates that may be under way beside the newest: to wait for one leaves the device idle
+
+
+class Step:
+    """One update that `Trainer.steps` has carried out.
+
+    Args:
+        number: the update's number, from 1: the optimizer's `iterations`, and how many updates were skipped. Updates of
+            this trainer are counted, so that nothing waits. What another trainer or Keras does between two steps is
+            seen at the next step on JAX, on TensorFlow at the next epoch; and there what a dynamic loss scale leaves
+            out, on both.
+        epoch: the epoch of the data, from 0.
+        batch: the batch's place in its epoch, from 0.
+
+    >>> import keras, numpy as np, wholestep as ws
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> data = ws.Batches((np.ones((8, 3)), np.zeros((8, 1))), batch_size=4)
+    >>> [(step.number, step.epoch, step.batch) for step in ws.Trainer(model).steps(data, epochs=2)]
+    [(1, 0, 0), (2, 0, 1), (3, 1, 0), (4, 1, 1)]
+    """
+
+    def __init__(self, number: int, epoch: int, batch: int, report: Report):
+        self.number = number
+        self.epoch = epoch
+        self.batch = batch
+        self._report = report
+
+    @cached_property
+    def logs(self) -> dict[str, Any]:
+        """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device.
+
+        Until the next step, the model's `get_metrics_result()` says the same.
+        """
+        return self._report.logs(0)
+
+    @property
+    def loss(self) -> float:
+        """The loss of this update alone. Waits for the device."""
+        return self._report.loss(0)
+
+
+def run_steps(executor: Executor, run: Run, batches: Batches, epochs: int, guard: Guard) -> Iterator[Step]:
+    """Carry out one update after the other, for a loop of the user's own.
+
+    The run takes the variables' values anew for every update, so `guard` is left in between, and any thread may use
+    the trainer there.
+    """
+    feed = executor.feed(run, batches)
+    for _ in range(epochs):
+        with guard:
+            executor.settle(run)
+            executor.begin_epoch(run)
+            executor.recount(run)
+        unread: deque[Report] = deque()
+        with closing(updates(executor, run, feed, None, lambda: 1)) as sent:
+            try:
+                while True:
+                    with guard:
+                        executor.settle(run)
+                        if executor.was_moved:
+                            _check_applied(executor, run, feed, unread, 0)
+                            executor.recount(run)
+                        report = next(sent, None)
+                        _check_applied(executor, run, feed, unread, 0 if report is None else _MOST_UNREAD)
+                    if report is None:
+                        break
+                    unread.append(report)
+                    yield Step(report.first, *report.block.start, report)
+            finally:
+                executor.note_skipped(run, unread)
+        executor.meet(feed)
+
+
+class Logs(Mapping):
+    """The loss and the metrics of one update, by name. Reading them waits for the device; nothing else does.
+
+    `dict(logs)` is a plain dict. Until the next update, the model's `get_metrics_result()` says the same.
+    """
+
+    def __init__(self, executor: Executor, run: Run, report: Report):
+        self._executor = executor
+        self._run = run
+        self._report: Report | None = report
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        report = self._report
+        assert report is not None
+        self._executor.settle(self._run, report)
+        if report.error is not None:
+            raise report.error
+        self._report = None  # which holds the batch
+        return report.logs(0)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
+    """Carry out one update on a batch in hand."""
+    executor.begin_update_in_hand(run)
+    feed = executor.feed(run, batches)
+    assert isinstance(feed, Loaded)
+    report = executor.send(run, feed, feed.in_hand(executor.rows_to_fill))
+    executor.hand_over(run, report)
+    return Logs(executor, run, report)
+
+
+def _check_applied(executor: Executor, run: Run, feed: Feed, unread: deque[Report], most: int) -> None:
+    """Look whether updates were applied: those that are done, and all but the last `most` of the others."""
+    while unread and (len(unread) > most or unread[0].is_ready):
+        report = unread.popleft()
+        if (failure := executor.note_failures(run, report)) is not None:
+            feed.go_back(report.block, failure)
+            raise executor.failure(run, report, failure)
