@@ -45,8 +45,8 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
     {"batches", "block", "ahead"},
     {"feed"},
 ]
-ENGINE_OF = dict.fromkeys(("jax.py", "jax_variables.py", "mesh.py", "group.py"), "jax")
-ENGINE_OF |= dict.fromkeys(("tensorflow.py", "tensorflow_variables.py", "strategy.py", "xla.py"), "tensorflow")
+ENGINE_OF = dict.fromkeys(("mesh.py", "group.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax")
+ENGINE_OF |= dict.fromkeys(("strategy.py", "xla.py", *(p.name for p in SOURCE.glob("*/tensorflow*.py"))), "tensorflow")
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
 

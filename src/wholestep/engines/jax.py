@@ -1,18 +1,16 @@
-"""The engine on JAX: everything is a value, and a program is one XLA computation."""
+"""The engine on JAX: everything is a value; how data come to the devices, and what is done with them there."""
 
 import warnings
-import zlib
 from collections.abc import Callable, Collection
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.extend.core import Jaxpr, jaxprs_in_params
 from keras.optimizers import Optimizer
 
-from wholestep.embeddings.tables import TableRows
+from wholestep.engines.jax_optimizer import JaxOptimizer
+from wholestep.engines.jax_programs import JaxPrograms
 from wholestep.engines.jax_variables import JaxVariables
 from wholestep.engines.mesh import Shares, find_layout
 from wholestep.engines.protocol import Engine
@@ -24,13 +22,10 @@ from wholestep.tree import Tensor, Tree
 _INT32 = np.iinfo(np.int32)
 
 
-class JaxEngine(JaxVariables):
+class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms):
     """The verbs of `wholestep.engines.protocol` on JAX."""
 
     name = "jax"
-
-    always_xla = False  # nobody can ask for what there is no other way than
-    loops_once = True  # XLA on CPU hands small kernels to threads, but not in a loop: half the time (measured)
 
     def __init__(
         self,
@@ -41,11 +36,11 @@ class JaxEngine(JaxVariables):
     ):
         if jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_eager(model)):
             warnings.warn("jit_compile=False has no effect: on JAX an update is always compiled.", stacklevel=2)
-        self.optimizer: Optimizer = optimizer
-        super().__init__(find_layout(replicas))
-        self.processes = group.connect()
+        layout = find_layout(replicas)
+        JaxVariables.__init__(self, layout)
+        JaxOptimizer.__init__(self, optimizer)
+        JaxPrograms.__init__(self, layout, group.connect())
         self.waits = 0
-        self.compilations = 0
 
     @property
     def num_replicas(self) -> int:
@@ -210,96 +205,6 @@ class JaxEngine(JaxVariables):
 
         return jax.lax.while_loop(goes_on, body, (jnp.zeros_like(num), state, reports))[1:]
 
-    def loss_scale(self, state: State) -> Tensor:
-        """Return what the optimizer multiplies the loss by."""
-        with keras.StatelessScope(list(zip(self.optimizer.variables, state.slots, strict=True))):
-            return self.optimizer.scale_loss(jnp.ones((), "float32"))
-
-    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state`; nothing is `assigned` here."""
-
-        def update() -> State:
-            params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
-            return new._replace(params=params, slots=slots)
-
-        # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
-        return jax.lax.cond(ok, update, lambda: state)
-
-    def apply_to_rows(
-        self,
-        state: State,
-        new: State,
-        grads: list,
-        ok: Tensor,
-        assigned: dict[int, Tensor],
-        touched: list[TableRows],
-        twin: Optimizer,
-    ) -> State:
-        """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
-        params, slots = [*state.params], [*state.slots]
-        for table, rows, _ in touched:
-            for values, i in table.places(params, slots):
-                values[i] = self.gather(values[i], rows)
-        # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
-        grads = [jnp.where(ok, g, jnp.zeros_like(g)) for g in grads]
-        params, slots = twin.stateless_apply(slots, grads, params)
-        count = next(i for i, v in enumerate(twin.variables) if v is twin.iterations)
-        slots[count] = jnp.where(ok, slots[count], state.slots[count])
-        for table, rows, row_slots in touched:
-            wholes = table.places(state.params, state.slots)
-            for (values, i), (whole, _) in zip(table.places(params, slots), wholes, strict=True):
-                values[i] = whole[i].at[rows].set(self.gather(values[i], row_slots), mode="promise_in_bounds")
-        parts = (new.buffers, new.metrics, new.sums), (state.buffers, state.metrics, state.sums)
-        buffers, metrics, sums = jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), *parts)
-        return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
-
-    def is_finite(self, values: list) -> Tensor:
-        """Return whether all values are finite."""
-        # One reduction for all: one for each is a kernel to compile for each, half the extra time to the first update.
-        largest = [jnp.max(jnp.abs(v)) for v in values if v.size]
-        return jnp.isfinite(jnp.max(jnp.stack(largest))) if largest else jnp.array(True)
-
-    # ---- programs ----
-
-    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
-        """Compile the function for arguments such as `examples`."""
-        self.compilations += 1
-        options: dict[str, Any] = {"donate_argnums": (0,) if spends else ()}
-        if self.layout is not None:
-            # What is spent keeps its place, so that the next call finds it there; the rest can be read by every host.
-            results = jax.tree.map(lambda _: self.layout.everywhere, jax.eval_shape(function, *examples))
-            kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
-            options["out_shardings"] = (kept, results[1]) if spends else results
-        jitted = jax.jit(function, **options)
-        lowered = jitted.lower(*examples)
-        if self.processes.count > 1:
-            self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
-        jitted.compiled = lowered.compile()  # found again by the function's first call; later ones are made from C++
-        return jitted if self.layout is None else jitted.compiled
-
-    def describe(self, program: Callable) -> str:
-        """Return how a program is carried out, in plain words: there is one way."""
-        return ""
-
-    def memory(self, program: Callable) -> int | None:
-        """Return the bytes that the program needs beside its arguments and results."""
-        compiled: jax.stages.Compiled = getattr(program, "compiled", program)
-        analysis = compiled.memory_analysis()
-        return None if analysis is None else int(analysis.temp_size_in_bytes)
-
-    def device_bytes(self) -> int | None:
-        """Return the device's own memory; None where it is the host's."""
-        stats = jax.local_devices()[0].memory_stats() or {}
-        return stats.get("bytes_limit")
-
-    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
-        """Whether the function should not run inside a compiled loop.
-
-        XLA on CPU runs convolutions several times slower inside a loop than outside (measured: 4x).
-        """
-        on_cpu = jax.local_devices()[0].platform == "cpu"
-        return on_cpu and "conv_general_dilated" in _primitives(jax.make_jaxpr(function)(*arguments).jaxpr)
-
 
 def _is_eager(model: keras.Model) -> bool:
     """Whether a model was compiled with jit_compile=False; run_eagerly says so of itself."""
@@ -320,12 +225,3 @@ def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:
             )
         )
     return array.astype(np.int32)
-
-
-def _primitives(jaxpr: Jaxpr) -> set[str]:
-    found = set()
-    for equation in jaxpr.eqns:
-        found.add(equation.primitive.name)
-        for inner in jaxprs_in_params(equation.params):
-            found |= _primitives(inner)
-    return found

@@ -1,7 +1,6 @@
-"""The engine on TensorFlow: parameters and slots are updated in place, everything else is a value."""
+"""The engine on TensorFlow: how data come to the devices, and what is done with them there."""
 
 import copy
-import warnings
 from collections.abc import Callable, Collection
 
 import keras
@@ -10,11 +9,10 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from wholestep import tree
-from wholestep.embeddings.tables import TableRows
 from wholestep.engines.protocol import Engine
 from wholestep.engines.strategy import Shares, find_replicas
-from wholestep.engines.tensorflow_variables import TensorflowVariables
-from wholestep.engines.xla import FlatCall, choose_xla, is_not_for_xla
+from wholestep.engines.tensorflow_optimizer import TensorflowOptimizer
+from wholestep.engines.tensorflow_programs import TensorflowPrograms, specs_of
 from wholestep.processes.single import SingleProcess
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -22,7 +20,7 @@ from wholestep.tree import Tensor, Tree
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
 
 
-class TensorflowEngine(TensorflowVariables):
+class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms):
     """The verbs of `wholestep.engines.protocol` on TensorFlow."""
 
     name = "tensorflow"
@@ -36,14 +34,11 @@ class TensorflowEngine(TensorflowVariables):
         replicas: int | str | None,
         jit_compile: bool | str,
     ):
-        super().__init__()
-        self.optimizer: Optimizer = optimizer
-        self.replicas = find_replicas(model, replicas)
+        mirrored = find_replicas(model, replicas)
+        TensorflowOptimizer.__init__(self, optimizer, mirrored)
+        TensorflowPrograms.__init__(self, model, mirrored, jit_compile)
         self.processes = SingleProcess()
         self.waits = 0
-        self.compilations = 0
-        self.always_xla, self._why_no_xla = choose_xla(model, jit_compile)
-        self._with_xla: list = []
 
     @property
     def num_replicas(self) -> int:
@@ -79,11 +74,6 @@ class TensorflowEngine(TensorflowVariables):
     def sharded(self, variables: list) -> list[str]:
         """Return which variables no device holds whole: none."""
         return []
-
-    @property
-    def loops_once(self) -> bool:
-        """Whether single updates are compiled as a loop: where XLA is wanted, it takes nothing else."""
-        return self.always_xla
 
     # ---- Keras variables and values ----
 
@@ -149,7 +139,7 @@ class TensorflowEngine(TensorflowVariables):
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""
         traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
-        return traced.get_concrete_function(*_specs(arguments)).structured_outputs
+        return traced.get_concrete_function(*specs_of(arguments)).structured_outputs
 
     def gather(self, data: Tree, rows: Tensor) -> Tree:
         """Return these rows of every leaf; row numbers are in range."""
@@ -226,127 +216,10 @@ class TensorflowEngine(TensorflowVariables):
 
         return tf.while_loop(goes_on, body, (tf.constant(0), state, reports), parallel_iterations=1)[1:]
 
-    def loss_scale(self, state: State) -> Tensor:
-        """Return what the optimizer multiplies the loss by."""
-        return self.optimizer.scale_loss(tf.ones((), "float32"))
-
-    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
-        """Return `new` with one optimizer update applied where `ok`, to what is `assigned`; else `state` as it is."""
-
-        def update() -> State:
-            for i, value in assigned.items():
-                self._variables[i].value.assign(value, read_value=False)
-            if self.replicas is None:
-                self.optimizer.apply(grads, self._variables)
-            else:
-                self.replicas.apply(self.optimizer, grads, self._variables)
-            return new
-
-        return tf.cond(ok, update, lambda: state)
-
-    def apply_to_rows(
-        self,
-        state: State,
-        new: State,
-        grads: list,
-        ok: Tensor,
-        assigned: dict[int, Tensor],
-        touched: list[TableRows],
-        twin: Optimizer,
-    ) -> State:
-        """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
-        for i, value in assigned.items():
-            whole = self._variables[i].value
-            whole.assign(tf.where(ok, value, whole), read_value=False)
-        moves = []
-        for table, rows, row_slots in touched:
-            wholes = table.places(self._variables, self.optimizer.variables)
-            pairs = zip(wholes, table.places(twin._trainable_variables, twin.variables), strict=True)
-            moves += [(whole[i].value, few[i].value, rows, row_slots) for (whole, i), (few, _) in pairs]
-        for whole, few, rows, _ in moves:
-            few.assign(tf.gather(whole, rows))
-        # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
-        twin.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], twin._trainable_variables)
-        twin.iterations.value.assign_sub(tf.cast(~ok, twin.iterations.dtype))
-        for whole, few, rows, row_slots in moves:
-            whole.scatter_update(tf.IndexedSlices(tf.gather(few, row_slots), rows))
-        return tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state)
-
-    def is_finite(self, values: list) -> Tensor:
-        """Return whether all values are finite."""
-        if not values:
-            return tf.constant(True)
-        return tf.reduce_all(tf.stack([_largest_bits(v) < _bits(tf.constant(np.inf, v.dtype)) for v in values]))
-
-    # ---- programs ----
-
-    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
-        """Compile the function for arguments such as `examples`; with XLA if it repeats a step many times.
-
-        XLA takes seconds to compile and then halves the time of small steps. The choice depends on the program alone,
-        never on a measurement: the same program must give the same bits again.
-
-        Args:
-            repeats: whether the function repeats a step as often as its last argument says, which is 0 in `examples`:
-                then calling it compiles it, and does nothing.
-        """
-        self.compilations += 1
-        specs = _specs(examples)
-        graph = tf.function(function, autograph=False).get_concrete_function(*specs)
-        if self.replicas is not None:
-            return graph
-        if not repeats or self._why_no_xla:
-            return FlatCall(graph)
-        if not self.always_xla and is_not_for_xla(graph):
-            return FlatCall(graph)
-        try:
-            again = tf.function(lambda *given: graph(*given), autograph=False, jit_compile=True)  # not traced anew
-            compiled = again.get_concrete_function(*specs)
-            compiled(*examples)
-        except (tf.errors.OpError, ValueError, NotImplementedError) as error:
-            self._why_no_xla = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
-            if self.always_xla:
-                warnings.warn(f"jit_compile=True has no effect: {self._why_no_xla}.", UserWarning, stacklevel=2)
-            return FlatCall(graph)
-        self._with_xla.append(FlatCall(compiled))
-        return self._with_xla[-1]
-
-    def describe(self, program: Callable) -> str:
-        """Return how a program is carried out, in plain words."""
-        if any(program is compiled for compiled in self._with_xla):
-            return "XLA compiles it."
-        return f"TensorFlow runs it without XLA: {self._why_no_xla}." if self._why_no_xla else ""
-
-    def memory(self, program: Callable) -> int | None:
-        """Return None: TensorFlow does not tell what a program needs before it runs."""
-        return None
-
-    def device_bytes(self) -> int | None:
-        """Return the device's own memory; None where it is the host's."""
-        return None
-
-    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
-        """Whether the function should not run inside a compiled loop: nothing known here."""
-        return False
-
 
 def _set(all: tf.Tensor, i: Tensor, one: tf.Tensor) -> tf.Tensor:
     """Return an array with another part i."""
     return tf.tensor_scatter_nd_update(all, [[i]], [one])
-
-
-def _bits(value: tf.Tensor) -> tf.Tensor:
-    """Return the bits of floats as integers of their size, without the sign: infinity is above all that is finite."""
-    whole = {2: tf.int16, 4: tf.int32, 8: tf.int64}[value.dtype.size]
-    return tf.bitwise.bitwise_and(tf.bitcast(value, whole), whole.max)
-
-
-def _largest_bits(value: tf.Tensor) -> tf.Tensor:
-    """Return the largest of the bits. The largest of the numbers would not do: XLA leaves out NaN there.
-
-    Truth values would do, but XLA takes several times as long to reduce them.
-    """
-    return tf.reduce_max(_bits(value))
 
 
 def _dense(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor:
@@ -358,14 +231,3 @@ def _dense(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor:
     if isinstance(grad, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(grad.values, grad.indices, param.shape[0])
     return tf.convert_to_tensor(grad)
-
-
-def _specs(arguments: Tree) -> Tree:
-    def spec(value: Tensor | None) -> tf.TypeSpec | None:
-        if value is None:
-            return None
-        if isinstance(value, tf.distribute.DistributedValues):
-            return value._type_spec
-        return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
-
-    return tf.nest.map_structure(spec, arguments)

@@ -1,0 +1,77 @@
+"""Programs on JAX: each is one XLA computation, compiled before its first call."""
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, jaxprs_in_params
+
+from wholestep.engines.mesh import MeshLayout
+from wholestep.processes.protocol import Processes
+from wholestep.tree import Tree
+
+
+class JaxPrograms:
+    """The verbs of `wholestep.engines.protocol` that speak of programs.
+
+    Args:
+        layout: where arrays lie on several devices; None for one.
+        processes: the processes of the run, all of which must compile the same.
+    """
+
+    always_xla = False  # nobody can ask for what there is no other way than
+    loops_once = True  # XLA on CPU hands small kernels to threads, but not in a loop: half the time (measured)
+
+    def __init__(self, layout: MeshLayout | None, processes: Processes):
+        self.layout = layout
+        self.processes = processes
+        self.compilations = 0
+
+    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
+        """Compile the function for arguments such as `examples`."""
+        self.compilations += 1
+        options: dict[str, Any] = {"donate_argnums": (0,) if spends else ()}
+        if self.layout is not None:
+            # What is spent keeps its place, so that the next call finds it there; the rest can be read by every host.
+            results = jax.tree.map(lambda _: self.layout.everywhere, jax.eval_shape(function, *examples))
+            kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
+            options["out_shardings"] = (kept, results[1]) if spends else results
+        jitted = jax.jit(function, **options)
+        lowered = jitted.lower(*examples)
+        if self.processes.count > 1:
+            self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
+        jitted.compiled = lowered.compile()  # found again by the function's first call; later ones are made from C++
+        return jitted if self.layout is None else jitted.compiled
+
+    def describe(self, program: Callable) -> str:
+        """Return how a program is carried out, in plain words: there is one way."""
+        return ""
+
+    def memory(self, program: Callable) -> int | None:
+        """Return the bytes that the program needs beside its arguments and results."""
+        compiled: jax.stages.Compiled = getattr(program, "compiled", program)
+        analysis = compiled.memory_analysis()
+        return None if analysis is None else int(analysis.temp_size_in_bytes)
+
+    def device_bytes(self) -> int | None:
+        """Return the device's own memory; None where it is the host's."""
+        stats = jax.local_devices()[0].memory_stats() or {}
+        return stats.get("bytes_limit")
+
+    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
+        """Whether the function should not run inside a compiled loop.
+
+        XLA on CPU runs convolutions several times slower inside a loop than outside (measured: 4x).
+        """
+        on_cpu = jax.local_devices()[0].platform == "cpu"
+        return on_cpu and "conv_general_dilated" in _primitives(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _primitives(jaxpr: Jaxpr) -> set[str]:
+    found = set()
+    for equation in jaxpr.eqns:
+        found.add(equation.primitive.name)
+        for inner in jaxprs_in_params(equation.params):
+            found |= _primitives(inner)
+    return found

@@ -1,0 +1,94 @@
+"""Programs on TensorFlow: traced functions, that XLA compiles where it is worth it."""
+
+import warnings
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from wholestep.engines.strategy import Replicas
+from wholestep.engines.xla import FlatCall, choose_xla, is_not_for_xla
+from wholestep.tree import Tensor, Tree
+
+
+class TensorflowPrograms:
+    """The verbs of `wholestep.engines.protocol` that speak of programs.
+
+    Args:
+        model: the model, which may say what of XLA; None where there is none.
+        replicas: the replicas that share the rows of a batch; None if there is but one.
+        jit_compile: whether the user wants XLA; "auto" leaves the choice to the program.
+    """
+
+    def __init__(self, model: keras.Model | None, replicas: Replicas | None, jit_compile: bool | str):
+        self.replicas = replicas
+        self.compilations = 0
+        self.always_xla, self._why_no_xla = choose_xla(model, jit_compile)
+        self._with_xla: list = []
+
+    @property
+    def loops_once(self) -> bool:
+        """Whether single updates are compiled as a loop: where XLA is wanted, it takes nothing else."""
+        return self.always_xla
+
+    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
+        """Compile the function for arguments such as `examples`; with XLA if it repeats a step many times.
+
+        XLA takes seconds to compile and then halves the time of small steps. The choice depends on the program alone,
+        never on a measurement: the same program must give the same bits again.
+
+        Args:
+            repeats: whether the function repeats a step as often as its last argument says, which is 0 in `examples`:
+                then calling it compiles it, and does nothing.
+        """
+        self.compilations += 1
+        specs = specs_of(examples)
+        graph = tf.function(function, autograph=False).get_concrete_function(*specs)
+        if self.replicas is not None:
+            return graph
+        if not repeats or self._why_no_xla:
+            return FlatCall(graph)
+        if not self.always_xla and is_not_for_xla(graph):
+            return FlatCall(graph)
+        try:
+            again = tf.function(lambda *given: graph(*given), autograph=False, jit_compile=True)  # not traced anew
+            compiled = again.get_concrete_function(*specs)
+            compiled(*examples)
+        except (tf.errors.OpError, ValueError, NotImplementedError) as error:
+            self._why_no_xla = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
+            if self.always_xla:
+                warnings.warn(f"jit_compile=True has no effect: {self._why_no_xla}.", UserWarning, stacklevel=2)
+            return FlatCall(graph)
+        self._with_xla.append(FlatCall(compiled))
+        return self._with_xla[-1]
+
+    def describe(self, program: Callable) -> str:
+        """Return how a program is carried out, in plain words."""
+        if any(program is compiled for compiled in self._with_xla):
+            return "XLA compiles it."
+        return f"TensorFlow runs it without XLA: {self._why_no_xla}." if self._why_no_xla else ""
+
+    def memory(self, program: Callable) -> int | None:
+        """Return None: TensorFlow does not tell what a program needs before it runs."""
+        return None
+
+    def device_bytes(self) -> int | None:
+        """Return the device's own memory; None where it is the host's."""
+        return None
+
+    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
+        """Whether the function should not run inside a compiled loop: nothing known here."""
+        return False
+
+
+def specs_of(arguments: Tree) -> Tree:
+    """Return shapes and dtypes of the arguments of a program."""
+
+    def spec(value: Tensor | None) -> tf.TypeSpec | None:
+        if value is None:
+            return None
+        if isinstance(value, tf.distribute.DistributedValues):
+            return value._type_spec
+        return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
+
+    return tf.nest.map_structure(spec, arguments)
