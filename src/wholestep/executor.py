@@ -19,8 +19,10 @@ from wholestep.diagnosis import diagnose
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError
 from wholestep.evaluate import Evaluation, Look, Pass
-from wholestep.model.compiled import CompiledObjective, check_labels, loss_trackers, own_results, resets_on_the_host
+from wholestep.model.compiled import loss_trackers, own_results, resets_on_the_host
 from wholestep.model.forward import Forward
+from wholestep.model.labels import check_labels
+from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import check_parts, named
 from wholestep.model.objective import Objective
 from wholestep.plan import Planner, Program, Wanted

@@ -15,6 +15,7 @@ from wholestep.engines import scope
 from wholestep.executor import Executor, Options
 from wholestep.model import compiled
 from wholestep.model.building import Builder
+from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective, leave_rows_out
 from wholestep.model.preprocess import (
     Prepare,
@@ -160,7 +161,7 @@ class Setup:
             return Executor(model, self.objective, optimizer, self._metrics, pads, self.options)
         if model.run_eagerly:
             warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=5)
-        objective = compiled.CompiledObjective(model, self._metrics)
+        objective = CompiledObjective(model, self._metrics)
         metrics = [*compiled.metrics_of(model), *self._metrics]
         pads = leave_rows_out(compiled.known_metrics(model, self._metrics))
         return Executor(model, objective, optimizer, metrics, pads, self.options)

@@ -11,7 +11,8 @@ from wholestep import tree
 from wholestep.embeddings.lookups import Lookups
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
-from wholestep.model.compiled import CompiledObjective, own_results, tracked
+from wholestep.model.compiled import own_results, tracked
+from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import explained
 from wholestep.model.objective import Objective, Reading, read
 from wholestep.model.terms import Term, Whole, as_tensor, check

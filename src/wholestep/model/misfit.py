@@ -8,7 +8,8 @@ import keras
 from wholestep import tree
 from wholestep.data.block import Batch
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
-from wholestep.model.compiled import CompiledObjective, layers, unpack
+from wholestep.model.compiled import layers, unpack
+from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
