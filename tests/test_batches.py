@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wholestep as ws
-from wholestep.data.batches import check_weights, in_sequence
+from wholestep.data.batches import in_sequence
 
 BY_LENGTH = {"tokens": 16, "length": [4] * 9}
 
@@ -143,15 +143,6 @@ def test_bad_sources(source, batch_size, error, message):
         return
     with pytest.raises(error, match=message):
         ws.Batches(source, batch_size)
-
-
-@pytest.mark.parametrize(
-    ("weight", "message"),
-    [([1.0, -1.0], "-1.0 in row 1"), ([np.nan, 1.0], "nan in row 0"), ([0.0, 0.0], "weigh at least one row")],
-)
-def test_bad_weights(weight, message):
-    with pytest.raises(ws.BatchError, match=message):
-        check_weights((np.zeros(2), np.zeros(2), np.array(weight)), all_zero=True)
 
 
 @pytest.mark.parametrize("place", [(0, 4), (0, 1000), (0, -1), (-1, 0), (0, 1.5)])

@@ -36,14 +36,15 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"trainer", "demo", "cli", "__init__", "model.__init__", "safety.__init__"},
 ]
 FLOORS_OF_DATA = [  # the same inside of the package, where one module may use another of its floor only by name
-    {"__init__", "order", "source", "class_weight"},
-    {"shapes", "sequences"},
+    {"__init__", "order", "leaves", "class_weight", "weights"},
+    {"source"},
+    {"shapes", "sequences", "stream"},
     {"lengths"},
     {"buckets"},
     {"packing"},
     {"sampler"},
     {"batches", "block", "ahead"},
-    {"feed"},
+    {"feed", "epochs"},
 ]
 ENGINE_OF = dict.fromkeys(("mesh.py", "group.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax")
 ENGINE_OF |= dict.fromkeys(("strategy.py", "xla.py", *(p.name for p in SOURCE.glob("*/tensorflow*.py"))), "tensorflow")

@@ -19,7 +19,6 @@ import pytest
 import wholestep as ws
 from wholestep import cli
 from wholestep.processes import launch as launcher
-from wholestep.processes.single import SingleProcess
 
 HERE = Path(__file__).parent
 PATHS = f"{HERE / 'lean'}{os.pathsep}{HERE}"
@@ -185,11 +184,6 @@ def test_launch_says_what_it_needs(capsys, monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     assert cli.main(["launch", __file__]) == 2
     assert "Several processes need the JAX engine" in capsys.readouterr().err
-
-
-def test_one_process_has_nobody_to_agree_with():
-    alone = SingleProcess()
-    assert (alone.broadcast(3), alone.all_gather(3)) == (3, [3])
 
 
 @only_jax

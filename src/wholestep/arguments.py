@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.source import is_nest_of_arrays, without_none
+from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.model.compiled import refuse_overrides
 from wholestep.model.objective import Objective

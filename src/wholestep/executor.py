@@ -12,9 +12,10 @@ import numpy as np
 
 from wholestep import engines, tree
 from wholestep.compilations import Compilations
-from wholestep.data.batches import Batches, check_weights
+from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block
 from wholestep.data.feed import Feed, open_feed
+from wholestep.data.weights import check_weights
 from wholestep.diagnosis import diagnose
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError

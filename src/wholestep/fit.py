@@ -8,7 +8,8 @@ import keras
 
 from wholestep import arguments
 from wholestep.callbacks import CallbackRunner
-from wholestep.data.batches import Batches, go_to_epoch, kept
+from wholestep.data.batches import Batches, kept
+from wholestep.data.epochs import go_to_epoch
 from wholestep.data.feed import Feed
 from wholestep.errors import BatchError, message
 from wholestep.evaluate import Look, Pass

@@ -10,7 +10,7 @@ from wholestep import arguments
 from wholestep.callbacks import CallbackRunner
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
-from wholestep.data.source import is_nest_of_arrays, without_none
+from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.engines import scope
 from wholestep.executor import Executor, Options
 from wholestep.model import compiled

@@ -1,15 +1,15 @@
 """Batches: a source, an order and a position in it. The position is two integers."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from wholestep import tree
 from wholestep.data.order import whole_seed
 from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size, refuse_sizes
 from wholestep.data.source import Arrays, BatchStream, IndexedBatches, Kept, RowError, open_source
+from wholestep.data.stream import Stream
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
@@ -97,9 +97,7 @@ class Batches:
         elif not isinstance(self.source, BatchStream):
             self.sampler = fixed_size(self.source, batch_size, seed, shuffle)
         self.position = (0, 0)
-        self._stream: Iterator[Tree] | None = None
-        self._has_ended = False
-        self._peeked: Tree | None = None
+        self._stream = Stream(self.source) if isinstance(self.source, BatchStream) else None
         self.unused: list = []  # ready-made batches that a feed has loaded, but its loop did not use
 
     @property
@@ -143,36 +141,38 @@ class Batches:
         if not _is_whole(epoch) or not _is_whole(step) or (num is not None and step > num):
             raise _no_such_place(epoch, step, num)
         position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
-        if isinstance(self.source, BatchStream) and self.source.begins_again:
-            self._run_to(*position)
-        elif not isinstance(self.source, BatchStream):
+        if self._stream is None:
             self.unused = []
+        elif self._stream.begins_again:
+            self._run_to(self._stream, *position)
         self.position = position
 
-    def _run_to(self, epoch: int, step: int) -> None:
+    def _run_to(self, stream: Stream, epoch: int, step: int) -> None:
         """Let a stream begin again, unless it is at its beginning, and run forward to a step."""
         if self.position[1] or self.unused:
-            self._stream, self._peeked, self.unused = None, None, []
+            stream.restart()
+            self.unused = []
         self.position = (epoch, 0)
         for done in range(step):
             try:
-                self._pull(done)
+                stream.draw(done)
             except StopIteration:
                 raise _no_such_place(epoch, step, done) from None
 
     def rewind(self) -> None:
         """Go to the first batch of the first epoch; an iterator stays where it is."""
-        if not isinstance(self.source, BatchStream) or self.source.begins_again:
+        if self._stream is None or self._stream.begins_again:
             self.seek(0)
 
     def in_order(self) -> "Batches":
         """Return the same batches in one order for all epochs, from the first on; an iterator's are itself."""
-        if isinstance(self.source, BatchStream) and not self.source.begins_again:
+        if self._stream is not None and not self._stream.begins_again:
             return self
         ordered = copy.copy(self)
         ordered.position, ordered.unused = (0, 0), []
-        ordered._stream, ordered._has_ended, ordered._peeked = None, False, None
-        if not isinstance(self.source, BatchStream):
+        if isinstance(self.source, BatchStream):
+            ordered._stream = Stream(self.source)
+        else:
             ordered.sampler = self.sampler.in_order()
         return ordered
 
@@ -215,8 +215,8 @@ class Batches:
         if self.unused:
             batch = self.unused.pop(0)
             return batch.host, batch.end
-        if isinstance(self.source, BatchStream):
-            return self._pull(position[1]), (position[0], position[1] + 1)
+        if self._stream is not None:
+            return self._stream.draw(position[1]), (position[0], position[1] + 1)
         if isinstance(self.source, IndexedBatches) and position[1] == 0:
             self.source.begin_epoch()
         batch, after = self.load(*position, places), self.after(*position)
@@ -234,55 +234,31 @@ class Batches:
         if step < 0 or (num is not None and step >= num):
             raise _no_such_place(epoch, step, num)
 
-    def _pull(self, step: int) -> Tree:
-        """Return the next batch of a stream, after `step` others of its epoch."""
-        if self._peeked is not None:
-            batch, self._peeked = self._peeked, None
-            return batch
-        try:
-            return next(self._running(step))
-        except StopIteration:
-            self._has_ended = True
-            raise
-
-    def _running(self, step: int) -> Iterator[Tree]:
-        """Return the stream; one that has ended begins again with an epoch, and not before."""
-        assert isinstance(self.source, BatchStream)
-        if self._stream is None or (self._has_ended and step == 0 and self.source.begins_again):
-            self._stream, self._has_ended = iter(self.source), False
-        return self._stream
-
     def example(self) -> Tree:
         """Return a first batch, for its shapes. Uses nothing up."""
-        if not isinstance(self.source, BatchStream):
+        if self._stream is None:
             return self.load(0, 0)
         if self.unused:
             return self.unused[0].host
-        if self._peek() is None and self.source.begins_again and self.position[1]:
-            return next(iter(self.source))
-        if self._peeked is None:
+        batch = self._stream.peek(self.position[1])
+        if batch is None and self._stream.begins_again and self.position[1]:
+            return self._stream.first()
+        if batch is None:
             raise BatchError(
                 message("The data must have at least one batch.", "none", "pass a stream that is not spent.")
             )
-        return self._peeked
-
-    def _peek(self) -> Tree | None:
-        """Return the next batch of a stream, which keeps it; None if there is none."""
-        if self._peeked is None:
-            self._peeked = next(self._running(self.position[1]), None)
-            self._has_ended = self._peeked is None
-        return self._peeked
+        return batch
 
     @property
     def has_ended(self) -> bool:
         """Whether an iterator was seen to end: it cannot begin again."""
-        return self._has_ended and isinstance(self.source, BatchStream) and not self.source.begins_again
+        return self._stream is not None and self._stream.has_ended and not self._stream.begins_again
 
     def is_spent(self) -> bool:
         """Whether an iterator has no more batches. Waits for its next one, which it keeps."""
-        if not isinstance(self.source, BatchStream) or self.source.begins_again or self.unused:
+        if self._stream is None or self._stream.begins_again or self.unused:
             return False
-        return self._peek() is None
+        return self._stream.peek(self.position[1]) is None
 
 
 def _is_whole(number: Any) -> bool:
@@ -310,54 +286,3 @@ def kept(batches: Batches) -> Batches:
     """Return batches that `in_order` begin with the first each time: those of an iterator are kept as they come."""
     once = isinstance(batches.source, BatchStream) and not batches.source.begins_again
     return Batches(Kept(iter(batches))) if once else batches
-
-
-def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:
-    """Let batches stand where this epoch of a run begins, unless they stand within it already.
-
-    Args:
-        once: whether an epoch ends where a pass over the data does, though it has fewer steps then.
-    """
-    num, (at, step) = batches.num_batches, batches.position
-    if steps_per_epoch is None or num is None:
-        position, is_within = (epoch, 0), at == epoch
-    elif once:
-        done, part = divmod(epoch, -(-num // steps_per_epoch))
-        position = done, part * steps_per_epoch
-        is_within = at == done and 0 <= step - position[1] < steps_per_epoch
-    else:
-        position = divmod(epoch * steps_per_epoch, num)
-        is_within = 0 <= at * num + step - epoch * steps_per_epoch < steps_per_epoch
-    if not is_within:
-        batches.seek(*position)
-
-
-def check_weights(
-    batch: Tree, *, all_zero: bool, divisors: Collection[int] | None = None, numbers: np.ndarray | None = None
-) -> None:
-    """Refuse sample weights that are not finite, that are negative, or (`all_zero`) that weigh no row at all.
-
-    Args:
-        divisors: the leaves by which a mean is divided: only these must not be negative; None for all.
-        numbers: what the rows are called, if not by their places.
-
-    Raises:
-        BatchError: as said, naming the first row.
-    """
-    if not isinstance(batch, tuple) or len(batch) < 3:
-        return
-    for position, (label, weight) in enumerate(tree.named_leaves(batch[2], "sample_weight")):
-        divides = divisors is None or position in divisors
-        good = np.isfinite(weight) & (weight >= 0) if divides else np.isfinite(weight)
-        bad = np.flatnonzero(~good.reshape(len(weight), -1).all(axis=1))
-        if bad.size:
-            must = f"{label} must be finite and not negative: the loss is divided by it."
-            attempt = 'give rows that shall not count the weight 0; reduction="sum_over_batch_size" divides by rows.'
-            received = f"{weight[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
-            if not divides:
-                must, attempt = f"{label} must be finite.", "give rows that shall not count the weight 0."
-            raise BatchError(message(must, received, attempt))
-        if all_zero and not np.any(weight):
-            raise BatchError(
-                message(f"{label} must weigh at least one row.", "weights that are all 0", "leave sample_weight out.")
-            )

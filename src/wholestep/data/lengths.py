@@ -8,9 +8,10 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.data.leaves import to_numpy, with_arrays
 from wholestep.data.sequences import Sequences
 from wholestep.data.shapes import LONGEST
-from wholestep.data.source import Arrays, IndexedRows, to_numpy, with_arrays
+from wholestep.data.source import Arrays, IndexedRows
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.tree import Tree
 

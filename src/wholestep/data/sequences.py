@@ -7,7 +7,8 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.source import Arrays, IndexedRows, by_leaf, check_dtypes, stack, to_numpy
+from wholestep.data.leaves import by_leaf, check_dtypes, stack, to_numpy
+from wholestep.data.source import Arrays, IndexedRows
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data.batches import Batches, in_sequence, sized
-from wholestep.data.source import is_nest_of_arrays, to_numpy, without_none
+from wholestep.data.leaves import is_nest_of_arrays, to_numpy, without_none
 from wholestep.errors import SpecificationError, message
 from wholestep.model.compiled import is_overridden, unpack
 from wholestep.tree import Tree

@@ -1,0 +1,23 @@
+"""The epochs of a run, in data whose own epochs may be longer or shorter."""
+
+from wholestep.data.batches import Batches
+
+
+def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:
+    """Let batches stand where this epoch of a run begins, unless they stand within it already.
+
+    Args:
+        once: whether an epoch ends where a pass over the data does, though it has fewer steps then.
+    """
+    num, (at, step) = batches.num_batches, batches.position
+    if steps_per_epoch is None or num is None:
+        position, is_within = (epoch, 0), at == epoch
+    elif once:
+        done, part = divmod(epoch, -(-num // steps_per_epoch))
+        position = done, part * steps_per_epoch
+        is_within = at == done and 0 <= step - position[1] < steps_per_epoch
+    else:
+        position = divmod(epoch * steps_per_epoch, num)
+        is_within = 0 <= at * num + step - epoch * steps_per_epoch < steps_per_epoch
+    if not is_within:
+        batches.seek(*position)

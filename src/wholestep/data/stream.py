@@ -1,0 +1,63 @@
+"""A stream as it runs: its batches are drawn one after the other, and the next one can be looked at before."""
+
+from collections.abc import Iterator
+
+from wholestep.data.source import BatchStream
+from wholestep.tree import Tree
+
+
+class Stream:
+    """The batches of a source that has no numbers for them.
+
+    What is asked for is the batch after `step` others of its epoch. A stream that has ended begins again with an epoch,
+    and not before.
+
+    Args:
+        source: where the batches come from.
+    """
+
+    def __init__(self, source: BatchStream):
+        self._source = source
+        self._running: Iterator[Tree] | None = None
+        self._peeked: Tree | None = None
+        self.has_ended = False  # whether the last batch was drawn, and its end was seen
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether a second epoch can be drawn."""
+        return self._source.begins_again
+
+    def restart(self) -> None:
+        """Begin again with the next batch."""
+        self._running, self._peeked = None, None
+
+    def first(self) -> Tree:
+        """Return the first batch of another pass, which uses nothing up of this one."""
+        return next(iter(self._source))
+
+    def draw(self, step: int) -> Tree:
+        """Return the next batch, and move on.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        if self._peeked is not None:
+            batch, self._peeked = self._peeked, None
+            return batch
+        try:
+            return next(self._at(step))
+        except StopIteration:
+            self.has_ended = True
+            raise
+
+    def peek(self, step: int) -> Tree | None:
+        """Return the next batch, and keep it; None if there is none."""
+        if self._peeked is None:
+            self._peeked = next(self._at(step), None)
+            self.has_ended = self._peeked is None
+        return self._peeked
+
+    def _at(self, step: int) -> Iterator[Tree]:
+        if self._running is None or (self.has_ended and step == 0 and self.begins_again):
+            self._running, self.has_ended = iter(self._source), False
+        return self._running

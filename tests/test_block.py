@@ -1,0 +1,79 @@
+"""A batch knows what its rows are called, what programs depend on, and how to be filled up."""
+
+import numpy as np
+import pytest
+
+from wholestep.data.block import Batch, Block, Table
+
+X = np.arange(10.0, 16.0).reshape(3, 2)
+
+
+def batch(**changes):
+    made = Batch({"x": X, "y": None}, None, np.arange(3, dtype=np.int32), 4, None, None, (0, 0), (0, 1))
+    return made._replace(**changes)
+
+
+def resident(**changes):
+    return batch(data={"x": X, "y": None}, rows=np.array([2, 0], np.int32)) if not changes else batch(**changes)
+
+
+def test_a_signature_says_all_but_the_rows_of_what_is_loaded():
+    narrower = batch(host={"x": X[:2], "y": None})
+    assert batch().signature == narrower.signature
+    assert hash(batch().signature) == hash(narrower.signature)
+    for other in (
+        {"x": X[:, :1], "y": None},
+        {"x": X.astype("int32"), "y": None},
+        {"x": X, "y": X},
+        {"z": X},
+        (X, None),
+    ):
+        assert batch(host=other).signature != batch().signature
+
+
+def test_a_signature_of_resident_data_holds_their_rows():
+    assert resident().signature != batch(host={"x": X[:2], "y": None}, data=X).signature
+
+
+def test_a_signature_does_not_depend_on_the_order_of_names():
+    assert batch(host={"a": X, "b": X[0]}).signature == batch(host={"b": X[0], "a": X}).signature
+    assert batch(host=[X, X[:, 0]]).signature != batch(host=(X, X[:, 0])).signature
+
+
+@pytest.mark.parametrize(
+    ("ids", "own", "names"),
+    [
+        (None, None, None),
+        (np.array([7, 5, 9]), None, [7, 5, 9]),
+        (None, np.array([0, 2]), [0, 2]),
+        (np.array([7, 5, 9]), np.array([0, 2]), [7, 9]),
+    ],
+)
+def test_rows_are_called_what_the_source_calls_them(ids, own, names):
+    found = batch(ids=ids, own=own).names
+    assert (found if found is None else found.tolist()) == names
+
+
+def test_some_rows_are_those_at_places_of_the_update():
+    some = resident().some(np.array([1, 0, 1]))
+    assert some["y"] is None
+    assert some["x"].tolist() == [[10, 11], [14, 15], [10, 11]]
+
+
+def test_what_is_padded_repeats_rows_on_the_host_or_names_them_again():
+    padded = batch().padded(5)
+    assert padded.host["x"].tolist() == X[[0, 1, 2, 0, 1]].tolist()
+    assert (padded.host["y"], padded.rows.tolist()) == (None, [0, 1, 2, 3, 4])
+    named = resident().padded(5)
+    assert (named.host["x"] is X, named.rows.tolist()) == (True, [2, 0, 2, 0, 2])
+    part = batch(own=np.array([1])).padded(5)
+    assert (part.host["x"] is X, part.num_rows) == (True, 5)
+
+
+def test_a_block_tells_what_the_rows_of_an_update_are_called():
+    table = Table(np.array([[4, 3], [2, 1], [0, 0]], np.int32), np.array([2, 2, 1], np.int32), ())
+    block = Block(None, None, table, 1, 2, resident(), (0, 1), (0, 3))
+    assert [block.names(update).tolist() for update in range(2)] == [[2, 1], [0]]
+    loaded = block._replace(batch=batch())
+    assert loaded.names(0).tolist() == [0, 1, 2]
+    assert loaded._replace(batch=batch(ids=np.array([7, 5, 9]))).names(0).tolist() == [7, 5, 9]

@@ -1,0 +1,42 @@
+"""Sample weights by which a mean cannot be divided are refused, by their first row."""
+
+import numpy as np
+import pytest
+
+import wholestep as ws
+from wholestep.data.weights import check_weights
+
+X = np.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [([1.0, -1.0], "-1.0 in row 1"), ([np.nan, 1.0], "nan in row 0"), ([0.0, 0.0], "weigh at least one row")],
+)
+def test_bad_weights(weight, message):
+    with pytest.raises(ws.BatchError, match=message):
+        check_weights((X, X, np.array(weight)), all_zero=True)
+
+
+def test_weights_of_zero_are_allowed_where_others_weigh():
+    check_weights((X, X, np.zeros(2)), all_zero=False)
+    check_weights((X, X, np.array([0.0, 1.0])), all_zero=True)
+
+
+def test_what_is_no_batch_with_weights_is_left_alone():
+    for batch in (X, (X, -X), {"sample_weight": np.array([-1.0])}, [X, X, np.array([-1.0, np.nan])]):
+        check_weights(batch, all_zero=True)
+
+
+def test_only_a_leaf_that_divides_must_not_be_negative():
+    signed, plain = np.array([[1.0, -1.0], [1.0, 1.0]]), np.ones(2)
+    check_weights((X, X, (signed, plain)), all_zero=True, divisors={1})
+    with pytest.raises(ws.BatchError, match=r"sample_weight\[0\] must be finite and not negative.*in row 0"):
+        check_weights((X, X, (signed, plain)), all_zero=True, divisors={0})
+    with pytest.raises(ws.BatchError, match=r"sample_weight\[0\] must be finite\. .*inf.* in row 1"):
+        check_weights((X, X, (np.array([-1.0, np.inf]), plain)), all_zero=True, divisors={1})
+
+
+def test_rows_may_have_numbers_of_their_own():
+    with pytest.raises(ws.BatchError, match="in row 71"):
+        check_weights((X, X, np.array([1.0, -1.0])), all_zero=True, numbers=np.array([70, 71]))
