@@ -33,6 +33,7 @@ class Plan(NamedTuple):
 
     cut: Cut
     length: int = 9
+    num_stacked: int = 1
 
 
 def whole(batch):
@@ -136,10 +137,10 @@ def test_an_error_while_loading_reaches_the_loop(monkeypatch):
 
 def test_filling_repeats_rows():
     (block,) = loaded(ws.Batches(Items(), 7, shuffle=False)).blocks(1, lambda: 1)
-    batch = block.batch.padded(9)
+    batch = block.batches[0].padded(9)
     assert batch.host.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
-    assert block.batch.padded(7) is block.batch
-    data, rows = stage(Host, block.batch, Cut(((2, 4),), 7))
+    assert block.batches[0].padded(7) is block.batches[0]
+    data, rows = stage(Host, block.batches[0], Cut(((2, 4),), 7))
     assert data.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert rows.tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
 
@@ -180,12 +181,12 @@ def test_every_replica_gets_an_equal_share_of_every_microbatch(sections, num):
 def test_ready_made_batches_are_filled_to_the_most_rows_of_their_own_shape():
     sizes = [(4, 2), (2, 8), (3, 2), (1, 8), (5, 2), (4, 2)]
     blocks = loaded(ws.Batches(np.zeros(size) for size in sizes)).blocks(None, lambda: 1)
-    assert [block.batch.full for block in blocks] == [4, 2, 4, 2, 5, 5]
+    assert [block.batches[0].full for block in blocks] == [4, 2, 4, 2, 5, 5]
 
 
 def test_a_block_knows_the_rows_of_a_full_one():
-    assert [b.batch.full for b in resident(ws.Batches(np.arange(7), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
-    assert [b.batch.full for b in loaded(ws.Batches(Items(), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
+    assert [b.batches[0].full for b in resident(ws.Batches(np.arange(7), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
+    assert [b.batches[0].full for b in loaded(ws.Batches(Items(), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
 
 
 def test_small_arrays_become_resident():

@@ -44,6 +44,7 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
     {"packing"},
     {"sampler"},
     {"batches", "block", "ahead"},
+    {"stack"},
     {"feed", "epochs"},
 ]
 ENGINE_OF = dict.fromkeys(("mesh.py", "group.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax")

@@ -139,7 +139,7 @@ class Evaluation:
         call = engine.compile(
             several(engine, each, found if loops else None, length), examples, repeats=engine.always_xla
         )
-        return Program(call, cut, length, None, [], forward.inputs, "")
+        return Program(call, cut, length, 1, None, [], forward.inputs, "")
 
     def _parts(self, state: State) -> tuple[State, State]:
         """Return what a batch moves of the state, and the rest."""

@@ -26,7 +26,7 @@ from wholestep.model.labels import check_labels
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import check_parts, named
 from wholestep.model.objective import Objective
-from wholestep.plan import Planner, Program, Wanted
+from wholestep.plan import MOST_STACKED, MOST_UPDATES, Planner, Program, Wanted
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.processes.protocol import Processes
 from wholestep.repeat import ALONE, EPOCH, GOES_ON, span
@@ -58,13 +58,13 @@ class DispatchSize:
         """Start the clock."""
         self._since = time.perf_counter()
 
-    def note(self, num: int, most: int) -> None:
-        """Take note that `num` updates have just finished, of a program that takes `most` in a dispatch."""
+    def note(self, num: int) -> None:
+        """Take note that `num` updates have just finished."""
         now = time.perf_counter()
         seconds, self._since = (now - self._since) / num, now
         self._notes += 1
         if self._processes.count == 1 or self._notes & (self._notes - 1) == 0:
-            size = int(min(max(1, _SECONDS_PER_DISPATCH / seconds), 8 * self.size, most))
+            size = int(min(max(1, _SECONDS_PER_DISPATCH / seconds), 8 * self.size, MOST_UPDATES))
             self.size = self._processes.broadcast(size)
 
 
@@ -184,7 +184,9 @@ class Executor:
             PeerError: the processes of a run do not begin alike.
         """
         self._check_processes(batches)
-        most = len(batches) if batches.arrays is not None and not batches.shapes else 1
+        is_resident = batches.arrays is not None and not batches.shapes
+        stacks = self.engine.loops_once and self.engine.num_replicas == 1
+        most = len(batches) if is_resident else MOST_STACKED if stacks else 1
         wanted = Wanted(batches.comes_short, most, len(batches.shapes))
         plan = partial(self._program, run, wanted)
         feed = open_feed(self.engine, batches, self.planner.room_for_data, plan, self.check, self._tables)

@@ -142,7 +142,7 @@ def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch:
     def tell(report: Report) -> tuple[dict, bool]:
         logs, failed = _tell(executor, run, feed, report, begin, watch)
         if late:
-            pace.note(report.block.num, report.block.program.length)
+            pace.note(report.block.num)
         return logs, failed
 
     pace.start()

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.data.block import Batch, stage
+from wholestep.data.stack import stack
 from wholestep.embeddings.rows import describe
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
@@ -22,6 +24,8 @@ from wholestep.tree import Tensor, Tree
 from wholestep.update import Update
 
 MOST_UPDATES = 256
+MOST_STACKED = 16
+_MOST_BYTES_STACKED = 1 << 20  # a single update is sent with the room of all
 _MOST_ROW_NUMBERS = 1 << 20
 
 
@@ -32,6 +36,7 @@ class Program:
     call: Callable
     cut: Cut
     length: int
+    num_stacked: int
     memory: int | None
     tables: list[str]
     captured: list[keras.Variable]
@@ -102,8 +107,8 @@ class Planner:
         return self.programs[key]
 
     def _key(self, batch: Batch, wanted: Wanted) -> tuple:
-        length, num_buffers = _length(batch, wanted.most), len(self.update.forward.variables.buffers)
-        return batch.signature, batch.num_rows, wanted.short, length > 1, num_buffers
+        num_buffers = len(self.update.forward.variables.buffers)
+        return batch.signature, batch.num_rows, wanted.short, wanted.most > 1, num_buffers
 
     def learn(self, state: State, batch: Batch) -> State:
         """Find out what the objective reads and assigns besides the model's variables, once, before anything else."""
@@ -268,6 +273,9 @@ class Planner:
         one = (state, data, places, count)
         slowly = engine.loops_slowly(update, *one)
         length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
+        num_stacked = 1 if batch.is_resident else length
+        if num_stacked > 1:
+            data, _ = stack(engine, [batch], cut, num_stacked)
         program = maker.program(update, length, one, loops=loops)
         table = engine.place((np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32)))
         captured, values = maker.forward.inputs, state.captured
@@ -275,7 +283,7 @@ class Planner:
         call = engine.compile(program, example, repeats=loops)
         needs = self._share(engine.memory(call))
         tables = describe(row_plan, wholes, cut.num_microbatches)
-        return Program(call, cut, length, needs, tables, captured, engine.describe(call))
+        return Program(call, cut, length, num_stacked, needs, tables, captured, engine.describe(call))
 
     def _say(self, message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -283,7 +291,10 @@ class Planner:
 
 def _length(batch: Batch, most: int) -> int:
     """Return how many updates a program for such batches carries out at most."""
-    return max(1, min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows))
+    most = min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows)
+    if not batch.is_resident:
+        most = min(most, MOST_STACKED, _MOST_BYTES_STACKED // max(1, tree.num_bytes(batch.host)))
+    return max(1, most)
 
 
 def _host_bytes() -> int:

@@ -90,6 +90,10 @@ class Planned(Protocol):
     def length(self) -> int:
         """How many updates a table names."""
 
+    @property
+    def num_stacked(self) -> int:
+        """How many updates that were loaded have room in its data; of resident data 1."""
+
 
 Plan = Callable[[Batch], Planned]
 
@@ -141,7 +145,7 @@ class Block(NamedTuple):
         table: names the rows of these updates in the data, and of others.
         first: the first of these updates in the table.
         num: how many they are.
-        batch: the data on the host.
+        batches: the data on the host: of each update, or one that stands for all where data are resident.
         start: the position in the source of the first of these updates.
         end: the position after the last.
     """
@@ -151,15 +155,16 @@ class Block(NamedTuple):
     table: Table
     first: int
     num: int
-    batch: Batch
+    batches: tuple[Batch, ...]
     start: tuple[int, int]
     end: tuple[int, int]
 
     def names(self, update: int) -> np.ndarray:
         """Return what the rows of an update are called in the user's source, (rows,); places, if they have no name."""
-        if self.batch.is_resident:
+        if self.batches[0].is_resident:
             return self.table.rows[self.first + update][: self.table.counts[self.first + update]]
-        return self.batch.rows if self.batch.ids is None else self.batch.ids
+        batch = self.batches[update]
+        return batch.rows if batch.ids is None else batch.ids
 
 
 def stage(engine: Device, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:

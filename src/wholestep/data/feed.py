@@ -1,6 +1,5 @@
 """The way of batches to the device: resident data are named by row numbers, others are loaded when their turn comes."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,14 +9,16 @@ from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.data.ahead import Ahead
 from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, Device, Plan, Planned, Table, share_out, stage
+from wholestep.data.block import Batch, Block, Device, Plan, Planned, Table, share_out
 from wholestep.data.sampler import FixedSize
 from wholestep.data.source import BatchStream
+from wholestep.data.stack import Drawn, stack
 from wholestep.errors import BatchError, message
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.tree import Tree
 
-_UNDER_WAY = 5  # updates that may turn out not to have been applied, so that their batches are wanted again
+_UNDER_WAY = 5  # blocks that may turn out not to have been applied, so that their batches are wanted again
+_PART = 16  # one of so many that may go in a dispatch is stacked: enough to hide what a dispatch costs
 _MOST_NAMED = 1 << 16  # row numbers that are computed at once, unless one dispatch takes more
 
 Check = Callable[[Batch], None]
@@ -75,7 +76,7 @@ class Resident:
         first, named, table = self._table(program, epoch, step, num) if is_full else self._short(program, epoch, step)
         num = min(num, named - first)
         end = (epoch + 1, 0) if step + num == len(self.batches) else (epoch, step + num)
-        return Block(program, self._data, table, first, num, batch, (epoch, step), end)
+        return Block(program, self._data, table, first, num, (batch,), (epoch, step), end)
 
     def _example(self, epoch: int, step: int) -> Batch:
         rows = self._rows(epoch, step, 1)[0]
@@ -111,7 +112,7 @@ class Resident:
 
 
 class Loaded:
-    """Batches that are loaded, one update to a block, while the device works on the one before.
+    """Batches that are loaded while the device works on those before; a block stacks some that are alike.
 
     With several processes, each loads only the rows that its own replicas work on, as soon as the plan is known.
 
@@ -134,63 +135,82 @@ class Loaded:
         self._is_open = False
 
     def blocks(self, num: int | None, size: Callable[[], int], *, once: bool = False) -> Iterator[Block]:
-        """Yield blocks of one update, `num` in all (None: to the end of the epoch).
+        """Yield blocks of at most size() updates, and far fewer where many may go: the first waits for the last.
 
         Whoever has used a block moves the batches' position to that after it.
 
         Args:
+            num: how many updates in all (None: to the end of the epoch).
             once: whether they end with the epoch in any case.
         """
-        latest: deque[Batch] = deque(maxlen=_UNDER_WAY)
         self._end: tuple[int, int] | None = None  # the place after a stream that has ended
         loaded = Ahead(self._load(num, once))
         # A generator stays in its thread, which is that of the loop: it may hold what belongs there.
-        drawing = self._load(num, once) if isinstance(self.batches.source, BatchStream) else iter(loaded)
+        drawn = Drawn(self._load(num, once) if isinstance(self.batches.source, BatchStream) else iter(loaded))
         self._is_open = True
         try:
-            while True:
-                # An interrupt inside of a generator would end the generator, and between two lines lose a batch.
-                with uninterrupted(twice=False):
-                    if (batch := next(drawing, None)) is not None:
-                        latest.append(batch)
-                if batch is None:
-                    break
-                yield self.block(batch)
+            while drawn.has(0):
+                program = self._planned(drawn[0])
+                most = min(program.num_stacked, max(1, size() // _PART))
+                yield self.block(program, self._alike(drawn, program, most))
             self.batches.position = max(self.batches.position, self._end or self.batches.position)
         finally:
             self._is_open = False
-            drawn: list[Batch] = []
+            by_thread: list[Batch] = []
             try:
-                drawn = loaded.close()
+                by_thread = loaded.close()
             finally:
                 with uninterrupted():
-                    self._put_back([*latest, *drawn])
+                    self._put_back([*drawn.kept, *by_thread])
 
     def in_hand(self, full: Callable[[Any], int]) -> Block:
         """Return the one batch there is; `full` says to how many rows it may be filled up."""
         host, after = self.batches.take((0, 0))
-        return self.block(self._batch(host, None, (0, 0), after, full(host)))
+        batch = self._batch(host, None, (0, 0), after, full(host))
+        return self.block(self._planned(batch), [batch])
 
     def go_back(self, block: Block, done: int) -> None:
         """Stand behind the first `done` updates of a block again: the others were not carried out."""
         self.batches.position = block.start[0], block.start[1] + done
         if not self._is_open:
-            self._put_back([block.batch])
+            self._put_back([*block.batches])
 
-    def block(self, batch: Batch) -> Block:
-        """Return the block of one update: planned, checked, filled up, and put where its program takes it."""
-        program, count = self._plan(batch), batch.num_rows
-        self._programs[batch.full, count] = program
+    def _planned(self, batch: Batch) -> Planned:
+        """Return the program of an update, which has been checked."""
+        program = self._plan(batch)
+        self._programs[batch.full, batch.num_rows] = program
         self._check(batch)
-        cut = program.cut
-        whole = batch.padded(cut.rows) if self._engine.num_replicas == 1 else batch
-        data, rows = stage(self._engine, whole, cut)
-        key = program.length, cut, count
+        return program
+
+    def _alike(self, drawn: Drawn, program: Planned, most: int) -> list[Batch]:
+        """Return the next update, which has been planned, and at most so many in all that go with it."""
+        alike = [drawn[0]]
+        while len(alike) < most and drawn.has(len(alike)) and self._follows(drawn[len(alike)], alike[-1], program):
+            alike.append(drawn[len(alike)])
+        drawn.leave(len(alike), keep=_UNDER_WAY * most)
+        return alike
+
+    def _follows(self, batch: Batch, last: Batch, program: Planned) -> bool:
+        """Whether an update is the next of its epoch, as long as the last, and of the same program."""
+        if batch.start != last.end or batch.start[0] != last.start[0] or batch.num_rows != last.num_rows:
+            return False
+        try:
+            return self._planned(batch) is program
+        except Exception:  # it is raised when the batch is the first of its block, and all before are carried out
+            return False
+
+    def block(self, program: Planned, batches: list[Batch]) -> Block:
+        """Return the block of updates alike: filled up, and put where their program takes them."""
+        first, cut = batches[0], program.cut
+        whole = [b.padded(cut.rows) for b in batches] if self._engine.num_replicas == 1 else batches
+        data, rows = stack(self._engine, whole, cut, program.num_stacked)
+        key = program.length, cut, first.num_rows
         if key not in self._tables:
-            named = np.zeros((program.length, len(rows)), np.int32)
-            named[0], counts = rows, np.full((program.length,), count, np.int32)
+            named = np.zeros((program.length, rows.shape[1]), np.int32)
+            named[: len(rows)], counts = rows, np.full((program.length,), first.num_rows, np.int32)
             self._tables[key] = Table(named, counts, self._engine.place((named, counts)))
-        return Block(program, data, self._tables[key], 0, 1, batch, batch.start, batch.end)
+        ends = first.start, batches[-1].end
+        return Block(program, data, self._tables[key], 0, len(batches), tuple(batches), *ends)
 
     def _put_back(self, loaded: list[Batch]) -> None:
         """Let ready-made batches that were not used wait for the next call; others can be loaded again."""
