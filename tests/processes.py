@@ -16,7 +16,7 @@ import numpy as np
 from exact import build, data, num_rows_of, snapshot
 
 import wholestep as ws
-from wholestep.processes import group
+from wholestep.processes import heartbeat
 
 ME = jax.process_index()
 FAULT_AFTER = 3  # updates
@@ -211,7 +211,7 @@ if __name__ == "__main__":
         keras.distribution.set_distribution(keras.distribution.DataParallel())
         write(Path(sys.argv[2]) / "distribution")
     elif sys.argv[1] == "brisk":  # the threads talk to the store without a pause
-        group._INTERVAL = 0.0
+        heartbeat._INTERVAL = 0.0
         time.sleep(1.5)
     else:
         fault(sys.argv[1])

@@ -47,8 +47,11 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
     {"stack"},
     {"feed", "epochs"},
 ]
-ENGINE_OF = dict.fromkeys(("mesh.py", "group.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax")
+ENGINE_OF = dict.fromkeys(
+    ("mesh.py", "group.py", "store.py", "heartbeat.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax"
+)
 ENGINE_OF |= dict.fromkeys(("strategy.py", "xla.py", *(p.name for p in SOURCE.glob("*/tensorflow*.py"))), "tensorflow")
+STILL_LONG = {"executor", "model.forward", "plan", "update"}  # to be shortened; no other may join them
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
 
@@ -92,14 +95,14 @@ def test_imports_go_down_the_floors(path):
         if name.startswith("wholestep.") and not name.endswith("__version__"):
             assert floor(placed(name.removeprefix("wholestep."))) <= here, f"{path.name} imports {name}"
         if name.split(".")[0] in ("jax", "tensorflow", "torch"):
-            assert module_of(path) == "engines" or path.name == "group.py"
+            assert module_of(path) == "engines" or path.name in ("group.py", "store.py")
         if name.startswith("keras.src"):
             assert module_of(path) in ("model.reduction", "model.objective")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_hold_one_idea(path):
-    assert len(path.read_text().splitlines()) <= 400
+    assert len(path.read_text().splitlines()) <= (400 if module_of(path) in STILL_LONG else 300)
 
 
 def test_public_names_are_frozen():

@@ -21,7 +21,7 @@ from wholestep import cli
 from wholestep.processes import launch as launcher
 
 HERE = Path(__file__).parent
-PATHS = f"{HERE / 'lean'}{os.pathsep}{HERE}"
+PATHS = os.pathsep.join(filter(None, (str(HERE / "lean"), str(HERE), os.environ.get("PYTHONPATH"))))
 BOUND = 60.0  # seconds in which every run ends, whatever happens
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several processes need the JAX engine")
 

@@ -1,7 +1,7 @@
 """What an engine promises: the same verbs on JAX and on TensorFlow, each with one line of contract.
 
 The contracts are tested on every engine in `tests/test_engines.py`. Only modules in this folder import JAX or
-TensorFlow, but for `wholestep.processes.group`.
+TensorFlow, but for `wholestep.processes.group` and `wholestep.processes.store`.
 """
 
 from collections.abc import Callable, Collection

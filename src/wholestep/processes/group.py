@@ -1,48 +1,34 @@
 """The other processes of a run on JAX: what must be alike is compared, and one that dies or hangs ends them all.
 
-A collective waits for ever if one process does not take part. So every process has a thread that gives a sign of life,
-says what it is doing, and ends its process when the verdict falls. Process 0 watches all and passes the verdict; all
-watch process 0. They talk through the key-value store of `jax.distributed`, outside of every collective: two small
-messages a second for each process, however many there are.
-
-Reads `jax._src.distributed.global_state`, the only way to that store.
+They talk through `wholestep.processes.store`; `wholestep.processes.heartbeat` ends them.
 """
 
 import atexit
-import json
 import math
 import os
 import random
 import signal
-import statistics
 import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed
 
 from wholestep.errors import PeerError, SpecificationError, message
+from wholestep.processes.heartbeat import Heartbeat
+from wholestep.processes.leaving import tell
 from wholestep.processes.protocol import Processes, T
 from wholestep.processes.single import SingleProcess
-from wholestep.processes.watchdog import ENDING, PATIENCE, Beat, judge, silence
+from wholestep.processes.store import Store, Unreachable
+from wholestep.processes.watchdog import ENDING, PATIENCE
 from wholestep.safety.interrupts import Terminated, end_when_terminated
 
-_INTERVAL = 1.0
-_DAY = 24 * 3600 * 1000  # ms
-_KEY = "wholestep/"
+_DAY = 24 * 3600  # s
 _BROKEN = ("Gloo", "gloo", "UNAVAILABLE", "Connection", "Socket", "ABORTED", "NCCL", "heartbeat")
-
-_is_over = threading.Event()  # set when this process is about to be ended
 
 
 @cache
@@ -67,7 +53,7 @@ def join() -> None:
     }
     given = {k: v if k == "coordinator_address" else int(v) for k, v in known.items() if v is not None}
     try:
-        jax.distributed.initialize(**given, shutdown_timeout_seconds=_DAY // 1000)
+        jax.distributed.initialize(**given, shutdown_timeout_seconds=_DAY)
     except (ValueError, RuntimeError) as error:
         attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
         raise PeerError(
@@ -91,23 +77,21 @@ class ProcessGroup:
     def __init__(self, index: int, count: int):
         self.index = index
         self.count = count
-        self._store = distributed.global_state.client
-        self.doing, self._waits, self._since = "starting", "", time.monotonic()
-        self._call, self._dispatched = "", deque[float](maxlen=20)
+        self._store = Store()
+        self._heart = Heartbeat(index, self._store, _seconds("WHOLESTEP_PATIENCE", PATIENCE))
+        self._call = ""
         self._number = 0
-        self._keys: list[str] = []
-        self._heard = time.monotonic()
-        self._patience = _seconds("WHOLESTEP_PATIENCE", PATIENCE)
-        self._launcher = os.environ.get("WHOLESTEP_LAUNCHER")
         _calm_gloo()
-        works = (self._beat, self._guard)
-        self._threads = [threading.Thread(target=work, name="wholestep-processes", daemon=True) for work in works]
-        for thread in self._threads:
-            thread.start()
+        self._heart.start()
         atexit.register(self._leave)
         sys.excepthook = self._uncaught
 
     # ---- what a run asks for ----
+
+    @property
+    def doing(self) -> str:
+        """What this process is doing, in words."""
+        return self._heart.doing
 
     def check_equal(self, facts: dict[str, str]) -> None:
         """Make sure that all processes say the same.
@@ -118,13 +102,13 @@ class ProcessGroup:
         number = self._next()
         with self.waiting("comparing what must be alike", f"the store, call {number}"):
             if self.index == 0:
-                self._set(f"facts/{number}", facts)
-            self._set(f"differs/{number}/{self.index}", _difference(self._get(f"facts/{number}"), facts))
+                self._store.set(f"facts/{number}", facts)
+            self._store.set(f"differs/{number}/{self.index}", _difference(self._store.get(f"facts/{number}"), facts))
             if self.index == 0:
-                answers = [self._get(f"differs/{number}/{i}") for i in range(self.count)]
+                answers = [self._store.get(f"differs/{number}/{i}") for i in range(self.count)]
                 found = [f"process {i}: {text}" for i, text in enumerate(answers) if text]
-                self._set(f"summary/{number}", "; ".join(found[:8]))
-            summary = self._get(f"summary/{number}")
+                self._store.set(f"summary/{number}", "; ".join(found[:8]))
+            summary = self._store.get(f"summary/{number}")
         if summary:
             must = "All processes must begin alike. Nothing was updated."
             raise PeerError(message(must, summary, "start every process with the same code, data and seed."))
@@ -133,20 +117,20 @@ class ProcessGroup:
         """Return process 0's value."""
         number = self._next()
         if self.index == 0:
-            self._set(f"shared/{number}", value)
+            self._store.set(f"shared/{number}", value)
         with self.waiting("sharing a number", f"the store, call {number}"):
-            return self._get(f"shared/{number}")
+            return self._store.get(f"shared/{number}")
 
     def all_gather(self, value: T) -> list[T]:
         """Return every process's value."""
-        number, earlier, self._keys = self._next(), self._keys, []
-        self._set(f"gathered/{number}/{self.index}", value)
+        number, earlier, self._store.once = self._next(), self._store.once, []
+        self._store.set(f"gathered/{number}/{self.index}", value)
         with self.waiting(f"comparing places ({value})", f"the store, call {number}"):
             if self.index == 0:
-                self._set(f"all/{number}", [self._get(f"gathered/{number}/{i}") for i in range(self.count)])
-            values = self._get(f"all/{number}")
+                self._store.set(f"all/{number}", [self._store.get(f"gathered/{number}/{i}") for i in range(self.count)])
+            values = self._store.get(f"all/{number}")
         for key in earlier:  # all have come here, so nobody will ask for these any more
-            self._store.key_value_delete(_KEY + key)
+            self._store.delete(key)
         return values
 
     def barrier(self, where: str) -> None:
@@ -163,12 +147,12 @@ class ProcessGroup:
 
     def set_status(self, doing: str) -> None:
         """Take note of what this process is doing, to be told if it hangs."""
-        self.doing, self._waits, self._since = doing, "", time.monotonic()
+        self._heart.say(doing)
 
     def dispatching(self, doing: str) -> AbstractContextManager:
         """Take note that this process sends a program in which all take part."""
         self._call = doing
-        self._dispatched.append(time.monotonic())
+        self._heart.count()
         return self.waiting(doing)
 
     @contextmanager
@@ -179,14 +163,13 @@ class ProcessGroup:
             PeerError: the connection broke; if it is known by then which process ended, this one ends instead.
         """
         before = self.doing
-        self.doing, self._waits, self._since = doing, call or self._call or "a program", time.monotonic()
+        self._heart.say(doing, call or self._call or "a program")
         try:
             yield
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
+        except (Unreachable, ValueError) as error:
             if not any(sign in str(error) for sign in _BROKEN):
                 raise
-            # The verdict names the process that is lost, and ends this one.
-            _is_over.wait(4 * silence(self._patience) + 5 * _INTERVAL)
+            self._heart.wait_for_verdict()
             must = "All processes must take part in every update."
             raise PeerError(message(must, error, "look at the output of the other processes.")) from error
         finally:
@@ -194,12 +177,13 @@ class ProcessGroup:
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process has failed, so that they end."""
-        _is_over.set()
+        self._heart.end()
         if not isinstance(error, PeerError):  # which all have
-            with suppress(jax.errors.JaxRuntimeError):  # the store may be gone
-                self._publish(f"Process {self.index} failed while {self.doing}: {type(error).__name__}: {error}.")
+            what = f"{type(error).__name__}: {error}"
+            with suppress(Unreachable):  # the store may be gone
+                self._heart.pass_verdict(f"Process {self.index} failed while {self.doing}: {what}.")
         if self.index == 0:
-            time.sleep(3 * _INTERVAL)  # the store lives here: let the others read it
+            self._heart.let_others_read()  # the store lives here
 
     def _uncaught(self, kind: type, error: BaseException, trace: TracebackType | None) -> None:
         """Leave at once after an error: an orderly exit would wait for the others, and they for this one."""
@@ -214,89 +198,11 @@ class ProcessGroup:
         try:
             jax.distributed.shutdown()
         finally:
-            _is_over.set()
-            for thread in self._threads:
-                thread.join(timeout=10)
-
-    # ---- the thread that gives signs of life ----
-
-    def _beat(self) -> None:
-        number = 0
-        seen: dict[int, tuple[Beat, float]] = {}
-        while not _is_over.wait(_INTERVAL):
-            number += 1
-            try:
-                self._set(f"beat/{self.index}", self._sign(number), again=True)
-                verdict = self._verdict(seen) if self.index == 0 else self._read("verdict")
-                self._heard = time.monotonic()
-            except jax.errors.JaxRuntimeError:
-                continue  # the guard counts the seconds
-            if verdict:
-                self._end(verdict)
-
-    def _sign(self, number: int) -> Beat:
-        times = list(self._dispatched)
-        gaps = [b - a for a, b in pairwise(times)]
-        step = statistics.median(gaps) if gaps else 0.0
-        return Beat(number, self.doing, self._waits, time.monotonic() - self._since, step)
-
-    def _verdict(self, seen: dict) -> str | None:
-        now = time.monotonic()
-        for key, value in self._store.key_value_dir_get(_KEY + "beat/"):
-            beat, process = Beat(*json.loads(value)), int(key.rsplit("/", 1)[1])
-            if process not in seen or seen[process][0].number != beat.number:
-                seen[process] = (beat, now)
-        beats = {process: (beat, now - when) for process, (beat, when) in seen.items()}
-        verdict = self._read("verdict") or judge(beats, self._patience)
-        if verdict:
-            self._publish(verdict)
-            time.sleep(3 * _INTERVAL)
-        return verdict
-
-    def _guard(self) -> None:
-        ticked = time.monotonic()
-        while not _is_over.wait(_INTERVAL):
-            before, ticked = ticked, time.monotonic()
-            if ticked - before > 3 * _INTERVAL:  # this process was silent itself, and could hear nobody
-                self._heard = ticked
-            unheard = ticked - self._heard
-            if self.doing != ENDING and unheard > silence(self._patience) + _INTERVAL:
-                self._end(f"Process 0 has given no sign of life for {unheard:.0f} s: killed, or stopped?")
-            if self._launcher is not None and os.getppid() != int(self._launcher):
-                self._end("The launcher is gone.")
-
-    def _end(self, verdict: str) -> None:
-        """End this process. Its main thread may be inside a collective, from where nothing else brings it back."""
-        if _is_over.is_set():
-            return
-        _is_over.set()
-        end(f"{verdict} Process {self.index} ends too; it was {self.doing}.")
-
-    # ---- the store ----
+            self._heart.join()
 
     def _next(self) -> int:
         self._number += 1
         return self._number
-
-    def _publish(self, verdict: str) -> None:
-        self._set("verdict", verdict, again=True)
-
-    def _set(self, key: str, value: object, again: bool = False) -> None:
-        if not again:
-            self._keys.append(key)
-        self._store.key_value_set(_KEY + key, json.dumps(value), allow_overwrite=again)
-
-    def _get(self, key: str) -> Any:
-        return json.loads(self._store.blocking_key_value_get(_KEY + key, _DAY))
-
-    def _read(self, key: str) -> Any:
-        """Return what is there, or None."""
-        try:
-            return json.loads(self._store.key_value_try_get(_KEY + key))
-        except jax.errors.JaxRuntimeError as error:
-            if "NOT_FOUND" in str(error):
-                return None
-            raise
 
 
 def _seconds(name: str, default: float) -> float:
@@ -323,25 +229,13 @@ def _calm_gloo() -> None:
                 os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
 
 
-def end(message: str) -> None:
-    """End this process at once, with exit code 1 and a message."""
-    _print(message)
-    os._exit(1)
-
-
 def end_terminated(stop: Terminated) -> None:
     """End this process as SIGTERM asks, with exit code 143 and a message; the others of its run are told, and end."""
     processes = connect()
     what = "is asked to end (SIGTERM), and does so after a whole number of updates"
-    _print(f"Process {processes.index} {what}; it was {processes.doing}.")
+    tell(f"Process {processes.index} {what}; it was {processes.doing}.")
     processes.fail(stop)
     os._exit(128 + signal.SIGTERM)
-
-
-def _print(message: str) -> None:
-    with suppress(OSError):  # there may be nobody left to read it
-        print(f"wholestep: {message}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
 
 
 def _difference(expected: dict, facts: dict) -> str:
