@@ -1,12 +1,14 @@
 """The checks of a trainer's arguments: what must hold is said before anything runs."""
 
 import warnings
-from typing import Any
+from typing import TypeGuard
 
 import keras
 import numpy as np
+from keras.optimizers import Optimizer
 
 from wholestep import tree
+from wholestep.data.batches import Batches
 from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.model.compiled import refuse_overrides
@@ -14,7 +16,7 @@ from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
 
-def check_model(model: Any, objective: Any) -> None:
+def check_model(model: object, objective: object) -> None:
     """Refuse what is no model, no objective, or a model without a loss."""
     if not isinstance(model, keras.Model):
         raise SpecificationError(
@@ -42,7 +44,9 @@ def check_model(model: Any, objective: Any) -> None:
         refuse_overrides(model)
 
 
-def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any, replicas: Any, jit_compile: Any) -> None:
+def check_choices(
+    microbatch_size: object, memory_limit: object, on_nonfinite: object, replicas: object, jit_compile: object
+) -> None:
     """Refuse settings that cannot mean anything."""
     if jit_compile not in (True, False, "auto"):
         raise SpecificationError(
@@ -69,7 +73,7 @@ def check_choices(microbatch_size: Any, memory_limit: Any, on_nonfinite: Any, re
         )
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: Optimizer | None) -> None:
     """Refuse an optimizer that accumulates gradients itself."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     steps = getattr(inner, "gradient_accumulation_steps", None)
@@ -84,7 +88,7 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_trainable(model: keras.Model, optimizer: Any) -> None:
+def check_trainable(model: keras.Model, optimizer: Optimizer | None) -> None:
     """Refuse an optimizer that was built for other variables."""
     if optimizer is None:
         return
@@ -101,7 +105,7 @@ def check_trainable(model: keras.Model, optimizer: Any) -> None:
         )
 
 
-def with_loss_scale(optimizer: Any, model: keras.Model) -> Any:
+def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:
     """Wrap the optimizer in a dynamic loss scale where `compile` would."""
     if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer
@@ -134,12 +138,12 @@ def _part(arrays: tuple, places: slice) -> tuple:
     return tuple(None if part is None else tree.map_leaves(lambda leaf: leaf[places], part) for part in arrays)
 
 
-def is_due(epoch: int, frequency: Any) -> bool:
+def is_due(epoch: int, frequency: int | list[int] | tuple[int, ...] | set[int]) -> bool:
     """Whether validation is due after this epoch."""
     return epoch + 1 in frequency if isinstance(frequency, list | tuple | set) else (epoch + 1) % frequency == 0
 
 
-def check_counts(**counts: Any) -> None:
+def check_counts(**counts: object) -> None:
     """Refuse numbers of steps that are not whole numbers of at least 1; None leaves them open."""
     for name, value in counts.items():
         if value is not None and not _is_count(value):
@@ -170,15 +174,15 @@ def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
     return limit
 
 
-def check_epochs(*, validation_freq: Any = 1, **epochs: Any) -> None:
+def check_epochs(*, validation_freq: object = 1, **epochs: object) -> None:
     """Refuse epochs that are not whole numbers of at least 0, and validations that are due at none."""
     for name, value in epochs.items():
         if not _is_count(value) and not (_is_number(value) and value == 0):
             raise SpecificationError(
                 message(f"{name} must be a whole number of at least 0.", repr(value), f"{name}=1.")
             )
-    several = isinstance(validation_freq, list | tuple | set)
-    if not all(_is_count(number) for number in (validation_freq if several else [validation_freq])):
+    several = validation_freq if isinstance(validation_freq, list | tuple | set) else [validation_freq]
+    if not all(_is_count(number) for number in several):
         must = "validation_freq must be a whole number of at least 1, or a list of the epochs, the first being 1."
         raise SpecificationError(message(must, repr(validation_freq), "validation_freq=1, after every epoch."))
 
@@ -209,7 +213,7 @@ def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
         )
 
 
-def check_row_order(batches: Any) -> None:
+def check_row_order(batches: Batches) -> None:
     """Refuse to predict what is grouped by length: outputs would stand in another order than the rows.
 
     Raises:
@@ -225,7 +229,7 @@ def check_row_order(batches: Any) -> None:
         )
 
 
-def refuse(**arguments: Any) -> None:
+def refuse(**arguments: object) -> None:
     """Refuse arguments that Batches already answer."""
     given = [name for name, value in arguments.items() if value is not None]
     if given:
@@ -236,11 +240,11 @@ def refuse(**arguments: Any) -> None:
         )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
 
 
@@ -259,7 +263,7 @@ def check_predicts(model: keras.Model) -> None:
         raise SpecificationError(message(must, type(model).__name__, attempt))
 
 
-def check_weighting(class_weight: Any, sample_weight: Tree) -> None:
+def check_weighting(class_weight: object, sample_weight: Tree) -> None:
     """Refuse two kinds of weights at once."""
     if class_weight is not None and sample_weight is not None:
         must = "class_weight and sample_weight cannot both be given."

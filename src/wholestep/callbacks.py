@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import keras
 
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes.protocol import Processes
+
+Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList | list[keras.callbacks.Callback] | None
 
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
@@ -58,7 +60,7 @@ class CallbackRunner:
     def __init__(
         self,
         model: keras.Model,
-        callbacks: Any,
+        callbacks: Callbacks,
         *,
         verbose: int | str,
         epochs: int,
@@ -69,8 +71,9 @@ class CallbackRunner:
         processes = engine.processes
         if processes.count > 1:
             callbacks, verbose = _of_several(callbacks, processes), 0 if processes.index else verbose
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = keras.callbacks.CallbackList(
+        known = callbacks
+        if not isinstance(known, keras.callbacks.CallbackList):
+            known = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=history,
                 add_progbar=verbose != 0,
@@ -80,14 +83,14 @@ class CallbackRunner:
                 model=model,
             )
         self.model = model
-        self.callbacks = callbacks
+        self.callbacks = known
         self.each = getattr(model, "steps_per_execution", 1) or 1
-        self._train = Hooks(self.each, callbacks.on_train_batch_begin, callbacks.on_train_batch_end)
-        self.test = Hooks(self.each, callbacks.on_test_batch_begin, callbacks.on_test_batch_end)
-        self.predict = Hooks(self.each, callbacks.on_predict_batch_begin, callbacks.on_predict_batch_end)
+        self._train = Hooks(self.each, known.on_train_batch_begin, known.on_train_batch_end)
+        self.test = Hooks(self.each, known.on_test_batch_begin, known.on_test_batch_end)
+        self.predict = Hooks(self.each, known.on_predict_batch_begin, known.on_predict_batch_end)
         if processes.count > 1 and history:
-            _check_savers(callbacks, engine.sharded(model.variables))
-        hooked = [c for c in callbacks.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
+            _check_savers(known, engine.sharded(model.variables))
+        hooked = [c for c in known.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = bool(hooked)
         looks = (
             not all(_needs_numbers_only(c) for c in hooked),
@@ -129,10 +132,10 @@ class CallbackRunner:
         return bool(self.model.stop_training)
 
 
-def _of_several(callbacks: Any, processes: Processes) -> keras.callbacks.CallbackList | list[keras.callbacks.Callback]:
+def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
     """Return the callbacks of one of several processes; what is changed on them stays, as their process does."""
-    ready = isinstance(callbacks, keras.callbacks.CallbackList)
-    known = list(callbacks.callbacks if ready else keras.tree.flatten(callbacks or []))
+    ready = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
+    known = list(keras.tree.flatten(callbacks or []) if ready is None else ready.callbacks)
     kept = [c for c in known if processes.index == 0 or type(c) not in _WRITERS]
     for callback in kept:
         own = vars(callback)
@@ -142,10 +145,10 @@ def _of_several(callbacks: Any, processes: Processes) -> keras.callbacks.Callbac
             own["on_train_end"] = lambda logs=None: None  # the first process deletes the backup
         if processes.index > 0 and type(callback).__module__.startswith("keras."):
             own["verbose"] = 0
-    if ready:
-        callbacks.callbacks = kept
-        return callbacks
-    return kept
+    if ready is None:
+        return kept
+    ready.callbacks = kept
+    return ready
 
 
 def _check_savers(callbacks: keras.callbacks.CallbackList, sharded: list[str]) -> None:
@@ -156,7 +159,7 @@ def _check_savers(callbacks: keras.callbacks.CallbackList, sharded: list[str]) -
         raise SpecificationError(message(must, ", ".join(sharded[:3]), attempt))
 
 
-def _save(callback: keras.callbacks.Callback, processes: Processes, *arguments: Any, **options: Any) -> None:
+def _save(callback: keras.callbacks.Callback, processes: Processes, *arguments: object, **options: object) -> None:
     """Save, in the first process alone. The others wait as long as that takes."""
     if processes.index > 0:
         return

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import keras
 import matplotlib
@@ -61,11 +60,11 @@ class Diary(keras.callbacks.Callback):
         self.weights: list[list[np.ndarray]] = []
         self.seconds: list[float] = []
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Note when the epoch began."""
         self.began = time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Note the time first: reading the weights is none of the epoch's."""
         self.seconds.append(time.perf_counter() - self.began)
         self.losses.append(float((logs or {})["loss"]))

@@ -9,6 +9,7 @@ from wholestep.data.block import Block
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError
 from wholestep.sums import ReportLayout, shown
+from wholestep.tree import Tensor
 from wholestep.update import APPLIED, OWN_LOSS
 
 
@@ -19,7 +20,7 @@ class Report:
         first: the number of its first update.
     """
 
-    def __init__(self, engine: Engine, layout: ReportLayout, values: Any, block: Block, first: int):
+    def __init__(self, engine: Engine, layout: ReportLayout, values: Tensor, block: Block, first: int):
         self.block = block
         self.first = first
         self.error: NonFiniteError | None = None

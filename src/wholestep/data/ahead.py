@@ -5,7 +5,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from wholestep.safety.interrupts import uninterrupted
 
@@ -80,7 +79,7 @@ class Ahead:
         except BaseException as error:  # handed to the loop, which raises it
             self._put(error)
 
-    def _put(self, item: Any) -> bool:
+    def _put(self, item: object) -> bool:
         while not self._stop.is_set():
             try:
                 self._ready.put(item, timeout=0.05)

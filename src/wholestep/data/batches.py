@@ -73,15 +73,15 @@ class Batches:
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         batch_size: int | None = None,
         *,
         seed: int = 0,
         shuffle: bool = True,
         tokens: int | None = None,
-        length: Any = None,
-        boundaries: Any = None,
-        pad: Any = 0,
+        length: Tree | Callable[[Tree], Tree] = None,
+        boundaries: Tree = None,
+        pad: Tree = 0,
         truncate: bool = False,
         pack: bool = False,
         transform: Callable[[Tree], Tree] | None = None,
@@ -261,23 +261,23 @@ class Batches:
         return self._stream.peek(self.position[1]) is None
 
 
-def _is_whole(number: Any) -> bool:
+def _is_whole(number: object) -> bool:
     return isinstance(number, int | np.integer) and bool(number >= 0)
 
 
-def _no_such_place(epoch: Any, step: Any, num: int | None) -> BatchError:
+def _no_such_place(epoch: object, step: object, num: int | None) -> BatchError:
     received = f"epoch {epoch}, step {step}" + ("" if num is None else f" where an epoch has {num} batches")
     must = "A position is an epoch and the number of one of its batches, both counted from 0."
     return BatchError(message(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))
 
 
-def sized(source: Any, batch_size: int | None, **how: Any) -> Batches:
+def sized(source: object, batch_size: int | None, **how: Any) -> Batches:
     """Return the batches of a source; the batch size is for those that are not ready-made."""
     batches = Batches(source, **how)
     return batches if batches.is_ready or batch_size is None else Batches(source, batch_size, **how)
 
 
-def in_sequence(source: Any, batch_size: int | None) -> Batches:
+def in_sequence(source: object, batch_size: int | None) -> Batches:
     """Return the batches of a source in their own order; the batch size is for those that are not ready-made."""
     return sized(source, batch_size, shuffle=False)
 

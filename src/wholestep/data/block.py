@@ -201,7 +201,7 @@ def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(shares, axis=1), np.concatenate(rows).astype(np.int32)
 
 
-def _signature(part: Any, first_axis: int) -> Any:
+def _signature(part: Tree, first_axis: int) -> Any:
     if isinstance(part, dict):
         names = sorted(part, key=str)
         return dict, *((name, _signature(part[name], first_axis)) for name in names)

@@ -1,7 +1,6 @@
 """Length buckets under a token budget: rows of like length make a batch, in one of a few fixed shapes."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +83,7 @@ class Buckets:
 
 
 def make_buckets(
-    sequences: Sequences, tokens: int, boundaries: Any, *, truncate: bool, seed: int, shuffle: bool
+    sequences: Sequences, tokens: int, boundaries: Tree, *, truncate: bool, seed: int, shuffle: bool
 ) -> Buckets:
     """Return the buckets of rows that hold sequences.
 

@@ -1,7 +1,6 @@
 """Class weights: a weight of its own for the rows of each class."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -39,7 +38,7 @@ def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
     return transform
 
 
-def _check_class_weight(given: Any) -> None:
+def _check_class_weight(given: object) -> None:
     attempt = "{0: 1.0, 1: 5.0}, a weight for each class; leave it out for 1 each."
     if isinstance(given, Mapping):
         names = [c for c in given if not isinstance(c, int | float | np.number) or not float(c).is_integer()]
@@ -52,7 +51,7 @@ def _check_class_weight(given: Any) -> None:
     raise SpecificationError(message("class_weight must map class numbers to finite weights.", repr(given), attempt))
 
 
-def _classes(y: Any) -> np.ndarray:
+def _classes(y: Tree) -> np.ndarray:
     if not hasattr(y, "shape") or len(y.shape) > 2:
         shape = getattr(y, "shape", type(y).__name__)
         raise BatchError(

@@ -1,7 +1,6 @@
 """The way of batches to the device: resident data are named by row numbers, others are loaded when their turn comes."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -131,7 +130,7 @@ class Loaded:
         self._check = check
         self._programs: dict[tuple[int, int], Planned] = {}  # by the rows of an update, full and real
         self._tables: dict[tuple[int, Cut, int], Table] = {} if tables is None else tables
-        self._largest: dict[Any, int] = {}
+        self._largest: dict[tuple, int] = {}
         self._is_open = False
 
     def blocks(self, num: int | None, size: Callable[[], int], *, once: bool = False) -> Iterator[Block]:
@@ -163,7 +162,7 @@ class Loaded:
                 with uninterrupted():
                     self._put_back([*drawn.kept, *by_thread])
 
-    def in_hand(self, full: Callable[[Any], int]) -> Block:
+    def in_hand(self, full: Callable[[Tree], int]) -> Block:
         """Return the one batch there is; `full` says to how many rows it may be filled up."""
         host, after = self.batches.take((0, 0))
         batch = self._batch(host, None, (0, 0), after, full(host))

@@ -1,7 +1,5 @@
 """Leaves of data: what users pass as arrays, rows and batches, with numpy arrays of numbers for leaves."""
 
-from typing import Any
-
 import keras
 import numpy as np
 
@@ -24,7 +22,7 @@ def numpy_batch(batch: Tree) -> Tree:
     return batch
 
 
-def without_none(batch: Tree) -> Any:
+def without_none(batch: Tree) -> Tree:
     """Drop the last parts of (x, y, sample_weight) that are None.
 
     Raises:
@@ -42,10 +40,10 @@ def without_none(batch: Tree) -> Any:
     return parts
 
 
-def with_arrays(row: Any) -> Tree:
+def with_arrays(row: Tree) -> Tree:
     """Return a row in which a list of numbers is an array, a leaf."""
 
-    def as_array(part: Any) -> Any:
+    def as_array(part: object) -> np.ndarray | None:
         is_list = isinstance(part, list) and all(isinstance(n, int | float | np.number) for n in part)
         return np.asarray(part) if is_list else None
 
@@ -86,7 +84,7 @@ def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarr
     return to_numpy(np.stack(column))
 
 
-def to_numpy(leaf: Any) -> np.ndarray:
+def to_numpy(leaf: object) -> np.ndarray:
     """Return a leaf as numpy; floats in Keras' floatx."""
     if hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
@@ -105,7 +103,7 @@ def check_dtypes(batch: Tree) -> None:
             raise BatchError(message(must, f"dtype {leaf.dtype}", _ATTEMPTS.get(leaf.dtype.kind, _ATTEMPTS["U"])))
 
 
-def is_nest_of_arrays(source: Any) -> bool:
+def is_nest_of_arrays(source: object) -> bool:
     """Whether this is an array, or nested dicts, lists and tuples of nothing else (None aside)."""
     if not isinstance(source, dict | list | tuple):
         return is_array(source)
@@ -113,6 +111,6 @@ def is_nest_of_arrays(source: Any) -> bool:
     return bool(leaves) and all(is_array(leaf) for leaf in leaves)
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """Whether this is a leaf that holds a number for each row, or can be turned into one."""
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "to_numpy")

@@ -18,7 +18,7 @@ from wholestep.tree import Tree
 _AT_ONCE = 1024
 
 
-def measure(source: Arrays | IndexedRows, length: Any, pad: Any) -> Sequences:
+def measure(source: Arrays | IndexedRows, length: Tree | Callable[[Tree], Tree], pad: Tree) -> Sequences:
     """Return the sequences of a source.
 
     Args:
@@ -52,7 +52,7 @@ def _row(source: Arrays | IndexedRows, number: int) -> Tree:
     return tree.map_leaves(to_numpy, with_arrays(source.each(np.array([number]))[0]))
 
 
-def _flat(nest: Any) -> list[tuple[tuple, Any]]:
+def _flat(nest: Tree) -> list[tuple[tuple, Any]]:
     """Return (path, values) for every part of a row that a nest names."""
     return [(path, values) for path, values in keras.tree.flatten_with_path(with_arrays(nest)) if values is not None]
 
@@ -92,7 +92,7 @@ def _asked(length: Callable, row: Tree, number: int) -> Any:
         raise BatchError(message("length must tell how long every row is.", received, "look at this row.")) from error
 
 
-def _number(label: str, value: Any, row: int) -> int:
+def _number(label: str, value: Tree, row: int) -> int:
     try:
         number = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -112,7 +112,7 @@ def _refuse_parts(leaves: list) -> None:
         raise SpecificationError(message("length=len would count the parts of a row.", f"{len(leaves)} parts", attempt))
 
 
-def _checked(label: str, values: Any, num_rows: int) -> np.ndarray:
+def _checked(label: str, values: object, num_rows: int) -> np.ndarray:
     """Return the lengths as int32 (rows,)."""
     values = np.asarray(values)
     if values.shape != (num_rows,) or values.dtype.kind not in "iu":
@@ -129,7 +129,7 @@ def _owner(path: tuple, paths: tuple) -> int | None:
     return next((i for i, part in enumerate(paths) if path[: len(part)] == part), None)
 
 
-def _pads(pad: Any, leaves: list, owner: tuple) -> tuple:
+def _pads(pad: Tree, leaves: list, owner: tuple) -> tuple:
     named = _flat(pad)
     paths = tuple(path for path, _ in named)
     found = tuple(_owner(path, paths) for path, _ in leaves)
@@ -145,7 +145,7 @@ def _pads(pad: Any, leaves: list, owner: tuple) -> tuple:
     return tuple(0 if i is None else named[i][1] for i in found)
 
 
-def _holds(dtype: np.dtype, value: Any) -> bool:
+def _holds(dtype: np.dtype, value: object) -> bool:
     with np.errstate(all="ignore"):
         return dtype.kind == "f" or bool(np.asarray(value).astype(dtype) == value)
 

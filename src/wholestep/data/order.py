@@ -7,7 +7,6 @@ of a billion-row source costs as much as a batch of a thousand.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +56,7 @@ def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
     return permute(places, order.num_rows, order.seed, epoch, order.stream).astype(np.int64)
 
 
-def whole_seed(seed: Any) -> int:
+def whole_seed(seed: object) -> int:
     """Return the seed as a Python number.
 
     Raises:
@@ -68,7 +67,9 @@ def whole_seed(seed: Any) -> int:
     return int(seed)
 
 
-def permute(places: np.ndarray, num: Any, seed: int, epoch: int, stream: Any = 0) -> np.ndarray:
+def permute(
+    places: np.ndarray, num: int | np.ndarray, seed: int, epoch: int, stream: int | np.ndarray = 0
+) -> np.ndarray:
     """Return what stands at these places, uint64 (places,), when 0..num-1 are permuted.
 
     `num` and `stream` are one number, or one for each place: then the places belong to several permutations.
@@ -95,7 +96,7 @@ def _half_bits(num: np.ndarray) -> np.ndarray:
     return np.maximum((bits + 1) // 2, 1).astype(np.uint64)
 
 
-def _keys(seed: int, epoch: int, stream: Any) -> np.ndarray:
+def _keys(seed: int, epoch: int, stream: int | np.ndarray) -> np.ndarray:
     keys = np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, epoch]).generate_state(_ROUNDS, np.uint64)
     return keys[:, None] ^ _mix(np.atleast_1d(np.asarray(stream, np.uint64)) * _GOLDEN)
 

@@ -7,7 +7,7 @@ cross-contamination", 2021). Which row of a length fills which place is a permut
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -147,7 +147,7 @@ class Packs:
 
 
 def make_packs(
-    sequences: Sequences, tokens: int, boundaries: Any, *, truncate: bool, seed: int, shuffle: bool
+    sequences: Sequences, tokens: int, boundaries: Tree, *, truncate: bool, seed: int, shuffle: bool
 ) -> Packs:
     """Return the packs of rows that hold one sequence each.
 

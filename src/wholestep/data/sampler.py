@@ -1,8 +1,9 @@
 """Which rows make a batch: equally many, of like lengths, or packed. A pure function of (seed, epoch, step)."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from wholestep.tree import Tree
 class LengthOptions(NamedTuple):
     """What a user may say of batches under a token budget, as in `Batches`."""
 
-    length: Any = None
-    boundaries: Any = None
-    pad: Any = 0
+    length: Tree | Callable[[Tree], Tree] = None
+    boundaries: Tree = None
+    pad: Tree = 0
     truncate: bool = False
     pack: bool = False
 
@@ -110,7 +111,7 @@ def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, sh
     return buckets
 
 
-def refuse_sizes(is_ready: bool, batch_size: Any, tokens: Any, options: LengthOptions) -> None:
+def refuse_sizes(is_ready: bool, batch_size: object, tokens: object, options: LengthOptions) -> None:
     """Refuse sizes for ready-made batches, two kinds of size at once, and wishes that only a token budget can meet.
 
     Raises:
@@ -132,7 +133,7 @@ def refuse_sizes(is_ready: bool, batch_size: Any, tokens: Any, options: LengthOp
         raise SpecificationError(message(must, f"{', '.join(wished)} without tokens", "tokens=4096."))
 
 
-def _whole(name: str, value: Any, attempt: str) -> int:
+def _whole(name: str, value: object, attempt: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise SpecificationError(message(f"{name} must be a whole number of at least 1.", value, attempt))
     return int(value)

@@ -1,7 +1,6 @@
 """Rows that hold sequences: how long each of them is, which leaves belong to it, and what fills it up."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import keras
 import numpy as np
@@ -94,7 +93,9 @@ class Sequences:
         columns = by_leaf(self.source.each(rows), rows, self.row)
         return [(path, [to_numpy(leaf) for leaf in column]) for path, column in columns]
 
-    def _lay(self, i: int, rows: np.ndarray, column: list, at: Any, starts: Any, shape: tuple) -> np.ndarray:
+    def _lay(
+        self, i: int, rows: np.ndarray, column: list, at: np.ndarray, starts: np.ndarray, shape: tuple
+    ) -> np.ndarray:
         """Return leaf i of these rows, padded; row r begins at [at[r], starts[r]]."""
         owner = self.owner[i]
         assert owner is not None
@@ -115,7 +116,7 @@ class Sequences:
                 received = f"{leaf.shape[1:]} in row {row}, {shape} in others"
                 raise BatchError(message(must, received, "give all rows the same axes after the first."))
 
-    def _check_lengths(self, i: int, rows: np.ndarray, column: Any, lengths: np.ndarray) -> None:
+    def _check_lengths(self, i: int, rows: np.ndarray, column: list[np.ndarray], lengths: np.ndarray) -> None:
         found = np.array([leaf.shape[0] if leaf.ndim else -1 for leaf in column])
         for bad in np.flatnonzero(np.minimum(found, self.limits[self.owner[i]]) != lengths)[:1]:
             received = f"shape {column[bad].shape} where the length is {lengths[bad]}, in row {rows[bad]}"
@@ -125,7 +126,7 @@ class Sequences:
         return tree.named_leaves(self.row, "row")[i][0].removeprefix("row") or "A row"
 
 
-def _sliced(leaf: np.ndarray, rows: np.ndarray, s: int | None, shape: np.ndarray, pad: Any) -> np.ndarray:
+def _sliced(leaf: np.ndarray, rows: np.ndarray, s: int | None, shape: np.ndarray, pad: float) -> np.ndarray:
     """Return these rows of an array, as wide as its sequence is padded; what the array lacks is filled up."""
     if s is None:
         return leaf[rows]

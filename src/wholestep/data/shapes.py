@@ -4,13 +4,13 @@ A shape is the padded length of each sequence of a row. Rows of one shape are co
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import keras
 import numpy as np
 
 from wholestep import tree
 from wholestep.errors import SpecificationError, message
+from wholestep.tree import Tree
 
 NONE = 255  # the number of no shape
 LONGEST = 2**27  # so that the lengths of a row add up in 32 bits
@@ -45,7 +45,7 @@ def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
     return _sorted(_groups(totals, cuts, longest))
 
 
-def given(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
+def given(boundaries: Tree, paths: tuple[tuple, ...]) -> np.ndarray:
     """Return the shapes that the user gave: int64 (shapes, sequences).
 
     Args:
@@ -124,9 +124,9 @@ def _groups(totals: list[np.ndarray], cuts: list[np.ndarray], longest: np.ndarra
     return np.array([*shapes, longest[: end + 1].max(axis=0)])
 
 
-def _shape(boundary: Any, paths: tuple[tuple, ...]) -> list[int]:
+def _shape(boundary: Tree, paths: tuple[tuple, ...]) -> list[int]:
     named = dict(keras.tree.flatten_with_path(boundary))
-    sizes: list[Any] = [named.get(path, named.get(())) for path in paths]
+    sizes: list[Tree] = [named.get(path, named.get(())) for path in paths]
     is_whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= LONGEST for n in sizes)
     if not is_whole or (() not in named and set(named) != set(paths)):
         names = " and ".join(tree.name(path, "boundary") for path in paths)

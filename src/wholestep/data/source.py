@@ -161,7 +161,7 @@ class Kept:
 Source = Arrays | IndexedRows | IndexedBatches | BatchStream
 
 
-def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None, *, by_length: bool = False) -> Source:
+def open_source(source: object, transform: Callable[[Tree], Tree] | None = None, *, by_length: bool = False) -> Source:
     """Return the source behind whatever a user may pass; `transform` is applied to every loaded batch.
 
     Args:
@@ -203,7 +203,7 @@ def open_source(source: Any, transform: Callable[[Tree], Tree] | None = None, *,
     )
 
 
-def length_of(source: Any, ask: Callable = len) -> Any:
+def length_of(source: object, ask: Callable = len) -> Any:
     """Return the length that a source tells, a whole number from 0; None if it tells that there is none.
 
     Raises:
@@ -223,7 +223,7 @@ def length_of(source: Any, ask: Callable = len) -> Any:
 class RowError(BatchError):
     """A source has no row, or batch, of a number below its own length."""
 
-    def __init__(self, what: str, length: Any, error: Exception, place: str = ""):
+    def __init__(self, what: str, length: int | None, error: Exception, place: str = ""):
         must = "A data set must have every row, or batch, below its own length."
         received = f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
         super().__init__(message(must, received, "mend its __getitem__, or its __len__."))
@@ -234,18 +234,18 @@ class RowError(BatchError):
         return RowError(*self.parts, f" in step {step} of epoch {epoch}")
 
 
-def _read(get: Callable, number: Any, what: str, length: Any) -> Any:
+def _read(get: Callable, number: int | list[int], what: str, length: int | None) -> Any:
     try:
         return get(number)
     except IndexError as error:
         raise RowError(what, length, error) from error
 
 
-def _is_stream(source: Any) -> bool:
+def _is_stream(source: object) -> bool:
     return hasattr(source, "element_spec") or type(source).__module__.startswith("torch.utils.data.dataloader")
 
 
-def _is_list_of_rows(source: Any, by_length: bool) -> bool:
+def _is_list_of_rows(source: object, by_length: bool) -> bool:
     """A list of nested items is a sequence of rows; a list of arrays is one row of several leaves.
 
     A leaf that is a vector holds a number for each row; as these have no length, vectors are rows where one is needed.

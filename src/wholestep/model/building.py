@@ -1,7 +1,5 @@
 """The variables of a model that nobody has called yet: made from the shapes of the first batch, as `fit` makes them."""
 
-from typing import Any
-
 import keras
 
 from wholestep.data.batches import Batches
@@ -10,6 +8,7 @@ from wholestep.errors import SpecificationError, message
 from wholestep.model import compiled, objective
 from wholestep.model.misfit import explained
 from wholestep.model.objective import Objective
+from wholestep.tree import Tree
 
 _OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."
 _OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, MyObjective(), optimizer=...)."
@@ -53,7 +52,7 @@ class Builder:
                 example = batches.example()
                 example = compiled.unpack(example)[0] if predicts and are_whole else example
                 with explained(self.model, self.given, example, inputs_only=predicts):
-                    objective.build(_call if predicts else self.given, self.model, example)
+                    objective.build(_call if predicts or self.given is None else self.given, self.model, example)
                 self._unused = [layer for layer in unbuilt if not layer.built]
 
     def _unbuilt(self) -> list:
@@ -62,7 +61,7 @@ class Builder:
         return [] if compiled.are_same(unbuilt, self._unused) else unbuilt
 
 
-def _call(model: keras.Model, inputs: Any, training: bool) -> Any:
+def _call(model: keras.Model, inputs: Tree, training: bool) -> Tree:
     return model(inputs, training=False) if model._call_has_training_arg else model(inputs)
 
 

@@ -3,7 +3,7 @@
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ class Objective(ABC):
         """Return the unreduced loss of the batch."""
 
 
-def build(objective: Any, model: keras.Model, batch: Tree) -> None:
+def build(objective: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:
     """Create the variables that an objective asks for, from the shapes of one batch. Nothing is computed or moved."""
 
     def call(batch: Tree, training: bool) -> Tensor:
@@ -128,7 +128,7 @@ class Reading(NamedTuple):
     is_complete: bool = False
 
 
-def read(result: Any, metrics: dict[str, keras.metrics.Metric]) -> Reading:
+def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:
     """Bring what an objective returned into one form.
 
     Raises:
@@ -136,10 +136,9 @@ def read(result: Any, metrics: dict[str, keras.metrics.Metric]) -> Reading:
     """
     if isinstance(result, Reading):
         return result
-    result, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    terms: dict[str, Term] = dict(result) if isinstance(result, Mapping) else {"": result}
-    for label, term in terms.items():
-        _check_type(term, label)
+    given, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    named = given if isinstance(given, Mapping) else {"": given}
+    terms = {label: _term(term, label) for label, term in named.items()}
     reported: dict[str, Term] = {label: term for label, term in extra.items() if isinstance(term, Mean | Sum)}
     scores = [_score(label, given, metrics) for label, given in extra.items() if label not in reported]
     clash = {"loss", *(label for label in terms if label)} & (set(extra) | ({"loss"} & set(terms)))
@@ -152,20 +151,21 @@ def read(result: Any, metrics: dict[str, keras.metrics.Metric]) -> Reading:
     return Reading(terms, reported, scores)
 
 
-def _check_type(term: Any, label: str) -> None:
-    if not isinstance(term, Mean | Sum):
-        shape = getattr(term, "shape", None)
-        received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
-        raise SpecificationError(
-            message(
-                f"An objective must return a Mean, a Sum or a mapping of them{f' (term {label!r})' if label else ''}.",
-                received,
-                "return Mean(values, weights) with one unreduced value per row; the update divides once.",
-            )
+def _term(term: object, label: str) -> Term:
+    if isinstance(term, Mean | Sum):
+        return term
+    shape = getattr(term, "shape", None)
+    received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+    raise SpecificationError(
+        message(
+            f"An objective must return a Mean, a Sum or a mapping of them{f' (term {label!r})' if label else ''}.",
+            received,
+            "return Mean(values, weights) with one unreduced value per row; the update divides once.",
         )
+    )
 
 
-def _score(label: str, given: Any, metrics: dict[str, keras.metrics.Metric]) -> Score:
+def _score(label: str, given: object, metrics: dict[str, keras.metrics.Metric]) -> Score:
     if label not in metrics or not isinstance(given, tuple):
         raise SpecificationError(
             message(

@@ -50,7 +50,7 @@ def preparation(model: keras.Model, method: str) -> Prepare | None:
     return prepare
 
 
-def open_prepared(source: Any, batch_size: int | None, prepare: Prepare | None, **how: Any) -> Batches:
+def open_prepared(source: object, batch_size: int | None, prepare: Prepare | None, **how: Any) -> Batches:
     """Return the batches of a source, each prepared; arrays may then hold strings."""
     if isinstance(source, Batches):
         return source if prepare is None else Prepared(source, prepare)
@@ -64,7 +64,7 @@ def open_prepared(source: Any, batch_size: int | None, prepare: Prepare | None, 
     return Batches(_Rows(source), batch_size, transform=both, **how)
 
 
-def open_in_sequence(source: Any, batch_size: int | None, prepare: Prepare | None) -> Batches:
+def open_in_sequence(source: object, batch_size: int | None, prepare: Prepare | None) -> Batches:
     """Return the batches of a source in their own order; the batch size is for those that are not ready-made."""
     if isinstance(source, Batches) or (prepare is not None and is_nest_of_arrays(strings_as_arrays(source))):
         how = {} if isinstance(source, Batches) else {"shuffle": False}
@@ -156,10 +156,10 @@ class _Rows:
         return tree.map_leaves(lambda leaf: leaf[row], self.arrays)
 
 
-def strings_as_arrays(source: Any) -> Any:
+def strings_as_arrays(source: Tree) -> Tree:
     """Return (x, y, sample_weight) in which lists of strings are arrays."""
 
-    def as_array(part: Any) -> Any:
+    def as_array(part: Tree) -> Tree:
         return np.asarray(part) if isinstance(part, list) and part and isinstance(part[0], str | bytes) else part
 
     return tuple(as_array(part) for part in source) if isinstance(source, tuple) else as_array(source)

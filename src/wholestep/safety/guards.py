@@ -2,7 +2,6 @@
 
 import os
 import threading
-from typing import Any
 
 from wholestep.errors import SpecificationError, message
 
@@ -57,7 +56,7 @@ class Guard:
             self._owner = me
             self._depth += 1
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         with _taking:
             self._depth -= 1
             if self._depth == 0:

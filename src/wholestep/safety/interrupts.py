@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 # What `signal` wraps in enumerations, which takes a third of the time of an update's own work on the host.
 _signals = importlib.import_module("_signal")
@@ -18,7 +18,7 @@ class Terminated(BaseException):
 def end_when_terminated() -> None:
     """Let the first SIGTERM raise Terminated in the main thread. What handled the signal before is not asked."""
 
-    def handle(*_: Any) -> None:
+    def handle(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated("SIGTERM came")
 
@@ -46,12 +46,12 @@ def uninterrupted(*, twice: bool = True) -> Iterator[None]:
     in_main = threading.current_thread() is threading.main_thread()
     known = {number: _signals.getsignal(number) for number in _HELD if in_main}
     handlers = {number: handler for number, handler in known.items() if callable(handler)}
-    held: list[tuple] = []
+    held: list[tuple[int, FrameType | None]] = []
 
-    def hold(*call: Any) -> None:
-        held.append(call)
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append((number, frame))
         if len(held) > 1 and not twice:
-            handlers[call[0]](*call)
+            handlers[number](number, frame)
 
     for number in handlers:
         _signals.signal(number, hold)
@@ -60,5 +60,5 @@ def uninterrupted(*, twice: bool = True) -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             _signals.signal(number, handler)
-        for call in held[:1]:
-            handlers[call[0]](*call)
+        for number, frame in held[:1]:
+            handlers[number](number, frame)
