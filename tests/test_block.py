@@ -72,8 +72,7 @@ def test_what_is_padded_repeats_rows_on_the_host_or_names_them_again():
 
 def test_a_block_tells_what_the_rows_of_an_update_are_called():
     table = Table(np.array([[4, 3], [2, 1], [0, 0]], np.int32), np.array([2, 2, 1], np.int32), ())
-    block = Block(None, None, table, 1, 2, resident(), (0, 1), (0, 3))
+    block = Block(None, None, table, 1, 2, (resident(),), (0, 1), (0, 3))
     assert [block.names(update).tolist() for update in range(2)] == [[2, 1], [0]]
-    loaded = block._replace(batch=batch())
-    assert loaded.names(0).tolist() == [0, 1, 2]
-    assert loaded._replace(batch=batch(ids=np.array([7, 5, 9]))).names(0).tolist() == [7, 5, 9]
+    loaded = block._replace(batches=(batch(), batch(ids=np.array([7, 5, 9]))))
+    assert [loaded.names(update).tolist() for update in range(2)] == [[0, 1, 2], [7, 5, 9]]
