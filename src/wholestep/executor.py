@@ -315,7 +315,7 @@ class Executor:
         So batches of ever other sizes are few programs.
         """
         count = tree.num_rows(host)
-        shape = tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in tree.leaves(host))
+        shape = tuple((leaf.shape[1:], leaf.dtype) for leaf in tree.leaves(host))
         known, power = self._sizes.setdefault(shape, []), 1 << (count - 1).bit_length()
         fitting = [size for size in known if count <= size <= 2 * power]
         if not fitting:

@@ -2,6 +2,8 @@
 
 import warnings
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -131,7 +133,7 @@ def run_epoch(executor: Executor, run: Run, feed: Feed, num: int | None, watch: 
 def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch: CallbackRunner, *, once: bool) -> dict:
     """Carry out the updates of an epoch, and tell the watchers: one dispatch late, unless they look at the state."""
     begin, pace = run.number + 1, executor.dispatch_size
-    logs: dict = {}
+    logs: Callable[[], dict] = dict
     late = 0 if watch.needs_state else 1
     size = (lambda: watch.left) if watch.needs_state else (lambda: pace.size)
 
@@ -139,7 +141,7 @@ def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch:
         if watch.needs_state:
             watch.begin(run.number + 1 - begin)
 
-    def tell(report: Report) -> tuple[dict, bool]:
+    def tell(report: Report) -> tuple[Callable[[], dict], bool]:
         logs, failed = _tell(executor, run, feed, report, begin, watch)
         if late:
             pace.note(report.block.num)
@@ -153,7 +155,7 @@ def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch:
             if len(untold) > late:
                 logs, failed = tell(untold.popleft())
                 if failed:
-                    return logs  # what was sent after it was not applied either
+                    return logs()  # what was sent after it was not applied either
             if watch.stops:
                 break
     except BaseException:
@@ -162,13 +164,13 @@ def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch:
     if untold:
         logs, _ = tell(untold.popleft())
     watch.end()
-    return logs
+    return logs()
 
 
 def _tell(
     executor: Executor, run: Run, feed: Feed, report: Report, begin: int, watch: CallbackRunner
-) -> tuple[dict, bool]:
-    """Tell the watchers of a dispatch's updates; return the last numbers, and whether the run ends: one failed."""
+) -> tuple[Callable[[], dict], bool]:
+    """Tell the watchers of a dispatch's updates; return what tells the last numbers, and whether one failed."""
     failure = executor.note_failures(run, report)
     last = report.block.num - 1 if failure is None else failure
     for i in range(last + 1 if watch.has_hooks else 0):
@@ -181,13 +183,15 @@ def _tell(
     # TerminateOnNaN and its like end the run in their own way.
     if failure is not None and not watch.stops:
         raise executor.failure(run, report, failure)
-    return _numbers(report, last, failure), failure is not None
+    return partial(_numbers, report, last, failure), failure is not None
 
 
 def _numbers(report: Report, i: int, failure: int | None) -> dict:
     """Return the numbers of update i; those of a failed one end with its own loss, which the sums do not hold."""
     numbers = report.numbers(i)
-    return numbers | {k: report.loss(i) for k in ("loss", OWN + "loss") if k in numbers and i == failure}
+    if i == failure:
+        numbers |= {k: report.loss(i) for k in ("loss", OWN + "loss") if k in numbers}
+    return numbers
 
 
 def _check_any(logs: dict, epoch: int) -> None:

@@ -275,7 +275,7 @@ class Planner:
         length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
         num_stacked = 1 if batch.is_resident else length
         if num_stacked > 1:
-            data, _ = stack(engine, [batch], cut, num_stacked)
+            data = stack(engine, [batch], num_stacked)
         program = maker.program(update, length, one, loops=loops)
         table = engine.place((np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32)))
         captured, values = maker.forward.inputs, state.captured

@@ -49,8 +49,7 @@ class Report:
     @property
     def first_failure(self) -> int | None:
         """The first of the updates that was not applied, if any."""
-        failed = np.flatnonzero(self.values[:, -1] != 1)
-        return int(failed[0]) if failed.size else None
+        return next((i for i, applied in enumerate(self.values[:, -1].tolist()) if applied != 1), None)
 
     @property
     def num_failures(self) -> int:

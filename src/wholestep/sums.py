@@ -1,5 +1,7 @@
 """The sums of an update and of an epoch: what was minimised is what is reported. Nothing averages averages."""
 
+import itertools
+import math
 from collections.abc import Sequence
 
 import keras
@@ -69,20 +71,20 @@ class ReportLayout:
 
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self._places: list[tuple[str, int, int, tuple[int, ...]]] = []  # the name, from where to where, the shape
 
     def pack(self, logs: dict[str, Tensor]) -> Tensor:
         """Return the logs as one vector."""
         self.shapes = {name: tuple(value.shape) for name, value in logs.items()}
+        ends = [0, *itertools.accumulate(map(math.prod, self.shapes.values()))]
+        self._places = list(zip(self.shapes, ends, ends[1:], self.shapes.values(), strict=False))
         return ops.concatenate(
             [ops.reshape(ops.cast(v, next(iter(logs.values())).dtype), (-1,)) for v in logs.values()]
         )
 
     def unpack(self, report: np.ndarray) -> dict[str, Tensor]:
         """Return the logs that a vector holds: floats, and arrays where a metric has several values."""
-        logs, start = {}, 0
-        for name, shape in self.shapes.items():
-            size = int(np.prod(shape, dtype=int))
-            part = report[start : start + size]
-            logs[name] = part.reshape(shape) if shape else float(part[0])
-            start += size
-        return logs
+        return {
+            name: report[start:stop].reshape(shape) if shape else float(report[start])
+            for name, start, stop, shape in self._places
+        }

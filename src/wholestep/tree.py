@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from wholestep.errors import BatchError, message
 
@@ -20,12 +21,18 @@ def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Tree:
     >>> map_leaves(abs, {"x": -1, "optional": None})
     {'x': 1, 'optional': None}
     """
+    if type(tree) is tuple and all(type(other) is tuple and len(other) == len(tree) for other in others):
+        return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))  # as most batches are
+    if isinstance(tree, np.ndarray):
+        return function(tree, *others)
     return keras.tree.map_structure(lambda *at: None if at[0] is None else function(*at), tree, *others)
 
 
 def leaves(tree: Tree) -> list:
     """Return the leaves in their flattening order."""
-    return [leaf for leaf in keras.tree.flatten(tree) if leaf is not None]
+    if type(tree) is tuple:
+        return [leaf for part in tree for leaf in leaves(part)]
+    return [tree] if isinstance(tree, np.ndarray) else [leaf for leaf in keras.tree.flatten(tree) if leaf is not None]
 
 
 def name(path: tuple, root: str = "batch") -> str:

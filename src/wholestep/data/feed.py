@@ -8,10 +8,10 @@ from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.data.ahead import Ahead
 from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, Device, Plan, Planned, Table, share_out
+from wholestep.data.block import Batch, Block, Device, Plan, Planned, Table, share_out, stage
 from wholestep.data.sampler import FixedSize
 from wholestep.data.source import BatchStream
-from wholestep.data.stack import Drawn, stack
+from wholestep.data.stack import Drawn, stack, stacked_rows
 from wholestep.errors import BatchError, message
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.tree import Tree
@@ -202,9 +202,13 @@ class Loaded:
         """Return the block of updates alike: filled up, and put where their program takes them."""
         first, cut = batches[0], program.cut
         whole = [b.padded(cut.rows) for b in batches] if self._engine.num_replicas == 1 else batches
-        data, rows = stack(self._engine, whole, cut, program.num_stacked)
-        key = program.length, cut, first.num_rows
+        room, key = program.num_stacked, (program.length, cut, first.num_rows)
+        if room > 1:
+            data = stack(self._engine, whole, room)
+        else:
+            data, rows = stage(self._engine, whole[0], cut)
         if key not in self._tables:
+            rows = stacked_rows(whole[0], cut, room) if room > 1 else rows[None]
             named = np.zeros((program.length, rows.shape[1]), np.int32)
             named[: len(rows)], counts = rows, np.full((program.length,), first.num_rows, np.int32)
             self._tables[key] = Table(named, counts, self._engine.place((named, counts)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.cut import Cut
-from wholestep.data.block import Batch, Device, stage
+from wholestep.data.block import Batch, Device
 from wholestep.safety.interrupts import uninterrupted
 
 
@@ -56,41 +56,41 @@ class Drawn:
         del self.kept[:spare]
 
 
-def stack(engine: Device, batches: list[Batch], cut: Cut, room: int) -> tuple[Any, np.ndarray]:
-    """Return the data of updates alike as a program with room for so many takes them, and the rows of every update.
-
-    Returns:
-        The data, and int32 (room, places); where no update is, the data are zeros.
+def stack(engine: Device, batches: list[Batch], room: int) -> Any:
+    """Return the data of updates alike as a program with room for so many takes them; anything where no update is.
 
     >>> import numpy as np
     >>> class Host:
     ...     num_replicas = 1
     ...     staged = staticmethod(lambda data: data)
     >>> batches = [Batch(np.array([i, i + 1]), None, np.arange(2), 2, None, None, (0, i), (0, i + 1)) for i in (4, 7)]
-    >>> data, rows = stack(Host, batches, Cut(((1, 2),), 2), 3)
-    >>> data.tolist(), rows.tolist()
-    ([4, 5, 7, 8, 0, 0], [[0, 1], [2, 3], [4, 5]])
+    >>> stack(Host, batches, 3)[:4].tolist()
+    [4, 5, 7, 8]
+    >>> stacked_rows(batches[0], Cut(((1, 2),), 2), 3).tolist()
+    [[0, 1], [2, 3], [4, 5]]
     """
-    if room == 1:
-        data, rows = stage(engine, batches[0], cut)
-        return data, rows[None]
-    size = batches[0].num_rows
-    data = tree.map_leaves(partial(_one_after_another, room), *(batch.host for batch in batches))
-    starts = np.arange(0, room * size, size, dtype=np.int32)
-    return engine.staged(data), starts[:, None] + np.resize(batches[0].rows, cut.places)
+    return engine.staged(tree.map_leaves(partial(_one_after_another, room), *[batch.host for batch in batches]))
+
+
+def stacked_rows(batch: Batch, cut: Cut, room: int) -> np.ndarray:
+    """Return where the rows of every update lie in stacked data, int32 (room, places)."""
+    starts = np.arange(0, room * batch.num_rows, batch.num_rows, dtype=np.int32)
+    return starts[:, None] + np.resize(batch.rows, cut.places)
 
 
 def _one_after_another(room: int, *leaves: np.ndarray) -> np.ndarray:
-    like, size = leaves[0], len(leaves[0])
-    whole = _aligned_zeros((room * size, *like.shape[1:]), like.dtype)
+    size, like = len(leaves[0]), leaves[0]
+    whole = _aligned((room * size, *like.shape[1:]), like.dtype)
     for i, leaf in enumerate(leaves):
         whole[i * size : (i + 1) * size] = leaf
+    if like.dtype.kind in "iu":  # an engine may look whether numbers are in its range
+        whole[len(leaves) * size :] = 0
     return whole
 
 
-def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return zeros that begin at a multiple of 64 bytes: an engine on the host takes such an array without a copy."""
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an array that begins at a multiple of 64 bytes: an engine on the host takes such a one without a copy."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(num_bytes + 64, np.uint8)  # which costs nothing where nobody writes
-    start = -raw.ctypes.data % 64
+    raw = np.empty(num_bytes + 64, np.uint8)
+    start = -raw.__array_interface__["data"][0] % 64
     return raw[start : start + num_bytes].view(dtype).reshape(shape)

@@ -3,8 +3,8 @@
 import importlib
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
 
 # What `signal` wraps in enumerations, which takes a third of the time of an update's own work on the host.
@@ -28,8 +28,34 @@ def end_when_terminated() -> None:
 _HELD = int(signal.SIGINT), int(signal.SIGTERM)
 
 
-@contextmanager
-def uninterrupted(*, twice: bool = True) -> Iterator[None]:
+class _Held:
+    """What `uninterrupted` does; no generator, as that would take longer, and every update comes here twice."""
+
+    def __init__(self, twice: bool):
+        self._twice = twice
+        self._handlers: dict[int, Callable] = {}
+        self._calls: list[tuple[int, FrameType | None]] = []
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            known = [(number, _signals.getsignal(number)) for number in _HELD]
+            self._handlers = {number: handler for number, handler in known if callable(handler)}
+        for number in self._handlers:
+            _signals.signal(number, self._hold)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            _signals.signal(number, handler)
+        for number, frame in self._calls[:1]:
+            self._handlers[number](number, frame)
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self._calls.append((number, frame))
+        if len(self._calls) > 1 and not self._twice:
+            self._handlers[number](number, frame)
+
+
+def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
     """Hold a signal back to the end of a block; Python would raise what it means after any call in there.
 
     Args:
@@ -43,22 +69,4 @@ def uninterrupted(*, twice: bool = True) -> Iterator[None]:
     interrupted
     >>> before = signal.signal(signal.SIGINT, before)
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    known = {number: _signals.getsignal(number) for number in _HELD if in_main}
-    handlers = {number: handler for number, handler in known.items() if callable(handler)}
-    held: list[tuple[int, FrameType | None]] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        held.append((number, frame))
-        if len(held) > 1 and not twice:
-            handlers[number](number, frame)
-
-    for number in handlers:
-        _signals.signal(number, hold)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            _signals.signal(number, handler)
-        for number, frame in held[:1]:
-            handlers[number](number, frame)
+    return _Held(twice)
