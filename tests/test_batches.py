@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wholestep as ws
-from wholestep.data.batches import in_sequence
+from wholestep.data.batches import sized
 
 BY_LENGTH = {"tokens": 16, "length": [4] * 9}
 
@@ -117,9 +117,9 @@ def test_a_tf_dataset():
     assert batches[0][0].dtype == np.float32
 
 
-def test_in_sequence_leaves_ready_batches_their_size():
-    assert in_sequence(Ready(), 7).is_ready
-    assert in_sequence(np.zeros(9), 7).sampler.size == 7
+def test_a_size_leaves_ready_batches_their_size():
+    assert sized(Ready(), 7).is_ready
+    assert sized(np.zeros(9), 7).sampler.size == 7
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep.compilations import Compilations
 from wholestep.data.block import Batch
+from wholestep.safety.compilations import Compilations
 
 
 class Timer:

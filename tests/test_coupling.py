@@ -14,7 +14,7 @@ L = keras.layers
 def found(made, objective=None, **arguments):
     trainer = ws.Trainer(made, objective, microbatch_size=5, **arguments)
     trainer.fit(X, Y, batch_size=10, verbose=0)
-    return trainer.executor.planner.coupling
+    return trainer.executor.planner.findings.coupling
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_first_row_that_weighs_nothing_hides_nothing():
     weight[0] = 0
     trainer = ws.Trainer(made, microbatch_size=5)
     trainer.fit(X, Y, batch_size=10, sample_weight=weight, shuffle=False, verbose=0)
-    assert trainer.executor.planner.coupling.couples
+    assert trainer.executor.planner.findings.coupling.couples
 
 
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
@@ -133,7 +133,7 @@ def test_rows_that_repeat_are_told_apart_from_rows_that_see_each_other():
     made = model()
     trainer = ws.Trainer(made, microbatch_size=5)
     trainer.fit(np.ones((ROWS, 6)), np.zeros(ROWS), batch_size=10, verbose=0)
-    assert trainer.executor.planner.coupling == Coupling()
+    assert trainer.executor.planner.findings.coupling == Coupling()
 
 
 def test_one_row_tells_nothing():

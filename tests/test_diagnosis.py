@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from wholestep import engines
-from wholestep.diagnosis import look, unsound
+from wholestep.reports.diagnosis import look, unsound
 from wholestep.state import State, Variables
 
 

@@ -806,6 +806,21 @@ def holds_compile(case):
     equal(case.held()[0], [p - 1.25 * g for p, g in zip(before[0], case.grads(), strict=True)])  # 0.5, 0.75
 
 
+def holds_why_no_xla(case):
+    engine = case.choose(jit_compile="auto")
+    if JAX:
+        assert engine.why_no_xla == ""
+        return
+    engine.why_no_xla = "" if engine.num_replicas == 1 else engine.why_no_xla
+    for why in ("", "another run found so"):
+        engine.why_no_xla = why
+        call = engine.compile(
+            lambda x, num: x * ops.cast(num, x.dtype), engine.place((DATA, np.int32(0))), repeats=True, spends=False
+        )
+        is_xla = getattr(call, "traced", call).function_def.attr["_XlaMustCompile"].b
+        assert is_xla == (why == "" and engine.num_replicas == 1)
+
+
 def holds_describe(case):
     def program(x, num):
         return case.engine.repeat(lambda i, state: (state, x[0]), num, case.read(), ops.zeros((2, 3)))[1]

@@ -8,7 +8,7 @@ import pytest
 from small import X, Y, model, same
 
 import wholestep as ws
-from wholestep.executor import Executor
+from wholestep.reports.applied import Applied
 
 QUIET = {"verbose": 0}
 JAX = keras.backend.backend() == "jax"
@@ -33,8 +33,8 @@ class Again:
 
 def test_a_step_is_numbered_as_the_optimizer_counts_and_no_step_waits_for_that(monkeypatch):
     recounts = []
-    recount = Executor.recount
-    monkeypatch.setattr(Executor, "recount", lambda self, run: recount(self, run) or recounts.append(run.number))
+    recount = Applied.recount
+    monkeypatch.setattr(Applied, "recount", lambda self, run: recount(self, run) or recounts.append(run.number))
     made, x = model(optimizer="sgd"), np.array(X)
     x[7] = np.nan
     trainer, numbers, iterations = ws.Trainer(made, on_nonfinite="skip"), [], []

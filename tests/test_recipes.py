@@ -111,3 +111,13 @@ def test_augmentation_differs_each_epoch_and_is_off_in_evaluation():
     assert plain == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
     one, other = (names["shifted"].in_order().load(0, 0)[0] for _ in range(2))
     assert np.any(one != other)
+
+
+def test_a_run_that_was_stopped_goes_on():
+    names = cook("Stop, and go on in another process")
+    assert names["numbers"] == [4]
+    whole = names["begin"]()
+    steps = list(whole.steps((names["x"], names["y"]), epochs=2))
+    assert len(steps) == 4
+    for ours, theirs in zip(names["second"].model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

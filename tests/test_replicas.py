@@ -18,6 +18,7 @@ from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, one_update, s
 from halves import half
 
 import wholestep as ws
+from wholestep import update
 from wholestep.update import Update
 
 JAX = keras.backend.backend() == "jax"
@@ -63,7 +64,7 @@ def test_no_bit_differs_between_replicas_of_any_short_batch(weighting, plan):
 
 def test_padding_that_counts_is_caught(monkeypatch):
     """The mutant: rows that fill up the shares of three replicas weigh 1."""
-    monkeypatch.setattr(Update, "_row_weights", lambda *_: None)
+    monkeypatch.setattr(update, "weights_of_rows", lambda *_: None)
     with pytest.raises(AssertionError, match="kernel"):
         check(("none", "none", "sgd"), 3, "auto")
 

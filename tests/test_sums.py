@@ -5,7 +5,7 @@ import pytest
 from small import ROWS, X, Y, model
 
 import wholestep as ws
-from wholestep.sums import ReportLayout
+from wholestep.reports.layout import ReportLayout
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_rows_not_over_its_batches():
@@ -19,8 +19,9 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_rows_not_over_its_batches():
 
 
 def test_a_layout_packs_and_unpacks():
-    layout = ReportLayout()
-    packed = layout.pack({"a": np.float32(1), "b": np.arange(4, dtype="float32").reshape(2, 2)})
+    told = {"a": np.float32(1), "b": np.arange(4, dtype="float32").reshape(2, 2)}
+    layout = ReportLayout.of(told)
+    packed = layout.pack(told)
     logs = layout.unpack(np.asarray(packed))
     assert logs["a"] == 1
     np.testing.assert_array_equal(logs["b"], [[0, 1], [2, 3]])

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 
+from wholestep.checkpoints.place import Place
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes.protocol import Processes
@@ -14,6 +15,18 @@ Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList |
 
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+_KEPT: dict[type, tuple[str, ...]] = {  # what Keras' own callbacks know of a run, beside what they were given
+    keras.callbacks.History: ("epoch", "history"),
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+    keras.callbacks.ModelCheckpoint: (
+        "best",
+        "_current_epoch",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
+}
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -116,6 +129,33 @@ class CallbackRunner:
         """Tell the callbacks of updates that they do not know of yet: no more follow them."""
         self._train.close()
 
+    def end_epoch(self, place: Place) -> None:
+        """Tell those callbacks of an epoch's end that have not been told yet; each sees what those before it added."""
+        known = self.callbacks
+        if type(known).on_epoch_end is not keras.callbacks.CallbackList.on_epoch_end:  # somebody's own list
+            known.on_epoch_end(place.epoch, place.logs)
+            return
+        known._flush_futures()
+        if place.told == 0:
+            place.logs = dict(sorted((place.logs or {}).items()))  # Keras tells a copy, in this order
+        for callback in known.callbacks[place.told :]:
+            place.told += 1
+            callback.on_epoch_end(place.epoch, place.logs)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the callbacks know of the run: Keras' own by their attributes, others by their `get_state()`."""
+        told = [(type(callback).__name__, _state_of(callback)) for callback in self.callbacks.callbacks]
+        return {"stops": self.stops, "told": told}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Let the callbacks go on from there: each takes the state of the first one of its name that is left."""
+        self.model.stop_training = state["stops"]
+        left = list(state["told"])
+        for callback in self.callbacks.callbacks:
+            i = next((i for i, (name, _) in enumerate(left) if name == type(callback).__name__), None)
+            if i is not None:
+                _put_back(callback, left.pop(i)[1])
+
     @property
     def left(self) -> int:
         """How many updates may follow before the callbacks are told."""
@@ -130,6 +170,20 @@ class CallbackRunner:
     def stops(self) -> bool:
         """Whether a callback asked to stop."""
         return bool(self.model.stop_training)
+
+
+def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    names = {name for kind in _KEPT if isinstance(callback, kind) for name in _KEPT[kind]}
+    own = {name: getattr(callback, name) for name in sorted(names) if hasattr(callback, name)}
+    return {**own, **({"own": callback.get_state()} if hasattr(callback, "get_state") else {})}
+
+
+def _put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
+    if "own" in state and hasattr(callback, "set_state"):
+        callback.set_state(state["own"])
+    for name, value in state.items():
+        if name != "own":
+            setattr(callback, name, value)
 
 
 def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:

@@ -10,7 +10,6 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
-from wholestep.compilations import Compilations
 from wholestep.cut import Cut
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, stage
@@ -19,12 +18,14 @@ from wholestep.engines.protocol import Engine
 from wholestep.model.compiled import unpack
 from wholestep.model.forward import Forward
 from wholestep.model.misfit import named
-from wholestep.plan import MOST_UPDATES, Program
-from wholestep.repeat import NONE, several, span
+from wholestep.program import Program
+from wholestep.repeat import MOST_UPDATES, compiled, several, span
+from wholestep.reports.layout import NOTHING_TOLD, ReportLayout, check_same
 from wholestep.run import Run, updates
+from wholestep.safety.compilations import Compilations
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State
-from wholestep.sums import EpochSums
+from wholestep.sums import EpochSums, first_logs
 from wholestep.tree import Tensor, Tree
 
 _MOST_BYTES = 64 << 20  # of outputs in one dispatch
@@ -44,7 +45,106 @@ class Look(NamedTuple):
     one_by_one: bool = False
 
 
-BatchFunction = Callable[[State, State, Any, Any], tuple[State, Tree]]
+class Values(NamedTuple):
+    """The values with which a model is called."""
+
+    params: list
+    buffers: list
+    metrics: list
+    captured: list
+
+
+def _values(engine: Engine, state: State) -> Values:
+    return Values(engine.params(state), state.buffers, state.metrics, state.captured)
+
+
+def _parts(forward: Forward, state: State) -> tuple[State, State]:
+    """Return what a batch moves of the state, and the rest."""
+    moves = forward.facts.moves_buffers
+    moved = State([], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, [])
+    rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers)
+    return moved, rest
+
+
+def _joined(moved: State, rest: State) -> State:
+    """Return the two parts as one."""
+    return rest._replace(buffers=moved.buffers or rest.buffers, metrics=moved.metrics, sums=moved.sums)
+
+
+class Scoring:
+    """What an evaluation does with one batch: (what it moves of the state, the rest, data, rows) -> (that, numbers).
+
+    Args:
+        forward: the objective, with what is known of it.
+        layout: of the numbers.
+    """
+
+    def __init__(self, engine: Engine, forward: Forward, layout: ReportLayout = NOTHING_TOLD):
+        self.forward = forward
+        self.layout = layout
+        self._engine = engine
+        self._epoch_sums = EpochSums(forward)
+
+    def learned(self, state: State, data: Tree, rows: Tensor) -> "Scoring":
+        """Return the same with what is found by tracing it."""
+        layout = self.layout
+
+        def trace(forward: Forward) -> None:
+            def once(state: State, data: Tree, rows: Tensor) -> Tensor:
+                nonlocal layout
+                batch = self._engine.batch(data, rows)
+                logs = first_logs(forward, *_values(self._engine, state), batch, None)
+                layout = ReportLayout.of(logs)
+                return logs["loss"]
+
+            self._engine.shapes(once, state, data, rows)
+
+        return Scoring(self._engine, self.forward.learned(trace), layout)
+
+    def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tensor]:
+        """Return what is moved, and the numbers of the data so far."""
+        forward, values = self.forward, _values(self._engine, _joined(moved, rest))
+        outcome = forward.sums(*values, self._engine.batch(data, rows), None)
+        once = outcome.extra
+        if forward.has_penalty:
+            once = once + forward.penalty(values.params, values.captured)
+        sums = self._epoch_sums.add(moved.sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
+        logs = self._epoch_sums.logs(sums, outcome.metrics, values.captured)
+        metrics = forward.tracking(outcome.metrics, logs)
+        buffers = outcome.buffers if moved.buffers else []
+        return moved._replace(metrics=metrics, sums=sums, buffers=buffers), self.layout.pack(logs)
+
+
+class Predicting:
+    """What a prediction does with one batch: (what it moves of the state, the rest, data, rows) -> (that, outputs).
+
+    Args:
+        forward: the model, with what is known of it.
+        is_whole: see `Look`.
+    """
+
+    layout = NOTHING_TOLD
+
+    def __init__(self, engine: Engine, forward: Forward, is_whole: bool):
+        self.forward = forward
+        self._engine = engine
+        self._is_whole = is_whole
+
+    def learned(self, state: State, data: Tree, rows: Tensor) -> "Predicting":
+        """Return the same with what is found by tracing it."""
+
+        def trace(forward: Forward) -> None:
+            moved = State([], [], [], [], (), [], [])
+            self._engine.shapes(Predicting(self._engine, forward, self._is_whole), moved, state, data, rows)
+
+        return Predicting(self._engine, self.forward.learned(trace), self._is_whole)
+
+    def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
+        """Return what is moved, and the outputs."""
+        batch = self._engine.batch(data, rows)
+        inputs = unpack(batch)[0] if self._is_whole else batch
+        outputs, after = self.forward.predict(*_values(self._engine, _joined(moved, rest)), inputs)
+        return moved._replace(buffers=after if moved.buffers else []), outputs
 
 
 class Evaluation:
@@ -55,77 +155,79 @@ class Evaluation:
 
     def __init__(self, engine: Engine, forward: Forward):
         self.engine = engine
-        self.forward = forward
-        self.epoch_sums = EpochSums(forward)
         self.compilations = Compilations()
-        self._sums = engine.traced(forward.sums)
-        self._programs: dict[tuple, Program] = {}
+        self._scoring = Scoring(engine, forward)
+        self._predicting = {is_whole: Predicting(engine, forward, is_whole) for is_whole in (False, True)}
+        self._learned: dict[tuple, Scoring | Predicting] = {}
+        self.programs: dict[tuple, Program] = {}
 
-    @property
-    def programs(self) -> list[Program]:
-        """All that have been compiled."""
-        return list(self._programs.values())
+    def state(self, metrics: list[np.ndarray], look: Look) -> State:
+        """Return where a pass begins: with the values of the variables as they are, these metrics, and empty sums."""
+        forward = self._step(look).forward
+        summed = ([], ()) if look.predicts else (metrics, EpochSums(forward).empty())
+        (metrics, sums), stopped = self.engine.place((summed, np.int32(0)))
+        params, slots, buffers = self.engine.read_variables(forward.variables)
+        return State(params, slots, buffers, metrics, sums, stopped, [])
+
+    def _step(self, look: Look) -> Scoring | Predicting:
+        return self._predicting[look.is_whole] if look.predicts else self._scoring
 
     def plan(self, run: Run, batches: Batches, look: Look) -> Callable:
         """Return what finds the program for each batch of these."""
         is_resident = batches.arrays is not None and not batches.shapes
         most = len(batches) if is_resident and not look.one_by_one else 1
-        kind = ("predict" if look.predicts else "evaluate", look.is_whole)
-        return partial(self._program, run, kind, most, len(batches.shapes))
+        return partial(self._program, run, look, most, len(batches.shapes))
 
     def send(self, run: Run, feed: Feed, block: Block) -> tuple[Any, Block]:
         """Send a block of batches to the device; return what was found of each on the device, and the block."""
         engine, program = self.engine, block.program
         assert run.state is not None
-        moved, rest = self._parts(run.state._replace(captured=engine.read_captured(program.captured, run.state)))
+        forward, state = program.forward, run.state
+        if run.number:
+            check_same(run.layout, program.layout)
+        elif state.sums:
+            state = state._replace(sums=EpochSums(forward).fitting(engine, state.sums))
+        moved, rest = _parts(forward, state._replace(captured=engine.read_captured(program.captured, state)))
         which = engine.place(span(block.first, block.num))
         with engine.processes.dispatching("evaluating"), uninterrupted():
             moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
             run.state = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
-            if self.forward.moves_buffers:
+            if forward.facts.moves_buffers:
                 run.state = run.state._replace(buffers=moved.buffers)
-                engine.write_buffers(self.forward.variables, moved.buffers)
+                engine.write_buffers(forward.variables, moved.buffers)
             if moved.metrics:
-                engine.write_metrics(self.forward.variables, moved.metrics)
-            run.number, feed.batches.position = run.number + block.num, block.end
+                engine.write_metrics(forward.variables, moved.metrics)
+            run.number, run.layout, feed.batches.position = run.number + block.num, program.layout, block.end
         return found, block
 
-    def logs(self, found: Tree, i: int) -> dict[str, Any]:
-        """Return the numbers of an evaluation up to batch i of a block. Waits for the device."""
-        return self.epoch_sums.layout.unpack(self.engine.fetch(found)[i])
+    def logs(self, found: Tensor, block: Block) -> dict[str, Any]:
+        """Return the numbers of an evaluation up to the last batch of a block. Waits for the device."""
+        return block.program.layout.unpack(self.engine.fetch(found)[block.num - 1])
 
-    def _program(self, run: Run, kind: tuple, most: int, num_shapes: int, batch: Batch) -> Program:
+    def _program(self, run: Run, look: Look, most: int, num_shapes: int, batch: Batch) -> Program:
         self.compilations.num_batches += 1
         most = most if batch.num_rows == batch.full else 1  # the short one comes once
-        if (key := self._key(kind, most, batch)) not in self._programs:
+        key = self._key(look, most, batch)
+        if key not in self.programs:
             with named(batch), self.compilations.watched(batch, num_shapes):
                 self.engine.processes.set_status("compiling")
-                program = self._compile(run, kind, most, batch)
-                key = self._key(kind, most, batch)  # which knows of what was found meanwhile
-                self._programs[key] = program
+                program = self._compile(run, look, most, batch)
+                key = self._key(look, most, batch)  # which knows of what was found meanwhile
+                self.programs[key] = program
                 self.engine.processes.set_status("at work (reading data, or in a callback)")
-        return self._programs[key]
+        return self.programs[key]
 
-    def _key(self, kind: tuple, most: int, batch: Batch) -> tuple:
-        forward = self.forward
-        found = len(forward.variables.buffers), forward.moves_buffers, len(forward.inputs)
-        return kind, most > 1, batch.signature, batch.num_rows, found
+    def _key(self, look: Look, most: int, batch: Batch) -> tuple:
+        num_buffers = len(self._step(look).forward.variables.buffers)
+        return look.predicts, look.is_whole, most > 1, batch.signature, batch.num_rows, num_buffers
 
-    def _compile(self, run: Run, kind: tuple, most: int, batch: Batch) -> Program:
-        engine, forward, cut = self.engine, self.forward, Cut(((1, batch.num_rows),), batch.num_rows)
+    def _compile(self, run: Run, look: Look, most: int, batch: Batch) -> Program:
+        engine, cut = self.engine, Cut(((1, batch.num_rows),), batch.num_rows)
         data, rows = stage(engine, batch, cut)
         (rows,) = engine.place((rows,))
-        if kind[0] == "evaluate":
-            step: BatchFunction = self._add
-            traced = partial(engine.shapes, self._outcome)
-        else:
-            step = partial(self._predict, kind[1])
-            traced = partial(engine.shapes, lambda state, metrics, data, rows: step(*self._parts(state), data, rows))
         assert run.state is not None
-        state = forward.learn(engine, run.state, lambda s: traced(s, s.metrics, data, rows))
-        if kind[0] == "evaluate" and not state.sums:
-            state = state._replace(sums=engine.place(self.epoch_sums.empty()))
-        run.state, parts = state._replace(captured=()), self._parts(state)
+        state, step = self._learned_step(run.state, look, batch.signature, data, rows)
+        parts = _parts(step.forward, state._replace(captured=engine.read_captured(step.forward.inputs, state)))
         found = engine.shapes(step, *parts, data, rows)[1]
 
         def each(moved: State, rest: State, data: Tree, rows: Tensor, *_: Tensor) -> tuple[State, Tree]:
@@ -134,41 +236,33 @@ class Evaluation:
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
         loops = _can_loop(found) and not engine.loops_slowly(step, *parts, data, rows)
         length, loops = length if loops else 1, loops and (length > 1 or engine.always_xla)
-        table = engine.place((np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32)))
-        examples = (*parts, data, *table, engine.place(NONE))
-        call = engine.compile(
-            several(engine, each, found if loops else None, length), examples, repeats=engine.always_xla
-        )
-        return Program(call, cut, length, 1, None, [], forward.inputs, "")
+        program = several(engine, each, found if loops else None, length)
+        call = compiled(engine, program, *parts, data, (length, cut.places), repeats=engine.always_xla)
+        run.state = state
+        return Program(call, cut, length, 1, None, [], step.forward, step.layout, "")
 
-    def _parts(self, state: State) -> tuple[State, State]:
-        """Return what a batch moves of the state, and the rest."""
-        moves = self.forward.moves_buffers
-        moved = State([], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, [])
-        rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers)
-        return moved, rest
-
-    def _add(self, moved: State, rest: State, data: Tree, rows: Any) -> tuple[State, Any]:
-        state = rest._replace(buffers=moved.buffers or rest.buffers)
-        outcome = self._outcome(state, moved.metrics, data, rows)
-        once = outcome.extra
-        if self.forward.has_penalty:
-            once = once + self.forward.penalty(self.engine.params(state), state.captured)
-        sums = self.epoch_sums.add(moved.sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
-        logs = self.epoch_sums.logs(sums, outcome.metrics, state.captured)
-        metrics = self.forward.tracking(outcome.metrics, logs)
-        buffers = outcome.buffers if moved.buffers else []
-        return moved._replace(metrics=metrics, sums=sums, buffers=buffers), self.epoch_sums.layout.pack(logs)
-
-    def _outcome(self, state: State, metrics: list, data: Tree, rows: Any) -> Any:
-        values = self.engine.params(state), state.buffers, metrics, state.captured
-        return self._sums(*values, self.engine.batch(data, rows), None)
-
-    def _predict(self, is_whole: bool, moved: State, rest: State, data: Tree, rows: Any) -> tuple[State, Tree]:
-        values = self.engine.params(rest), moved.buffers or rest.buffers, moved.metrics, rest.captured
-        batch = self.engine.batch(data, rows)
-        outputs, after = self.forward.predict(*values, unpack(batch)[0] if is_whole else batch)
-        return moved._replace(buffers=after if moved.buffers else []), outputs
+    def _learned_step(
+        self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor
+    ) -> tuple[State, Scoring | Predicting]:
+        """Return what such a pass does with batches like this one, and the state with all that is state then."""
+        engine, step = self.engine, self._step(look)
+        before, like = step.forward, (look.predicts, look.is_whole, signature)
+        if like not in self._learned:
+            captured = engine.read_captured(before.inputs, state)
+            step = step.learned(state._replace(captured=captured), data, rows)
+            if step.forward.variables is not before.variables:  # of which the others know nothing
+                self._learned = {key: known for key, known in self._learned.items() if key[0] != look.predicts}
+            self._learned[like] = step
+        step = self._learned[like]
+        if isinstance(step, Scoring):
+            self._scoring = step
+        else:
+            self._predicting[look.is_whole] = step
+        if step.forward.variables is not before.variables:
+            state = state._replace(buffers=engine.read_variables(step.forward.variables)[2])
+        if isinstance(step, Scoring):
+            state = state._replace(sums=EpochSums(step.forward).fitting(engine, state.sums))
+        return state, step
 
 
 @dataclass(frozen=True)

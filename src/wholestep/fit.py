@@ -10,6 +10,7 @@ import keras
 
 from wholestep import arguments
 from wholestep.callbacks import CallbackRunner
+from wholestep.checkpoints.place import Place
 from wholestep.data.batches import Batches, kept
 from wholestep.data.epochs import go_to_epoch
 from wholestep.data.feed import Feed
@@ -17,7 +18,7 @@ from wholestep.errors import BatchError, message
 from wholestep.evaluate import Look, Pass
 from wholestep.executor import Executor
 from wholestep.passes import run_evaluation
-from wholestep.report import Report
+from wholestep.reports.report import Report
 from wholestep.run import Run, updates
 from wholestep.setup import Given, Setup
 from wholestep.sums import OWN, shown
@@ -70,27 +71,41 @@ def fit(
     watch = setup.watch(executor, callbacks, steps or batches.num_batches, **told)
     model.stop_training = False
     logs: dict = {}
-    watch.callbacks.on_train_begin()
-    begin = getattr(model, "_initial_epoch", None) or epochs.begin
-    if begin:
+    resumed = run.resume("fit", batches, are_given=isinstance(given.x, Batches))
+    begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or epochs.begin
+    if resumed is None and begin:
         go_to_epoch(batches, begin, steps, once=once)
-    elif not isinstance(given.x, Batches):
-        batches.seek(run.epochs)
     feed = executor.feed(run, batches)
-    with run.counting(batches):
+    executor.refresh(run)
+    with run.counting(batches), run.taking({"callbacks": watch}):
+        watch.callbacks.on_train_begin()
+        if resumed is not None and run.place.done == 0 and run.place.logs is None:  # nothing of the epoch was done
+            run.put_back_also(resumed)
+            run.restored = resumed = None
         for epoch in range(begin, last):
+            if resumed is None:
+                run.begin_epoch(epoch, batches.position)
             watch.callbacks.on_epoch_begin(epoch)
-            executor.begin_epoch(run)
-            executor.recount(run)
-            logs = run_epoch(executor, run, feed, steps, watch, once=once)
-            _check_any(logs, epoch)
-            if validate is not None and arguments.is_due(epoch, validation.freq):
-                logs |= validate(watch)
-            watch.callbacks.on_epoch_end(epoch, logs)
+            if resumed is None:
+                executor.begin_epoch(run)
+            else:  # what was told above may have changed what was put back already, such as the learning rate
+                executor.put_back(run, resumed)
+                run.put_back_also(resumed)
+            executor.applied.recount(run)
+            if run.place.logs is None:
+                logs = run.place.latest = run_epoch(executor, run, feed, steps, watch, once=once)
+                _check_any(logs, epoch)
+                if validate is not None and arguments.is_due(epoch, validation.freq):
+                    logs = logs | validate(watch)
+                run.place.logs = logs
+            logs = run.place.logs
+            watch.end_epoch(run.place)
+            run.restored = resumed = None
             if watch.stops or _ends_early(batches, epoch, last, epochs.steps):
                 break
-    setup.finish()
-    watch.callbacks.on_train_end(logs)
+        run.place = Place()
+        setup.finish()
+        watch.callbacks.on_train_end(logs)
     executor.engine.processes.barrier("has ended training")  # what the first has written can be read by all
     return model.history
 
@@ -122,17 +137,26 @@ def run_epoch(executor: Executor, run: Run, feed: Feed, num: int | None, watch: 
     Raises:
         NonFiniteError: an update was not applied, and neither were those after it.
     """
-    _, step = feed.batches.position
-    logs = _carry_out(executor, run, feed, num, watch, once=once)
-    if step > 0 and not logs:  # it was left after the last batch of a stream: the epoch is the next one
-        logs = _carry_out(executor, run, feed, num, watch, once=once)
+    epoch, step = feed.batches.position
+    place, numbers = run.place, {}
+    if place.done == 0 or (_is_left(place, epoch, num, once=once) and not watch.stops):
+        left = None if num is None else num - place.done
+        numbers = _carry_out(executor, run, feed, left, watch, once=once)
+        if place.done == 0 and step > 0:  # it was left after the last batch of a stream: the epoch is the next one
+            numbers = _carry_out(executor, run, feed, left, watch, once=once)
     executor.meet(feed)
-    return executor.show(logs)
+    return executor.show(numbers or place.latest)
+
+
+def _is_left(place: Place, epoch: int, num: int | None, *, once: bool) -> bool:
+    """Whether updates may be left of an epoch in the middle of which the run goes on."""
+    is_same_pass = epoch == place.began
+    return is_same_pass if num is None else place.done < num and (is_same_pass or not once)
 
 
 def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch: CallbackRunner, *, once: bool) -> dict:
     """Carry out the updates of an epoch, and tell the watchers: one dispatch late, unless they look at the state."""
-    begin, pace = run.number + 1, executor.dispatch_size
+    begin, pace = run.number + 1 - run.place.done, executor.dispatch_size
     logs: Callable[[], dict] = dict
     late = 0 if watch.needs_state else 1
     size = (lambda: watch.left) if watch.needs_state else (lambda: pace.size)
@@ -159,7 +183,7 @@ def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch:
             if watch.stops:
                 break
     except BaseException:
-        executor.note_skipped(run, untold)
+        executor.applied.note_skipped(run, untold)
         raise
     if untold:
         logs, _ = tell(untold.popleft())
@@ -171,7 +195,7 @@ def _tell(
     executor: Executor, run: Run, feed: Feed, report: Report, begin: int, watch: CallbackRunner
 ) -> tuple[Callable[[], dict], bool]:
     """Tell the watchers of a dispatch's updates; return what tells the last numbers, and whether one failed."""
-    failure = executor.note_failures(run, report)
+    failure = executor.applied.note_failures(run, report)
     last = report.block.num - 1 if failure is None else failure
     for i in range(last + 1 if watch.has_hooks else 0):
         numbers = _numbers(report, i, failure)
@@ -182,7 +206,7 @@ def _tell(
         feed.go_back(report.block, failure)
     # TerminateOnNaN and its like end the run in their own way.
     if failure is not None and not watch.stops:
-        raise executor.failure(run, report, failure)
+        raise executor.applied.failure(run, report, failure)
     return partial(_numbers, report, last, failure), failure is not None
 
 

@@ -10,7 +10,7 @@ from wholestep.callbacks import CallbackRunner
 from wholestep.errors import BatchError, message
 from wholestep.evaluate import Pass, join
 from wholestep.executor import Executor
-from wholestep.plan import MOST_UPDATES
+from wholestep.repeat import MOST_UPDATES
 from wholestep.run import Run
 from wholestep.tree import Tensor
 
@@ -20,10 +20,10 @@ def run_evaluation(executor: Executor, run: Run, through: Pass, steps: int | Non
     told, at, logs = watch.callbacks, through.run, None
     executor.model.stop_evaluating = False
     told.on_test_begin()
-    executor.begin_evaluation(run, through)
+    executor.begin_evaluation(through)
     size = (lambda: 1) if through.look.one_by_one else (lambda: MOST_UPDATES)
     for found, block in through.updates(executor.evaluation, steps, size, lambda: watch.test.begin(at.number)):
-        logs = partial(executor.show_evaluation, found, block.num - 1)
+        logs = partial(executor.show_evaluation, found, block)
         watch.test.end(at.number - 1, logs() if watch.has_test_hooks else None)
         if executor.model.stop_evaluating:
             break
@@ -44,7 +44,7 @@ def run_prediction(executor: Executor, run: Run, through: Pass, steps: int | Non
     outputs: list = []
     executor.model.stop_predicting = False
     told.on_predict_begin()
-    executor.begin_evaluation(run, through)
+    executor.begin_evaluation(through)
     size = (lambda: 1) if through.look.one_by_one else (lambda: MOST_UPDATES)
     for found, block in through.updates(executor.evaluation, steps, size, lambda: watch.predict.begin(at.number)):
         outputs.append(keras.tree.map_structure(lambda leaf, num=block.num: _rows(leaf, num), found))

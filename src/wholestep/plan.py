@@ -2,12 +2,9 @@
 
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import keras
 import numpy as np
 
 from wholestep import tree
@@ -17,45 +14,16 @@ from wholestep.data.stack import stack
 from wholestep.embeddings.rows import describe
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
-from wholestep.model.coupling import Coupling, inference, metrics_are_additive, metrics_ignore_padding, probe
-from wholestep.repeat import NONE
+from wholestep.model.coupling import inference, metrics_are_additive, metrics_ignore_padding, probe
+from wholestep.model.findings import Coupling, Findings
+from wholestep.program import Program, Wanted
+from wholestep.repeat import MOST_UPDATES, compiled
 from wholestep.state import State
-from wholestep.tree import Tensor, Tree
 from wholestep.update import Update
 
-MOST_UPDATES = 256
 MOST_STACKED = 16
 _MOST_BYTES_STACKED = 1 << 20  # a single update is sent with the room of all
 _MOST_ROW_NUMBERS = 1 << 20
-
-
-@dataclass(frozen=True)
-class Program:
-    """A compiled program for updates of one shape, and how it carries them out."""
-
-    call: Callable
-    cut: Cut
-    length: int
-    num_stacked: int
-    memory: int | None
-    tables: list[str]
-    captured: list[keras.Variable]
-    how: str
-
-
-class Wanted(NamedTuple):
-    """What is known of all updates of a feed.
-
-    Args:
-        short: whether shorter updates may come, to be filled up with rows of weight 0.
-        most: how many updates will be wanted in one dispatch.
-        num_shapes: how many shapes they have, if that is known: then a short one may be a row alone, which tells
-            nothing of others, and a full one is asked.
-    """
-
-    short: bool
-    most: int
-    num_shapes: int
 
 
 @dataclass
@@ -66,21 +34,20 @@ class Planner:
         microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.
         memory_limit: bytes that a program may use beside its arguments; None for the device's, or half of the
             host's.
-        pads: whether every metric can be told to leave rows out; None if that must be tried.
+        findings: what was found out by trying, and is found out here.
+        update: the update, with what is known of batches like the one that was planned last.
+        empty: what the metrics hold before the first row, once an epoch has begun.
         programs: by what an update looks like.
-        coupling: what couples the rows; None if that must be tried.
-        adds: whether the states of the metrics are sums over rows; None if that must be tried.
     """
 
     engine: Engine
     update: Update
     microbatch_size: int | str
     memory_limit: int | None
-    pads: bool | None
+    findings: Findings
+    empty: list[np.ndarray] = field(default_factory=list)
     programs: dict = field(default_factory=dict)
-    coupling: Coupling | None = None
-    adds: bool | None = None
-    _learned: tuple | None = None
+    _updates: dict[tuple, Update] = field(default_factory=dict)
     _known: dict = field(default_factory=dict)
 
     def known(self, batch: Batch, wanted: Wanted) -> Program | None:
@@ -107,80 +74,81 @@ class Planner:
         return self.programs[key]
 
     def _key(self, batch: Batch, wanted: Wanted) -> tuple:
-        num_buffers = len(self.update.forward.variables.buffers)
-        return batch.signature, batch.num_rows, wanted.short, wanted.most > 1, num_buffers
+        return batch.signature, batch.num_rows, wanted.short, wanted.most > 1
 
-    def learn(self, state: State, batch: Batch) -> State:
-        """Find out what the objective reads and assigns besides the model's variables, once, before anything else."""
-        if self.update.forward.is_traced:
-            return state
-        cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.is_split)
-        data, rows = stage(self.engine, batch, cut)
-        return self._learn(cut, state, batch, data, *self.engine.place((rows, np.int32(batch.num_rows))))
-
-    def _learn(self, cut: Cut, state: State, batch: Batch, data: Tree, rows: Tensor, count: Tensor) -> State:
-        """Find out what the objective reads and assigns in a microbatch of this cut, unless the last trace told."""
-        forward, like = self.update.forward, (cut.sections[0][1], cut.padded, batch.signature)
-        if self._learned == like and not forward.written:
-            return state._replace(captured=self.engine.read_captured(forward.inputs, state))
-        self._learned = None
-        state = forward.learn(self.engine, state, partial(self.update.learn, cut, data=data, rows=rows, count=count))
-        self._learned = like
-        return state
+    def learn(self, state: State, batch: Batch) -> None:
+        """Find out what the objective does with batches like this one, before anything else is asked of such."""
+        if batch.signature not in self._updates:
+            cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.is_split)
+            data, rows = stage(self.engine, batch, cut)
+            rows, count = self.engine.place((rows, np.int32(batch.num_rows)))
+            state = state._replace(captured=self.engine.read_captured(self.update.forward.inputs, state))
+            update = self.update.learned(cut, state, data, rows, count)
+            if update.forward.variables is not self.update.forward.variables:  # of which the others know nothing
+                for known in (self._updates, self.programs, self._known):
+                    known.clear()
+            self._updates[batch.signature] = update
+        self.update = self._updates[batch.signature]
 
     def padding_is_exact(self, state: State, batch: Batch) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
-        if self.pads is False or not self.probe(state, batch).padding_is_exact:
+        found = self.findings
+        if found.pads is False or not self.probe(state, batch).padding_is_exact:
             return False
-        if self.pads is None:
-            self._learned = None
-            self.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, batch))
-        return self.pads
+        if found.pads is None:
+            found.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, batch))
+        return found.pads
 
     def metrics_are_additive(self, state: State, batch: Batch) -> bool:
         """Whether the states of the metrics are sums over rows. Tries it, once."""
-        if self.adds is None:
-            self._learned = None
-            self.adds = self._share(metrics_are_additive(self.engine, self.update.forward, state, batch))
-        return self.adds
+        found = self.findings
+        if found.adds is None:
+            found.adds = self._share(metrics_are_additive(self.engine, self.update.forward, state, batch))
+        return found.adds
 
     def probe(self, state: State, batch: Batch) -> Coupling:
         """Return what couples the rows, found out once."""
-        if self.coupling is not None:
-            return self.coupling
+        if self.findings.coupling is not None:
+            return self.findings.coupling
         found = self._probe(state, batch)
-        self.coupling = found if batch.num_rows > 1 else None  # one row tells nothing of others
+        self.findings.coupling = found if batch.num_rows > 1 else None  # one row tells nothing of others
         return found
 
-    @cached_property
+    @property
     def limit(self) -> int:
         """The bytes that a program may use beside its arguments, the same in all processes."""
-        return self._share(self.memory_limit or self.engine.device_bytes() or _host_bytes() // 2)
+        if self.memory_limit is not None:
+            return self.memory_limit
+        self.findings.limit = self.findings.limit or self._share(self.engine.device_bytes() or _host_bytes() // 2)
+        return self.findings.limit
 
-    @cached_property
+    @property
     def room_for_data(self) -> int:
         """The bytes that arrays may take which stay on the device, whatever a program may use."""
-        return self._share((self.engine.device_bytes() or _host_bytes() // 2) // 2)
+        most = self.findings.room or self._share((self.engine.device_bytes() or _host_bytes() // 2) // 2)
+        self.findings.room = most
+        return most
 
     @property
     def pads_short(self) -> bool | None:
         """Whether short batches are filled up with rows of weight 0; None if that has not been tried."""
-        if self.pads is False or (self.coupling is not None and not self.coupling.padding_is_exact):
+        pads, coupling = self.findings.pads, self.findings.coupling
+        if pads is False or (coupling is not None and not coupling.padding_is_exact):
             return False
-        return None if self.coupling is None else self.pads
+        return None if coupling is None else pads
 
     def _share(self, found: Any) -> Any:
         """Return what process 0 found: of measured and tried things, all processes must conclude the same."""
         return self.engine.processes.broadcast(found)
 
     def _probe(self, state: State, batch: Batch) -> Coupling:
-        self._learned = None  # what a probe traces says other facts of the same objective
         return Coupling(**self._share(asdict(probe(self.engine, self.update.forward, state, batch))))
 
     def _plan(self, state: State, batch: Batch, short: bool, length: int) -> Program:
         num_rows = batch.num_rows
         split = self.engine.is_split
-        whole = Cut(((1, num_rows),), num_rows, padded=short and self.pads is not False, split=split)
+        padded = short and self.findings.pads is not False and not self.update.forward.facts.cannot_pad
+        whole = Cut(((1, num_rows),), num_rows, padded=padded, split=split)
         if split:
             whole = replace(whole, extra=self._shared_extra(state, batch))
         if num_rows % self.engine.num_replicas and self.padding_is_exact(state, batch):
@@ -262,28 +230,24 @@ class Planner:
         engine, maker = self.engine, self.update
         data, rows = stage(engine, batch, cut)
         places, count = engine.place((rows, np.int32(cut.rows)))
-        state = self._learn(cut, state, batch, data, places, count)
-        if cut.padded and maker.forward.cannot_pad:
-            cut = replace(cut, padded=False)
-            state = self._learn(cut, state, batch, data, places, count)
-        state = state._replace(sums=engine.place(maker.epoch_sums.empty()))
-        row_plan, wholes = maker.row_plan(cut, state, data, places)
+        values = engine.read_captured(maker.forward.inputs, state)
+        state = state._replace(captured=values, sums=engine.place(maker.epoch_sums.empty()))
+        row_plan, wholes = maker.row_planner.plan(cut, state, data, places)
         cut = replace(cut, split=False) if row_plan.tables else cut  # which need the lookups of all replicas
         update = maker.whole_update(cut, row_plan)
-        one = (state, data, places, count)
-        slowly = engine.loops_slowly(update, *one)
+        slowly = engine.loops_slowly(update, state, data, places, count)
         length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
         num_stacked = 1 if batch.is_resident else length
         if num_stacked > 1:
             data = stack(engine, [batch], num_stacked)
-        program = maker.program(update, length, one, loops=loops)
-        table = engine.place((np.zeros((length, cut.places), np.int32), np.zeros((length,), np.int32)))
-        captured, values = maker.forward.inputs, state.captured
-        example = engine.at_rest(state)._replace(captured=()), values, data, *table, engine.place(NONE)
-        call = engine.compile(program, example, repeats=loops)
+        program = maker.program(update, length, self.empty, loops=loops)
+        rest = engine.at_rest(state)._replace(captured=())
+        call = compiled(engine, program, rest, values, data, (length, cut.places), repeats=loops)
         needs = self._share(engine.memory(call))
         tables = describe(row_plan, wholes, cut.num_microbatches)
-        return Program(call, cut, length, num_stacked, needs, tables, captured, engine.describe(call))
+        return Program(
+            call, cut, length, num_stacked, needs, tables, maker.forward, maker.layout, engine.describe(call)
+        )
 
     def _say(self, message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -299,65 +263,3 @@ def _length(batch: Batch, most: int) -> int:
 
 def _host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def explain(planner: Planner, sharded: list[str], data: str) -> str:
-    """Return how an update is carried out, in plain words.
-
-    Args:
-        sharded: the variables that no device holds whole.
-        data: where the data are, in words.
-    """
-    engine, coupling, program = planner.engine, planner.coupling, list(planner.programs.values())[-1]
-    cut = program.cut
-    parts = " and ".join(f"{num} x {size} rows" for num, size in cut.sections)
-    several = len(planner.programs)
-    lines = [
-        *([f"{several} programs for updates of several shapes; the last one made:"] if several > 1 else []),
-        f"One update takes {cut.rows} rows"
-        + (f" in {cut.num_microbatches} microbatches ({parts})." if cut.num_microbatches > 1 else " at once."),
-        *_spread(cut, engine),
-        _padding(cut, planner.pads_short),
-        *([data] if data else []),
-        f"Up to {program.length} updates go to the device in one dispatch ({engine.name})."
-        if program.length > 1
-        else f"Each update is a dispatch of its own ({engine.name}).",
-    ]
-    lines += [program.how] if program.how else []
-    if sharded:
-        lines.append(f"Sharded, never gathered for the update: {', '.join(sharded)}.")
-    if program.memory is not None:
-        needs, limit = program.memory / 2**20, planner.limit / 2**20
-        lines.append(f"The program needs {needs:.1f} MiB beside the data and the weights, of {limit:.0f} it may use.")
-    lines += program.tables
-    if coupling is not None:
-        lines.append(
-            "Cutting changes nothing in this model." if coupling.cut_is_exact else f"Not cut freely: {coupling.why}."
-        )
-    return "\n".join(lines)
-
-
-def _spread(cut: Cut, engine: Engine) -> list[str]:
-    """Return how the rows are spread over hosts and replicas, if they are."""
-    replicas, hosts = engine.num_replicas, engine.processes.count
-    if replicas == 1:
-        return []
-    shares = " and ".join(f"{num} microbatches x {-(-size // replicas)} rows" for num, size in cut.sections)
-    many = f"{hosts} {'host' if hosts == 1 else 'hosts'} x {replicas / hosts:g} replicas"
-    lines = [f"{cut.places} places = {many} x {shares}."]
-    if cut.split:
-        return [*lines, "Each replica sums over its own rows; the sums of all go over the wire once an update."]
-    return [*lines, "Arrays are global: every replica sees the statistics of all rows."]
-
-
-def _padding(cut: Cut, pads_short: bool | None) -> str:
-    extra = cut.places - cut.rows
-    lines = [f"The last {extra} places are padding of weight 0."] if extra else []
-    if not cut.padded:
-        return "".join(lines) or "No row is padding."
-    shorter = {
-        True: "Shorter batches are filled up with rows of weight 0.",
-        False: "Shorter batches run in their own shape, as padding would count.",
-        None: "Whether shorter batches can be filled up with rows of weight 0 is tried when one comes.",
-    }
-    return " ".join([*lines, shorter[pads_short]])

@@ -2,13 +2,21 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, TypeVar
 
+import keras
+import numpy as np
+
+from wholestep.checkpoints.place import DataPlace, Keeps, Place
+from wholestep.checkpoints.snapshot import Snapshot, put_together, taken_apart
 from wholestep.data.batches import Batches
 from wholestep.data.block import Block
 from wholestep.data.feed import Feed
+from wholestep.errors import SpecificationError, message
+from wholestep.model.findings import Findings
 from wholestep.repeat import EPOCH
+from wholestep.reports.layout import ReportLayout
 from wholestep.state import State, Variables
 
 Sent = TypeVar("Sent", covariant=True)
@@ -16,7 +24,7 @@ Sent = TypeVar("Sent", covariant=True)
 
 @dataclass
 class Run:
-    """Where a training stands.
+    """Where a training stands. Between any two blocks of updates it can be taken out, and put back elsewhere.
 
     Args:
         state: what the next update spends; None before the first.
@@ -25,6 +33,33 @@ class Run:
         begins: how the next update begins, see `wholestep.repeat.span`.
         variables: whose values the state holds; another executor's state is of no use.
         epochs: how many epochs of data have begun: the next call takes the order of another one.
+        place: where the call stands that moves the run.
+        data: where the data of the last call stood at its end.
+        layout: of what is added up in the epoch, once an update has been sent.
+        findings: what was found out by trying.
+        also: what else goes with the run, by name.
+        settle: holds weakly what counts the updates that were left out, and tells of one that was not applied.
+        arrive: holds weakly what puts a restored snapshot into the model, as far as the model is built.
+        restored: the snapshot that the next call goes on from.
+
+    >>> import keras, numpy as np, wholestep as ws
+    >>> x, y = np.arange(24, dtype="float32").reshape(8, 3), np.ones((8, 1), "float32")
+    >>> def fresh():
+    ...     keras.utils.set_random_seed(0)
+    ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ...     model.compile("adam", "mse")
+    ...     return ws.Trainer(model)
+    >>> first, second, whole = fresh(), fresh(), fresh()
+    >>> for step in first.steps((x, y), epochs=2):
+    ...     if step.number == 1:
+    ...         break
+    >>> second.run.restore(first.run.snapshot())
+    >>> [step.number for step in second.steps((x, y), epochs=2)]
+    [2]
+    >>> [step.number for step in whole.steps((x, y), epochs=2)]
+    [1, 2]
+    >>> np.array_equal(second.model.get_weights()[0], whole.model.get_weights()[0])
+    True
     """
 
     state: State | None = None
@@ -33,15 +68,182 @@ class Run:
     begins: int = EPOCH
     variables: Variables | None = None
     epochs: int = 0
+    place: Place = field(default_factory=Place)
+    data: DataPlace = field(default_factory=DataPlace)
+    layout: ReportLayout | None = None
+    findings: Findings = field(default_factory=Findings)
+    also: dict[str, Keeps] = field(default_factory=dict)
+    settle: Callable[[], Callable[[], int] | None] = lambda: None
+    arrive: Callable[[], Callable[[], None] | None] = lambda: None
+    restored: Snapshot | None = None
+    _batches: Batches | None = None
 
     @contextmanager
     def counting(self, batches: Batches) -> Iterator[None]:
-        """Count the epochs that are begun in here."""
+        """Count the epochs that are begun in here, and know where these batches stand."""
+        self._batches = batches
         try:
             yield
         finally:
-            epoch, step = batches.position
+            self._note_data()
+            self._batches = None
+
+    def _note_data(self) -> None:
+        if self._batches is not None:
+            (epoch, step), num = self._batches.position, self._batches.num_batches
+            self.data.position, self.data.num_batches = (epoch, step), num
             self.epochs = max(self.epochs, epoch + (step > 0))
+
+    @contextmanager
+    def taking(self, also: dict[str, Keeps]) -> Iterator[None]:
+        """Take these out with the run, for as long as it is in here; if it fails, until the next call."""
+        self.also |= also
+        yield
+        for name in also:
+            self.also.pop(name, None)
+
+    def put_back_also(self, snapshot: Snapshot) -> None:
+        """Let all that goes with the run go on from a snapshot."""
+        for name, state in put_together(snapshot.facts["also"], snapshot.arrays).items():
+            if name in self.also:
+                self.also[name].set_state(state)
+
+    def begin_epoch(self, epoch: int, position: tuple[int, int]) -> None:
+        """Let the call stand at the beginning of an epoch."""
+        self.place = Place(self.place.call, epoch, began=position[0])
+
+    def snapshot(self) -> Snapshot:
+        """Return where the training stands. Waits for the device.
+
+        Arrays are the parameters ("params/0", ...), the optimizer's variables ("slots/..."), moving statistics, seeds
+        and whatever else is no parameter ("buffers/..."), the metrics, and the sums of the epoch. Everything else is
+        JSON. It may be taken between calls, between two steps, and in a callback: in one's hooks of a batch, the
+        callbacks after that one in the list are taken as they are, so it should be the last.
+
+        Raises:
+            SpecificationError: nothing has been trained yet.
+            NonFiniteError: an update before this was not applied, and nobody has seen so.
+        """
+        if self.state is None and self.restored is not None:
+            return self.restored  # nothing has moved since
+        settle = self.settle()
+        num_skipped = self.num_skipped if settle is None else settle()
+        if self.state is None or self.variables is None:
+            must = "A snapshot needs a run that has begun."
+            raise SpecificationError(message(must, "a trainer that has not trained", "take it after the first update."))
+        self._note_data()
+        groups = groups_of(self.variables)
+        arrays = {f"{k}/{i}": np.array(_numbers(v)) for k, held in groups.items() for i, v in enumerate(held)}
+        # What Keras' metrics show is another's, where an evaluation has been in between.
+        for name, held in (("sums", self.state.sums), ("running", self.state.metrics)):
+            arrays |= {f"{name}/{i}": np.array(_numbers(each)) for i, each in enumerate(held)}
+        facts = {
+            "format": 1,
+            "number": self.number,
+            "num_skipped": num_skipped,
+            "begins": self.begins,
+            "epochs": self.epochs,
+            "place": asdict(self.place),
+            "data": asdict(self.data),
+            "layout": None if self.layout is None else self.layout.shapes,
+            "findings": self.findings.as_json(),
+            "also": {name: held.get_state() for name, held in self.also.items()},
+            "paths": {k: [v.path for v in held] for k, held in groups.items()},
+        }
+        return Snapshot(arrays, taken_apart(facts, "facts", arrays))
+
+    def restore(self, snapshot: Snapshot, *, goes_on: bool = True) -> None:
+        """Go on from a snapshot, which may be another process'.
+
+        The model has the values at once, and a model that is not built yet has them when the next call builds it. A
+        `fit` or `steps` that was left in the middle goes on there when it is called with the same arguments: with the
+        same data, to the same number of epochs, and with what its callbacks have seen. Iterators and other streams run
+        forward to where they were.
+
+        Args:
+            goes_on: whether the next call goes on in the middle of the one that was left; else it begins anew.
+
+        Raises:
+            SpecificationError: it is no snapshot, it is another model's, or a call is under way; by the next call, if
+                that is `fit`, to go on with `steps`.
+        """
+        if self._batches is not None:
+            must = "A snapshot is restored between calls."
+            raise SpecificationError(message(must, f"a call of {self.place.call} under way", "leave its loop first."))
+        if not isinstance(snapshot, Snapshot) or snapshot.facts.get("format") != 1:
+            must = "restore takes what snapshot() returned."
+            raise SpecificationError(message(must, type(snapshot).__name__, "run.restore(run.snapshot())."))
+        facts, before = put_together(snapshot.facts, snapshot.arrays), dict(vars(self))
+        self.state, self.variables = None, None
+        self.number, self.num_skipped = facts["number"], facts["num_skipped"]
+        self.begins, self.epochs = facts["begins"], facts["epochs"]
+        self.place, self.data = Place(**facts["place"]), DataPlace.of_json(facts["data"])
+        self.findings = Findings.of_json(facts["findings"])
+        self.layout = None if facts["layout"] is None else ReportLayout.of_json(facts["layout"])
+        self.restored, self.also = snapshot, {}
+        if not goes_on:
+            self.place = Place()
+        if (arrive := self.arrive()) is not None:
+            try:
+                arrive()
+            except SpecificationError:
+                vars(self).update(before)
+                raise
+
+    def resume(self, call: str, batches: Batches, *, are_given: bool) -> Snapshot | None:
+        """Return the snapshot in the middle of which this call goes on, if any, with the batches where they were.
+
+        Args:
+            are_given: whether the batches are the user's own, and stand where the user left them; else they begin with
+                the next epoch.
+
+        Raises:
+            SpecificationError: the snapshot was taken in a call of another kind, or with other data.
+        """
+        snapshot, self.also = self.restored, {}
+        if snapshot is None or not self.place.call:
+            if not are_given:
+                batches.seek(self.epochs)
+            elif snapshot is not None and batches.num_batches == self.data.num_batches:
+                self._go_to_data(batches)
+            self.restored, self.place, self.data = None, Place(call), DataPlace()
+            return None
+        if self.place.call != call:
+            must = f"A run that was left inside of {self.place.call} goes on with {self.place.call}."
+            attempt = f"call {self.place.call} with the arguments it had, or restore(snapshot, goes_on=False)."
+            raise SpecificationError(message(must, call, attempt))
+        if batches.num_batches != self.data.num_batches:
+            must = "A run goes on with the data that it had."
+            received = f"{batches.num_batches} batches an epoch, {self.data.num_batches} before"
+            raise SpecificationError(message(must, received, "pass the same data, in batches of the same size."))
+        self._go_to_data(batches)
+        return snapshot
+
+    def _go_to_data(self, batches: Batches) -> None:
+        """Let the batches stand where they were; a later call goes on by itself.
+
+        Raises:
+            SpecificationError: they come one after the other, and some have been used.
+        """
+        if batches.position == self.data.position:
+            return
+        if batches.position == (0, 0):
+            batches.run_forward(*self.data.position)
+        elif not batches.is_ready:
+            batches.seek(*self.data.position)
+        else:
+            must = "Ready-made batches run forward to where they were from their beginning."
+            received = f"batches that stand at {batches.position}, to go on at {self.data.position}"
+            raise SpecificationError(message(must, received, "open the data anew."))
+
+
+def groups_of(variables: Variables) -> dict[str, list[keras.Variable]]:
+    """Return the variables of a state, by what they are."""
+    return {name: list(getattr(variables, name)) for name in ("params", "slots", "buffers", "metrics")}
+
+
+def _numbers(value: Any) -> Any:
+    return keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value))  # one replica's, of a mirrored variable
 
 
 class Sends(Protocol[Sent]):
@@ -63,7 +265,7 @@ def updates(
 ) -> Generator[Sent, None, None]:
     """Carry out the updates that a feed yields; yield what tells of each block as soon as the block is sent.
 
-    An evaluation's batches, which update nothing, go the same way. Between any two blocks the run may be looked at.
+    An evaluation's batches, which update nothing, go the same way. Between any two blocks the run may be taken out.
 
     Args:
         num: how many updates (None: to the end of the epoch).
@@ -73,4 +275,6 @@ def updates(
     """
     for block in feed.blocks(num, size, once=once):
         before()
-        yield line.send(run, feed, block)
+        sent = line.send(run, feed, block)
+        run.place.done += block.num
+        yield sent

@@ -1,6 +1,7 @@
 """What a trainer was given, and what is made of it when data come: batches, an executor, watchers."""
 
 import warnings
+import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -8,13 +9,15 @@ import keras
 
 from wholestep import arguments
 from wholestep.callbacks import CallbackRunner
+from wholestep.checkpoints.snapshot import Snapshot, leaves_of, put
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.engines import scope
-from wholestep.executor import Executor, Options
+from wholestep.executor import Executor
 from wholestep.model import compiled
 from wholestep.model.building import Builder
+from wholestep.model.findings import Findings
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective, leave_rows_out
 from wholestep.model.preprocess import (
@@ -25,7 +28,9 @@ from wholestep.model.preprocess import (
     preparation,
     strings_as_arrays,
 )
-from wholestep.run import Run
+from wholestep.program import Options
+from wholestep.run import Run, groups_of
+from wholestep.state import Variables
 from wholestep.tree import Tree
 
 
@@ -75,6 +80,8 @@ class Setup:
             None if optimizer is None else arguments.with_loss_scale(keras.optimizers.get(optimizer), model)
         )
         self._adopt_optimizer()
+        run.settle = weakref.WeakMethod(self._count_exactly)  # or they would keep each other alive
+        run.arrive = weakref.WeakMethod(self._arrive)
         arguments.check_optimizer(getattr(model, "optimizer", None))
 
     # ---- batches ----
@@ -141,13 +148,40 @@ class Setup:
         if self.executor is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
+            self.run.findings = self.run.findings if self.run.restored else Findings()
             self.executor, self._made_for = self._make(), made_for
+        if self.run.restored is not None and self.run.state is None:
+            self._put_back(self.executor, self.run.restored)
         return self.executor
+
+    def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
+        """Let the model hold the values of a snapshot; with an optimizer, so that a training may go on."""
+        optimizer = getattr(self.model, "optimizer", None)
+        if executor is not None and optimizer is not None and optimizer.built:
+            executor.put_back(self.run, snapshot)
+        elif self.model.built:
+            slots = optimizer.variables if optimizer is not None and optimizer.built else []
+            held = Variables(self.model.trainable_variables, slots, self.model.non_trainable_variables, [])
+            groups = {name: variables for name, variables in groups_of(held).items() if variables}
+            for name, arrays in leaves_of(snapshot, groups).items():
+                put(arrays, groups.get(name, []))
+            if executor is not None:  # which evaluates and predicts, and nothing more
+                self.run.restored = None
+
+    def _arrive(self) -> None:
+        assert self.run.restored is not None
+        self._put_back(self.executor, self.run.restored)
 
     def settle(self) -> None:
         """Make sure that the last update in hand was applied, as `Executor.settle`."""
         if self.executor is not None:
-            self.executor.settle(self.run)
+            self.executor.applied.settle(self.run)
+
+    def _count_exactly(self) -> int:
+        if self.executor is None:
+            return self.run.num_skipped
+        self.run.findings.why_no_xla = self.executor.engine.why_no_xla
+        return self.executor.applied.count_exactly(self.run)
 
     def _adopt_optimizer(self) -> None:
         """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
@@ -157,14 +191,19 @@ class Setup:
     def _make(self) -> Executor:
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
         if self.objective is not None:
-            pads = leave_rows_out(self._metrics)
-            return Executor(model, self.objective, optimizer, self._metrics, pads, self.options)
+            self._know(leave_rows_out(self._metrics))
+            return Executor(model, self.objective, optimizer, self._metrics, self.run.findings, self.options)
         if model.run_eagerly:
             warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=5)
         objective = CompiledObjective(model, self._metrics)
         metrics = [*compiled.metrics_of(model), *self._metrics]
-        pads = leave_rows_out(compiled.known_metrics(model, self._metrics))
-        return Executor(model, objective, optimizer, metrics, pads, self.options)
+        self._know(leave_rows_out(compiled.known_metrics(model, self._metrics)))
+        return Executor(model, objective, optimizer, metrics, self.run.findings, self.options)
+
+    def _know(self, pads: bool | None) -> None:
+        """Take note of whether every metric can be told to leave rows out, unless that has been tried."""
+        if self.run.findings.pads is None:
+            self.run.findings.pads = pads
 
     # ---- around ----
 

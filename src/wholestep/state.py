@@ -10,9 +10,9 @@ class State(NamedTuple):
     """What goes into an update and comes out of it, as the engine's own arrays.
 
     `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are the running sums of
-    the epoch, see `EpochSums`; empty before the first trace. `stopped` is 1 from the first update that was not applied
-    because it was not finite. `scratch` is room for `embeddings.rows.RowPlan.deduplicate`; its content does not matter.
-    `captured` are the values of `Forward.inputs`: read anew at every dispatch, never changed, not spent.
+    the epoch, see `EpochSums`; empty as long as the terms are not known. `stopped` is 1 from the first update that was
+    not applied because it was not finite. `scratch` is room for `embeddings.rows.RowPlan.deduplicate`; its content does
+    not matter. `captured` are the values of `Forward.inputs`: read anew at every dispatch, never changed, not spent.
     """
 
     params: Any

@@ -6,10 +6,12 @@ from contextlib import closing
 from functools import cached_property
 from typing import Any
 
+from wholestep.checkpoints.place import Place
+from wholestep.checkpoints.snapshot import Snapshot
 from wholestep.data.batches import Batches
 from wholestep.data.feed import Feed, Loaded
 from wholestep.executor import Executor
-from wholestep.report import Report
+from wholestep.reports.report import Report
 from wholestep.run import Run, updates
 from wholestep.safety.guards import Guard
 
@@ -55,27 +57,39 @@ class Step:
         return self._report.loss(0)
 
 
-def run_steps(executor: Executor, run: Run, batches: Batches, epochs: int, guard: Guard) -> Iterator[Step]:
+def run_steps(
+    executor: Executor, run: Run, batches: Batches, epochs: int, guard: Guard, resumed: Snapshot | None
+) -> Iterator[Step]:
     """Carry out one update after the other, for a loop of the user's own.
 
     The run takes the variables' values anew for every update, so `guard` is left in between, and any thread may use
     the trainer there.
+
+    Args:
+        resumed: the snapshot in the middle of which the loop goes on, if any.
     """
     feed = executor.feed(run, batches)
-    for _ in range(epochs):
+    for epoch in range(run.place.epoch, epochs):
         with guard:
-            executor.settle(run)
-            executor.begin_epoch(run)
-            executor.recount(run)
+            executor.applied.settle(run)
+            if resumed is None:
+                run.begin_epoch(epoch, batches.position)
+                executor.begin_epoch(run)
+            executor.applied.recount(run)
+            run.restored = None
+        if resumed is not None and batches.position[0] != run.place.began:  # its last update was the last one
+            resumed = None
+            continue
+        resumed = None
         unread: deque[Report] = deque()
         with closing(updates(executor, run, feed, None, lambda: 1)) as sent:
             try:
                 while True:
                     with guard:
-                        executor.settle(run)
-                        if executor.was_moved:
+                        executor.applied.settle(run)
+                        if executor.applied.was_moved:
                             _check_applied(executor, run, feed, unread, 0)
-                            executor.recount(run)
+                            executor.applied.recount(run)
                         report = next(sent, None)
                         _check_applied(executor, run, feed, unread, 0 if report is None else _MOST_UNREAD)
                     if report is None:
@@ -83,8 +97,9 @@ def run_steps(executor: Executor, run: Run, batches: Batches, epochs: int, guard
                     unread.append(report)
                     yield Step(report.first, *report.block.start, report)
             finally:
-                executor.note_skipped(run, unread)
+                executor.applied.note_skipped(run, unread)
         executor.meet(feed)
+    run.place = Place()
 
 
 class Logs(Mapping):
@@ -102,7 +117,7 @@ class Logs(Mapping):
     def _values(self) -> dict[str, Any]:
         report = self._report
         assert report is not None
-        self._executor.settle(self._run, report)
+        self._executor.applied.settle(self._run, report)
         if report.error is not None:
             raise report.error
         self._report = None  # which holds the batch
@@ -123,11 +138,13 @@ class Logs(Mapping):
 
 def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
     """Carry out one update on a batch in hand."""
+    if run.restored is not None:  # it was left inside of a call that does not go on
+        run.restored, run.place = None, Place()
     executor.begin_update_in_hand(run)
     feed = executor.feed(run, batches)
     assert isinstance(feed, Loaded)
-    report = executor.send(run, feed, feed.in_hand(executor.rows_to_fill))
-    executor.hand_over(run, report)
+    report = executor.send(run, feed, feed.in_hand(executor.planner.findings.rows_to_fill))
+    executor.applied.hand_over(run, report)
     return Logs(executor, run, report)
 
 
@@ -135,6 +152,6 @@ def _check_applied(executor: Executor, run: Run, feed: Feed, unread: deque[Repor
     """Look whether updates were applied: those that are done, and all but the last `most` of the others."""
     while unread and (len(unread) > most or unread[0].is_ready):
         report = unread.popleft()
-        if (failure := executor.note_failures(run, report)) is not None:
+        if (failure := executor.applied.note_failures(run, report)) is not None:
             feed.go_back(report.block, failure)
-            raise executor.failure(run, report, failure)
+            raise executor.applied.failure(run, report, failure)

@@ -8,12 +8,13 @@ import keras
 from wholestep import arguments
 from wholestep.data.batches import Batches
 from wholestep.evaluate import Look
-from wholestep.executor import Executor, Options
+from wholestep.executor import Executor
+from wholestep.explain import explain
 from wholestep.fit import Epochs, Validation, fit
 from wholestep.model import compiled
 from wholestep.model.objective import Objective
 from wholestep.passes import run_evaluation, run_prediction
-from wholestep.plan import explain
+from wholestep.program import Options
 from wholestep.run import Run
 from wholestep.safety.guards import Guard, check_process
 from wholestep.setup import Given, Setup
@@ -151,13 +152,12 @@ class Trainer:
         """
         arguments.check_epochs(epochs=epochs)
         batches = self._setup.ready_batches(data)
-        if not isinstance(data, Batches):
-            batches.seek(self.run.epochs)
+        with self._guard:
+            executor = self._setup.executor_to_train(batches)
+            executor.be_quiet(False)
+            resumed = self.run.resume("steps", batches, are_given=isinstance(data, Batches))
         with self.run.counting(batches):
-            with self._guard:
-                executor = self._setup.executor_to_train(batches)
-                executor.be_quiet(False)
-            yield from run_steps(executor, self.run, batches, epochs, self._guard)
+            yield from run_steps(executor, self.run, batches, epochs, self._guard, resumed)
         self._setup.finish()
 
     def update(self, batch: Tree) -> Mapping[str, Any]:
@@ -180,7 +180,7 @@ class Trainer:
         with self._guard:
             batches = self._setup.ready_batches(iter([batch]))
             executor = self._setup.executor_to_train(batches)
-            executor.recount(self.run)
+            executor.applied.recount(self.run)
             return run_update(executor, self.run, batches)
 
     # ---- without an update ----

@@ -153,11 +153,26 @@ class Batches:
             stream.restart()
             self.unused = []
         self.position = (epoch, 0)
-        for done in range(step):
-            try:
-                stream.draw(done)
-            except StopIteration:
-                raise _no_such_place(epoch, step, done) from None
+        if (done := stream.skip(step)) < step:
+            raise _no_such_place(epoch, step, done)
+
+    def run_forward(self, epoch: int, step: int) -> None:
+        """Go from the beginning to a position as whoever came there: all that changes on the way is changed again.
+
+        A data set is told of every epoch, as it may shuffle then; every pass of a stream is run through, as each may
+        come in another order.
+
+        Raises:
+            BatchError: there is no such position.
+        """
+        if isinstance(self.source, IndexedBatches):
+            self.source.run_forward(epoch, step)
+        if self._stream is None:
+            self.seek(epoch, step)
+        else:
+            self._stream.run_through(epoch)
+            self._run_to(self._stream, epoch, step)
+            self.position = (epoch, step)
 
     def rewind(self) -> None:
         """Go to the first batch of the first epoch; an iterator stays where it is."""
@@ -275,11 +290,6 @@ def sized(source: object, batch_size: int | None, **how: Any) -> Batches:
     """Return the batches of a source; the batch size is for those that are not ready-made."""
     batches = Batches(source, **how)
     return batches if batches.is_ready or batch_size is None else Batches(source, batch_size, **how)
-
-
-def in_sequence(source: object, batch_size: int | None) -> Batches:
-    """Return the batches of a source in their own order; the batch size is for those that are not ready-made."""
-    return sized(source, batch_size, shuffle=False)
 
 
 def kept(batches: Batches) -> Batches:

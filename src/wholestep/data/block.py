@@ -136,6 +136,18 @@ class Table(NamedTuple):
     placed: tuple
 
 
+class Known(NamedTuple):
+    """What feeds leave to the next ones.
+
+    Args:
+        tables: by the length of a program, its cut, and the rows of an update.
+        largest: by the shapes of a row, the most rows that a ready-made batch has had.
+    """
+
+    tables: dict[tuple[int, Cut, int], Table]
+    largest: dict[str, int]
+
+
 class Block(NamedTuple):
     """What one dispatch gets, finished: nothing of it is left to be decided.
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from wholestep import tree
-from wholestep.cut import Cut
 from wholestep.data.ahead import Ahead
 from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, Device, Plan, Planned, Table, share_out, stage
+from wholestep.data.block import Batch, Block, Device, Known, Plan, Planned, Table, share_out, stage
 from wholestep.data.sampler import FixedSize
 from wholestep.data.source import BatchStream
 from wholestep.data.stack import Drawn, stack, stacked_rows
@@ -116,12 +115,12 @@ class Loaded:
     With several processes, each loads only the rows that its own replicas work on, as soon as the plan is known.
 
     Args:
-        tables: those of other feeds, to be used and added to.
+        known: of other feeds, to be used and added to.
         why: the data do not stay on the device.
     """
 
     def __init__(
-        self, engine: Device, batches: Batches, plan: Plan, check: Check, tables: dict | None = None, why: str = ""
+        self, engine: Device, batches: Batches, plan: Plan, check: Check, known: Known | None = None, why: str = ""
     ):
         self.batches = batches
         self.where = f"Batches are loaded as they are needed{why and f' ({why})'}."
@@ -129,8 +128,7 @@ class Loaded:
         self._plan = plan
         self._check = check
         self._programs: dict[tuple[int, int], Planned] = {}  # by the rows of an update, full and real
-        self._tables: dict[tuple[int, Cut, int], Table] = {} if tables is None else tables
-        self._largest: dict[tuple, int] = {}
+        self._tables, self._largest = known or Known({}, {})
         self._is_open = False
 
     def blocks(self, num: int | None, size: Callable[[], int], *, once: bool = False) -> Iterator[Block]:
@@ -192,6 +190,8 @@ class Loaded:
     def _follows(self, batch: Batch, last: Batch, program: Planned) -> bool:
         """Whether an update is the next of its epoch, as long as the last, and of the same program."""
         if batch.start != last.end or batch.start[0] != last.start[0] or batch.num_rows != last.num_rows:
+            return False
+        if batch.signature != last.signature:  # whose plan may change the state, of which this block is made
             return False
         try:
             return self._planned(batch) is program
@@ -269,7 +269,7 @@ class Loaded:
 
     def _most_so_far(self, host: Tree, count: int) -> int:
         """Return the most rows that a ready-made batch of this shape has had."""
-        shape = tuple(leaf.shape[1:] for leaf in tree.leaves(host))
+        shape = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
         self._largest[shape] = max(self._largest.get(shape, 0), count)
         return self._largest[shape]
 
@@ -277,15 +277,16 @@ class Loaded:
 Feed = Resident | Loaded
 
 
-def open_feed(engine: Device, batches: Batches, limit: int, plan: Plan, check: Check, tables: dict) -> Feed:
+def open_feed(
+    engine: Device, batches: Batches, limit: int, plan: Plan, check: Check, known: Known | None = None
+) -> Feed:
     """Return a feed; arrays of at most `limit` bytes become resident."""
-    if batches.is_ready:
-        return Loaded(engine, batches, plan, check, tables, "they come ready-made")
-    if batches.arrays is None or batches.shapes:
-        return Loaded(
-            engine, batches, plan, check, tables, "of a few shapes" if batches.shapes else "rows come one by one"
-        )
-    if (size := tree.num_bytes(batches.arrays)) <= limit:
-        return Resident(engine, batches, plan, check)
-    why = f"arrays of {size / 2**20:.0f} MiB may not stay, beyond {limit / 2**20:.0f}"
-    return Loaded(engine, batches, plan, check, tables, why)
+    size = tree.num_bytes(batches.arrays)
+    reasons = {
+        "they come ready-made": batches.is_ready,
+        "of a few shapes": bool(batches.shapes),
+        "rows come one by one": batches.arrays is None,
+        f"arrays of {size / 2**20:.0f} MiB may not stay, beyond {limit / 2**20:.0f}": size > limit,
+    }
+    why = next((why for why, holds in reasons.items() if holds), None)
+    return Resident(engine, batches, plan, check) if why is None else Loaded(engine, batches, plan, check, known, why)

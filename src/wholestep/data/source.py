@@ -100,6 +100,14 @@ class IndexedBatches:
         """Tell the data set that an epoch begins."""
         self.batches.on_epoch_begin()
 
+    def run_forward(self, epoch: int, step: int) -> None:
+        """Tell the data set of all epochs before this one, and of this one if some of it is over."""
+        for _ in range(epoch):
+            self.begin_epoch()
+            self.end_epoch()
+        if step:
+            self.begin_epoch()
+
     def end_epoch(self) -> None:
         """Tell the data set that an epoch is over."""
         self.batches.on_epoch_end()

@@ -1,5 +1,7 @@
 """A stream as it runs: its batches are drawn one after the other, and the next one can be looked at before."""
 
+import contextlib
+import itertools
 from collections.abc import Iterator
 
 from wholestep.data.source import BatchStream
@@ -49,6 +51,22 @@ class Stream:
         except StopIteration:
             self.has_ended = True
             raise
+
+    def skip(self, num: int) -> int:
+        """Draw the first batches of an epoch; return how many there were, at most `num`."""
+        for done in range(num):
+            try:
+                self.draw(done)
+            except StopIteration:
+                return done
+        return num
+
+    def run_through(self, passes: int) -> None:
+        """Draw so many passes, each from its beginning to its end."""
+        for _ in range(passes):
+            with contextlib.suppress(StopIteration):
+                for step in itertools.count():
+                    self.draw(step)
 
     def peek(self, step: int) -> Tree | None:
         """Return the next batch, and keep it; None if there is none."""

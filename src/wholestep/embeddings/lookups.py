@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import keras
 from keras import ops
@@ -16,21 +16,32 @@ from wholestep.tree import Tensor
 _INT32 = 2**31 - 1
 
 
-@dataclass(eq=False)
-class Lookups:
-    """What an objective looks up in tables, in the order of its calls.
+@dataclass
+class Noted:
+    """What was asked for, table by table, in one call of an objective.
 
-    `groups` (the place in `counts` of each table; tables that are asked for the same rows share one), `counts` (how
-    many rows a microbatch asks for) and `reasons` (why a table must be had as a whole all the same; nothing if it need
-    not) are valid once `ids` has been called. Without tables there need be no engine.
+    Args:
+        calls: the row numbers of each lookup.
+        inside: the tables that were looked up inside of a loop, of which nobody outside can tell.
+    """
+
+    calls: list[list[Tensor]]
+    inside: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups:
+    """What an objective looks up in tables, in the order of its calls. Without tables there need be no engine.
+
+    Args:
+        groups: the place in `counts` of each table; tables that are asked for the same rows share one.
+        counts: how many rows a microbatch asks for.
     """
 
     tables: list[Table]
     engine: Engine | None = None
-    groups: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    _inside: set[int] = field(default_factory=set)
+    groups: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> list[int]:
@@ -43,39 +54,52 @@ class Lookups:
         return self.engine
 
     @contextmanager
-    def noting(self, noted: list[list[Tensor]], params: list) -> Iterator[None]:
-        """Note in `noted`, table by table, what is asked for; answer from the whole tables."""
-        frame, self._inside = self._verbs.frame() if self.tables else None, set()
+    def noting(self, params: list) -> Iterator[Noted]:
+        """Note what is asked for; answer from the whole tables."""
+        frame = self._verbs.frame() if self.tables else None
+        noted = Noted([[] for _ in self.tables])
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
-            if not self._verbs.is_traced_in(frame, ids):  # what a loop asks for cannot be told from outside of it
-                self._inside.add(number)
+            if not self._verbs.is_traced_in(frame, ids):
+                noted.inside.add(number)
             else:
-                noted[number].append(ids)
+                noted.calls[number].append(ids)
             return self._found(table, params[table.param], from_end(_whole(ids), table.num_rows))
 
         with self._instead(note):
-            yield
+            yield noted
 
-    def ids(self, noted: list[list[Tensor]], read: set[int], variables: Variables) -> list[Tensor]:
+    def ids(self, noted: Noted) -> list[Tensor]:
         """Return the row numbers that each group asked for, int32 (count,); negative ones count from the end."""
-        asked = [(t.num_rows, *map(id, calls)) for t, calls in zip(self.tables, noted, strict=True)]
-        distinct = list(dict.fromkeys(asked))
-        self.groups = [distinct.index(key) for key in asked]
-        self.reasons = [self._why_whole(number, noted[number], read, variables) for number in range(len(noted))]
+        asked = self._asked(noted)
         flat = []
-        for key in distinct:
-            calls = noted[asked.index(key)]
+        for key in dict.fromkeys(asked):
+            calls = noted.calls[asked.index(key)]
             flat.append(ops.concatenate([_narrow(ids) for ids in calls]) if calls else ops.zeros((0,), "int32"))
-        self.counts = [ids.shape[0] for ids in flat]
         return flat
 
-    def _why_whole(self, number: int, calls: list[Tensor], read: set[int], variables: Variables) -> str:
+    def learned(self, noted: Noted, read: set[int], variables: Variables) -> tuple["Lookups", list[str]]:
+        """Return the same with groups and counts, and for each table why it must be had as a whole all the same.
+
+        Args:
+            read: the ids of the variables that were read.
+        """
+        asked = self._asked(noted)
+        distinct = list(dict.fromkeys(asked))
+        reasons = [self._why_whole(number, noted, read, variables) for number in range(len(self.tables))]
+        counts = tuple(ids.shape[0] for ids in self.ids(noted))
+        return replace(self, groups=tuple(distinct.index(key) for key in asked), counts=counts), reasons
+
+    def _asked(self, noted: Noted) -> list[tuple[int, ...]]:
+        """Return what tells tables apart that are not asked for the same rows."""
+        return [(t.num_rows, *map(id, calls)) for t, calls in zip(self.tables, noted.calls, strict=True)]
+
+    def _why_whole(self, number: int, noted: Noted, read: set[int], variables: Variables) -> str:
         reasons = {
-            "it is looked up inside a loop": number in self._inside,
+            "it is looked up inside a loop": number in noted.inside,
             "it is used other than by looking up": id(variables.params[self.tables[number].param]) in read,
-            "nothing is looked up in it": not any(math.prod(ids.shape) for ids in calls),
+            "nothing is looked up in it": not any(math.prod(ids.shape) for ids in noted.calls[number]),
         }
         return next((why for why, holds in reasons.items() if holds), "")
 

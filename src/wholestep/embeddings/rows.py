@@ -8,7 +8,7 @@ update does not grow with the table.
 Reads private attributes of `keras.layers.Embedding` and of the optimizers that are named here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import keras
 from keras import ops
@@ -76,13 +76,16 @@ class RowPlan:
 
     Args:
         lookups: what a microbatch looks up.
-        counts: how many rows a microbatch asks for, by group, at most.
         optimizer: the optimizer, with the rows in hand in place of the tables.
     """
 
     lookups: Lookups
-    counts: list[int] = field(default_factory=list)
     optimizer: Optimizer | None = None
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many rows a microbatch asks for, by group, at most."""
+        return self.lookups.counts
 
     @property
     def tables(self) -> list[Table]:

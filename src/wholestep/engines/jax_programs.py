@@ -21,6 +21,7 @@ class JaxPrograms:
     """
 
     always_xla = False  # nobody can ask for what there is no other way than
+    why_no_xla = ""  # there is no other way
     loops_once = True  # XLA on CPU hands small kernels to threads, but not in a loop: half the time (measured)
 
     def __init__(self, layout: MeshLayout | None, processes: Processes):

@@ -71,6 +71,14 @@ class Engine(Protocol):
         """True if an update that is sent alone is best compiled as a loop too."""
 
     @property
+    def why_no_xla(self) -> str:
+        """The words say why XLA compiles no more programs, where there is another way; none if it does."""
+
+    @why_no_xla.setter
+    def why_no_xla(self, why: str) -> None:
+        """XLA compiles no more programs, unless there are no words."""
+
+    @property
     def freezes_reads(self) -> bool:
         """True if a variable that a function reads is a constant of the program."""
 

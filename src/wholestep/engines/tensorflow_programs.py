@@ -23,7 +23,7 @@ class TensorflowPrograms:
     def __init__(self, model: keras.Model | None, replicas: Replicas | None, jit_compile: bool | str):
         self.replicas = replicas
         self.compilations = 0
-        self.always_xla, self._why_no_xla = choose_xla(model, jit_compile)
+        self.always_xla, self.why_no_xla = choose_xla(model, jit_compile)
         self._with_xla: list = []
 
     @property
@@ -46,7 +46,7 @@ class TensorflowPrograms:
         graph = tf.function(function, autograph=False).get_concrete_function(*specs)
         if self.replicas is not None:
             return graph
-        if not repeats or self._why_no_xla:
+        if not repeats or self.why_no_xla:
             return FlatCall(graph)
         if not self.always_xla and is_not_for_xla(graph):
             return FlatCall(graph)
@@ -55,9 +55,9 @@ class TensorflowPrograms:
             compiled = again.get_concrete_function(*specs)
             compiled(*examples)
         except (tf.errors.OpError, ValueError, NotImplementedError) as error:
-            self._why_no_xla = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
+            self.why_no_xla = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
             if self.always_xla:
-                warnings.warn(f"jit_compile=True has no effect: {self._why_no_xla}.", UserWarning, stacklevel=2)
+                warnings.warn(f"jit_compile=True has no effect: {self.why_no_xla}.", UserWarning, stacklevel=2)
             return FlatCall(graph)
         self._with_xla.append(FlatCall(compiled))
         return self._with_xla[-1]
@@ -66,7 +66,7 @@ class TensorflowPrograms:
         """Return how a program is carried out, in plain words."""
         if any(program is compiled for compiled in self._with_xla):
             return "XLA compiles it."
-        return f"TensorFlow runs it without XLA: {self._why_no_xla}." if self._why_no_xla else ""
+        return f"TensorFlow runs it without XLA: {self.why_no_xla}." if self.why_no_xla else ""
 
     def memory(self, program: Callable) -> int | None:
         """Return None: TensorFlow does not tell what a program needs before it runs."""

@@ -8,7 +8,6 @@ regularisers add up to is found by cutting four rows into two and two.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import keras
@@ -19,70 +18,12 @@ from wholestep import tree
 from wholestep.data.block import Batch
 from wholestep.engines.protocol import Engine
 from wholestep.model.compiled import layers
+from wholestep.model.findings import Coupling
 from wholestep.model.forward import Forward, Rows
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _ROWS = 4
-
-
-@dataclass(frozen=True)
-class Coupling:
-    """What the probe found.
-
-    Args:
-        couples: a row's value depends on the other rows.
-        moves: the forward pass moves floating state, such as moving statistics.
-        whole: a loss or a metric came as one number.
-        extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or "whole" (not at all).
-        unknown: other rows' values could not be moved either, so nothing is known.
-        keeps: a layer keeps a state for every row of a whole batch (`stateful=True`), and takes no other number.
-    """
-
-    couples: bool = False
-    moves: bool = False
-    whole: bool = False
-    extra: str = "none"
-    unknown: bool = False
-    keeps: bool = False
-
-    @property
-    def cut_is_exact(self) -> bool:
-        """Whether any cut of the batch gives the same update."""
-        return self.cut_is_possible and not (self.couples or self.moves or self.unknown)
-
-    @property
-    def cut_is_possible(self) -> bool:
-        """Whether a cut has a meaning at all, if another one than the whole batch's."""
-        return not (self.whole or self.keeps or self.extra == "whole")
-
-    @property
-    def padding_is_exact(self) -> bool:
-        """Whether rows of weight 0 change nothing."""
-        return self.cut_is_exact and self.extra == "none"
-
-    @property
-    def why(self) -> str:
-        """Why the batch may not be cut, in plain words."""
-        reasons = {
-            "the rows of a batch see each other (as in BatchNormalization)": self.couples and self.moves,
-            "the rows of a batch see each other, in a layer or in the loss": self.couples and not self.moves,
-            "the forward pass moves statistics of the batch": self.moves and not self.couples,
-            "whether the rows see each other could not be found out from these rows": self.unknown,
-            "a loss or metric came as one number instead of one per row": self.whole,
-            "a loss from add_loss is neither a sum nor a mean over rows": self.extra == "whole",
-            "a stateful layer keeps a state for every row of the whole batch": self.keeps,
-        }
-        return "; ".join(reason for reason, holds in reasons.items() if holds)
-
-    @property
-    def cut_means(self) -> str:
-        """What cutting such a batch means, in plain words."""
-        meets = "each row meets only the rows of its own microbatch"
-        moves = "moving statistics move once per update, by the mean over the microbatches"
-        known = f"If they do, {meets}." if self.unknown else f"{meets.capitalize()}."
-        sentences = {known: self.couples or self.unknown, f"{moves.capitalize()}.": self.moves}
-        return " ".join(sentence for sentence, holds in sentences.items() if holds)
 
 
 def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupling:
@@ -107,8 +48,8 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
         is_float and not np.array_equal(old, new)
         for is_float, old, new in zip(forward.variables.floats, before, one.buffers, strict=True)
     )
-    whole = forward.has_whole
-    extra = _extra(run, first, size, one) if forward.has_extra else "none"
+    whole = forward.facts.has_whole
+    extra = _extra(run, first, size, one) if forward.facts.has_extra else "none"
     return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()))
 
 
@@ -130,7 +71,7 @@ def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: 
 
     def after(state: State, parts: list) -> tuple[list, list]:
         def update(metrics: list, batch: Tree) -> list:
-            return forward.sums(engine.params(state), state.buffers, metrics, (), batch, None).metrics
+            return forward.sums(engine.params(state), state.buffers, metrics, None, batch, None).metrics
 
         one, two = (update(state.metrics, part) for part in parts)
         both = update(one, parts[1])

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.batches import Batches, in_sequence, sized
+from wholestep.data.batches import Batches, sized
 from wholestep.data.leaves import is_nest_of_arrays, to_numpy, without_none
 from wholestep.errors import SpecificationError, message
 from wholestep.model.compiled import is_overridden, unpack
@@ -69,7 +69,7 @@ def open_in_sequence(source: object, batch_size: int | None, prepare: Prepare | 
     if isinstance(source, Batches) or (prepare is not None and is_nest_of_arrays(strings_as_arrays(source))):
         how = {} if isinstance(source, Batches) else {"shuffle": False}
         return open_prepared(source, batch_size, prepare, **how)
-    batches = in_sequence(source, batch_size)
+    batches = sized(source, batch_size, shuffle=False)
     return batches if prepare is None else Prepared(batches, prepare)
 
 
@@ -123,6 +123,10 @@ class Prepared(Batches):
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go to a position, as `Batches.seek`."""
         self._batches.seek(epoch, step)
+
+    def run_forward(self, epoch: int, step: int) -> None:
+        """Go to a position from the beginning, as `Batches.run_forward`."""
+        self._batches.run_forward(epoch, step)
 
     def in_order(self) -> Batches:
         """Return the same batches in one order, prepared."""

@@ -157,3 +157,37 @@ def ratio(high: Tensor, low: Tensor) -> Tensor:
 def as_tensor(value: Tensor) -> Tensor:
     """Return a number as a tensor. Keras takes TensorFlow's variables for such, and reads them out of their scope."""
     return ops.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)
+
+
+def checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
+    """Return the terms of an objective, each with one value per row."""
+    return {k: t if isinstance(t, Whole) else check(t, _label(k), num_rows) for k, t in terms.items()}
+
+
+def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
+    """Refuse values whose second axis grows with the rows: labels (rows,) against predictions (rows, 1) make them."""
+    for label, term in shorter.items():
+        if term.values.shape[1] == num_rows - 1:
+            raise SpecificationError(
+                message(
+                    f"The values of {_label(label)} must be one per row; shape (rows, rows) is what labels of shape "
+                    "(rows,) make against predictions of shape (rows, 1).",
+                    f"values of shape {(num_rows, num_rows)}",
+                    "give labels and predictions the same rank; for a loss over pairs, sum over the second axis.",
+                )
+            )
+
+
+def by_row(term: Term) -> tuple[Tensor, Tensor]:
+    """Return (values, weights) of every row, both (rows,)."""
+    if isinstance(term, Whole):
+        return term.values[None], ops.ones((1,))
+    values, weights = term.values, term.weights
+    weights = ops.ones_like(values) if weights is None else weights
+    axes = tuple(range(1, len(values.shape)))
+    others = tuple(range(1, len(weights.shape)))
+    return ops.sum(values, axis=axes), ops.sum(ops.cast(weights, values.dtype), axis=others)
+
+
+def _label(name: str) -> str:
+    return f"term {name!r}" if name else "the loss"

@@ -8,7 +8,8 @@ import numpy as np
 from wholestep.data.block import Block
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError
-from wholestep.sums import ReportLayout, shown
+from wholestep.reports.layout import ReportLayout
+from wholestep.sums import shown
 from wholestep.tree import Tensor
 from wholestep.update import APPLIED, OWN_LOSS
 

@@ -8,7 +8,7 @@ from wholestep.embeddings.rows import Lookups
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError, message
 from wholestep.model.terms import Mean
-from wholestep.report import Report
+from wholestep.reports.report import Report
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 from wholestep.update import Update
@@ -20,14 +20,15 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
     Args:
         state: the one before it.
     """
-    engine, forward, block, number = update.engine, update.forward, report.block, report.first + i
+    engine, block, number = update.engine, report.block, report.first + i
+    forward = block.program.forward
     names, cut = block.names(i), block.program.cut
     count = len(names)
 
     def by_row(state: State, data: Tree, rows: Tensor) -> tuple:
         pieces = [engine.batch(data, rows[start : start + size]) for start, size in cut.pieces]
         batch = tree.map_leaves(lambda *leaves: keras.ops.concatenate(leaves)[:count], *pieces)
-        lookups = Lookups(update.tables, engine)
+        lookups = Lookups(update.row_planner.tables, engine)
         found = forward.rows(engine.params(state), state.buffers, state.metrics, batch, lookups=lookups)
         return found, look(engine, forward.variables, state)
 
@@ -40,7 +41,7 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
         name = f"term {label!r}" if label else "the loss"
         if rows_of_term.size:
             reasons.append(f"{name} is not finite in rows {_few(_numbers(names, rows_of_term))}")
-        elif forward.facts[label].kind is Mean and np.sum(weights) == 0:
+        elif forward.facts.terms[label].kind is Mean and np.sum(weights) == 0:
             reasons.append(f"the weights of {name} sum to zero")
     reasons = reasons or ["the gradient is not finite, though every row's loss is"]
     attempt = 'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").'

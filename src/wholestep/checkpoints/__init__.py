@@ -1,0 +1,1 @@
+"""Taking a run out of a process, and putting it back into another."""

@@ -1,0 +1,58 @@
+"""Where a call and its data stand, and what else goes with a run."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Keeps(Protocol):
+    """Whatever goes with a run: callbacks, and what a loop of one's own has."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return nested numbers, words and arrays."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+@dataclass
+class Place:
+    """Where a call of `fit` or `steps` stands.
+
+    Args:
+        call: which of them; nothing between calls.
+        epoch: the call's epoch.
+        done: how many updates of it have been carried out.
+        began: the epoch of the data in which it began.
+        logs: what callbacks are told at its end, once all its updates and its validation have been carried out.
+        told: how many callbacks have been told so.
+        latest: the numbers of the last update, where a snapshot was taken after it.
+    """
+
+    call: str = ""
+    epoch: int = 0
+    done: int = 0
+    began: int = 0
+    logs: dict[str, Any] | None = None
+    told: int = 0
+    latest: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DataPlace:
+    """Where the data of a run stand.
+
+    Args:
+        position: the epoch and the number of the next batch in it.
+        largest: by the shapes of a row, the most rows that a ready-made batch has had.
+        num_batches: the batches of an epoch, if that is known.
+    """
+
+    position: tuple[int, int] = (0, 0)
+    largest: dict[str, int] = field(default_factory=dict)
+    num_batches: int | None = None
+
+    @classmethod
+    def of_json(cls, facts: dict[str, Any]) -> "DataPlace":
+        """Return what was made JSON of."""
+        epoch, step = facts["position"]
+        return cls((int(epoch), int(step)), facts["largest"], facts["num_batches"])

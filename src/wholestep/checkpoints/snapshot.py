@@ -1,0 +1,129 @@
+"""A snapshot: numpy arrays by name, and JSON. Whatever is kept of a run is one of the two."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep.errors import SpecificationError, message
+
+_ARRAY = "array"  # {"array": name} stands in the JSON for an array
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where a training stood, as values that any file format can hold.
+
+    Args:
+        arrays: by name, such as "params/0".
+        facts: what `json.dumps` takes; numbers that are not finite are Python's.
+    """
+
+    arrays: dict[str, np.ndarray]
+    facts: dict[str, Any]
+
+
+def taken_apart(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    """Return nested numbers, words and arrays as JSON, the arrays being put into `arrays`, each under a name.
+
+    >>> arrays = {}
+    >>> taken_apart({"wait": 2, "best_weights": [np.ones(2)]}, "stop", arrays)
+    {'wait': 2, 'best_weights': [{'array': 'stop/best_weights/0'}]}
+    >>> put_together(_, arrays)
+    {'wait': 2, 'best_weights': [array([1., 1.])]}
+
+    Raises:
+        SpecificationError: something is neither.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        _check_keys(value, name)
+        return {key: taken_apart(each, f"{name}/{key}", arrays) for key, each in value.items()}
+    if isinstance(value, Sequence):
+        return [taken_apart(each, f"{name}/{i}", arrays) for i, each in enumerate(value)]
+    array = np.array(value)
+    if array.dtype == object:
+        must = "What is kept must be numbers, words and arrays, in dicts and lists."
+        raise SpecificationError(
+            message(must, f"{type(value).__name__} as {name}", "leave it out of what is logged and kept.")
+        )
+    arrays[name] = array
+    return {_ARRAY: name}
+
+
+def put_together(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Return what `taken_apart` took apart, with lists for all sequences."""
+    if isinstance(value, dict):
+        if set(value) == {_ARRAY}:
+            array = arrays[value[_ARRAY]]
+            return array if array.ndim else array[()]
+        return {key: put_together(each, arrays) for key, each in value.items()}
+    return [put_together(each, arrays) for each in value] if isinstance(value, list) else value
+
+
+def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) -> dict[str, list[np.ndarray]]:
+    """Return the arrays of a snapshot by groups, those of these Keras variables and those of the epoch.
+
+    Raises:
+        SpecificationError: they are of other variables: another number of them, other shapes, other names.
+    """
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in ("sums", "running", *groups)}
+    for name, held in kept.items():
+        while (array := snapshot.arrays.get(f"{name}/{len(held)}")) is not None:
+            held.append(array)
+    for name, variables in groups.items():
+        known = [(plain(v.path), tuple(v.shape)) for v in variables]
+        paths = snapshot.facts["paths"][name]
+        given = [(plain(path), array.shape) for path, array in zip(paths, kept[name], strict=True)]
+        given = given[: len(known)] if name == "buffers" else given  # what an objective assigns besides is found later
+        if known != given:
+            differing = [f"{one} and {two}" for one, two in zip(given, known, strict=False) if one != two][:3]
+            received = "; ".join(differing) or f"{len(given)} in the snapshot, {len(known)} here"
+            must = f"A snapshot must be of the same model and optimizer ({name})."
+            raise SpecificationError(message(must, received, "build and compile them as they were."))
+    return kept
+
+
+def put(kept: list[np.ndarray], variables: list[keras.Variable]) -> None:
+    """Let variables hold these arrays, of which there may be more than variables.
+
+    Engines keep seeds and counters in integers of other sizes; their values fit in all of them.
+    """
+    for variable, array in zip(variables, kept, strict=False):
+        variable.assign(array.astype(_dtype(variable)))
+
+
+def claimed(left: list[tuple[str, np.ndarray]], variables: list[keras.Variable]) -> list[tuple[str, np.ndarray]]:
+    """Let each of these variables hold the first array of its path and shape; return the arrays that nobody takes."""
+    for variable in variables:
+        like = plain(variable.path), tuple(variable.shape)
+        i = next((i for i, (path, array) in enumerate(left) if (plain(path), array.shape) == like), None)
+        if i is not None:
+            put([left[i][1]], [variable])
+            left = left[:i] + left[i + 1 :]
+    return left
+
+
+def _dtype(variable: keras.Variable) -> np.dtype:
+    """Return numpy's own name for the dtype of a variable, or, of one that numpy lacks, the array library's."""
+    return keras.ops.convert_to_numpy(keras.ops.zeros((), variable.dtype)).dtype
+
+
+def plain(path: str) -> str:
+    """Return a variable's path without the numbers by which Keras tells equal names of one process apart.
+
+    >>> plain("adam_2/sequential_3_dense_12_kernel_momentum")
+    'adam/sequential_dense_kernel_momentum'
+    """
+    return re.sub(r"_\d+(?=[/_]|$)", "", path)
+
+
+def _check_keys(value: Mapping, name: str) -> None:
+    strange = [key for key in value if not isinstance(key, str)]
+    if strange or set(value) == {_ARRAY}:
+        must = f"The names in what is kept must be words, and not {_ARRAY!r} alone."
+        raise SpecificationError(message(must, f"{strange or [_ARRAY]} in {name}", "str(key)."))

@@ -1,0 +1,99 @@
+"""Which rows of embedding tables an update touches: found out by a trace, looked up before the first gradient."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from keras import ops
+
+from wholestep.cut import Cut
+from wholestep.embeddings.lookups import Lookups
+from wholestep.embeddings.rows import RowPlan, find, for_rows, worth_it
+from wholestep.embeddings.tables import TableRows
+from wholestep.engines.protocol import Engine
+from wholestep.microbatches import buffers_of, over
+from wholestep.model.forward import Forward
+from wholestep.state import State
+from wholestep.tree import Tensor, Tree
+
+
+class RowPlanner:
+    """Plans which rows of its model's embedding tables an update touches.
+
+    Args:
+        forward: the objective, with what is known of it.
+    """
+
+    def __init__(self, engine: Engine, forward: Forward):
+        self._engine = engine
+        self._forward = forward
+        self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables, engine.is_split)
+
+    def scratch(self) -> np.ndarray | tuple[()]:
+        """Return the scratch that the tables need, see `wholestep.embeddings.rows.RowPlan.deduplicate`."""
+        num = sum(table.num_rows for table in self.tables)
+        return np.zeros((num,), np.int32) if num else ()
+
+    def plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
+        """Find out which tables an update need not touch as a whole; return that, and for the others why not."""
+        variables, tables, reasons = self._forward.variables, self.tables, dict(self._wholes)
+        rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
+        while tables:
+            lookups, found = self._learned(Lookups(tables, self._engine), state, data, rows)
+            counts, kept = [cut.num_microbatches * lookups.counts[g] for g in lookups.groups], []
+            for table, count, why in zip(tables, counts, found, strict=True):
+                path = variables.params[table.param].path
+                if why:
+                    reasons[path] = why
+                elif not worth_it(count, table):
+                    reasons[path] = f"an update looks up {count} of its {table.num_rows} rows"
+                else:
+                    kept.append(table)
+            if len(kept) == len(tables):
+                return RowPlan(lookups, for_rows(self._engine.optimizer, tables, counts, variables)), reasons
+            tables = kept
+        return RowPlan(Lookups([])), reasons
+
+    def _learned(self, lookups: Lookups, state: State, data: Tree, rows: Tensor) -> tuple[Lookups, list[str]]:
+        found: list[tuple[Lookups, list[str]]] = []
+
+        def look_up(params: list, buffers: list, metrics: list, captured: list, data: Tree, rows: Tensor) -> Tensor:
+            batch = self._engine.batch(data, rows)
+            found.append(self._forward.lookups(params, buffers, metrics, captured, batch, lookups=lookups))
+            return rows
+
+        captured = self._forward.captured_in(state)
+        self._engine.shapes(look_up, self._engine.params(state), state.buffers, state.metrics, captured, data, rows)
+        return found[-1]
+
+    def look_up(self, cut: Cut, row_plan: RowPlan) -> Callable:
+        """Return the function (params, state, data, rows) -> the row numbers that the whole batch looks up, by group.
+
+        The row numbers depend on the batch alone, mostly: then the compiler drops the forward pass.
+        """
+        engine = self._engine
+        ids_of = engine.traced(partial(self._forward.ids, lookups=row_plan.lookups))
+
+        def look_up(params: list, state: State, data: Tree, rows: Tensor) -> list[Tensor]:
+            if not row_plan.tables:
+                return []
+            if cut.num_microbatches == 1:
+                values = params, state.buffers, state.metrics, state.captured
+                return ids_of(*values, engine.batch(data, rows))
+
+            def note(noted: list, piece: tuple) -> list:
+                rows, first, number = piece
+                buffers, batch = buffers_of(self._forward.variables.seeds, state, first), engine.batch(data, rows)
+                ids = ids_of(params, buffers, state.metrics, state.captured, batch)
+                starts = [number * count for count in row_plan.counts]
+                return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
+
+            none = [ops.zeros((cut.num_microbatches * count,), "int32") for count in row_plan.counts]
+            return over(engine, cut, note, none, rows)
+
+        return look_up
+
+    def in_hand(self, params: list, touched: list[TableRows]) -> list:
+        """Return the parameters, with the rows that are touched in place of their tables."""
+        rows = {t.table.param: t.rows for t in touched}
+        return [self._engine.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)]

@@ -1,0 +1,67 @@
+"""How updates are carried out, in plain words."""
+
+from wholestep.cut import Cut
+from wholestep.engines.protocol import Engine
+from wholestep.plan import Planner
+
+
+def explain(planner: Planner, sharded: list[str], data: str) -> str:
+    """Return how an update is carried out, in plain words.
+
+    Args:
+        sharded: the variables that no device holds whole.
+        data: where the data are, in words.
+    """
+    engine, coupling, program = planner.engine, planner.findings.coupling, list(planner.programs.values())[-1]
+    cut = program.cut
+    parts = " and ".join(f"{num} x {size} rows" for num, size in cut.sections)
+    several = len(planner.programs)
+    lines = [
+        *([f"{several} programs for updates of several shapes; the last one made:"] if several > 1 else []),
+        f"One update takes {cut.rows} rows"
+        + (f" in {cut.num_microbatches} microbatches ({parts})." if cut.num_microbatches > 1 else " at once."),
+        *_spread(cut, engine),
+        _padding(cut, planner.pads_short),
+        *([data] if data else []),
+        f"Up to {program.length} updates go to the device in one dispatch ({engine.name})."
+        if program.length > 1
+        else f"Each update is a dispatch of its own ({engine.name}).",
+    ]
+    lines += [program.how] if program.how else []
+    if sharded:
+        lines.append(f"Sharded, never gathered for the update: {', '.join(sharded)}.")
+    if program.memory is not None:
+        needs, limit = program.memory / 2**20, planner.limit / 2**20
+        lines.append(f"The program needs {needs:.1f} MiB beside the data and the weights, of {limit:.0f} it may use.")
+    lines += program.tables
+    if coupling is not None:
+        lines.append(
+            "Cutting changes nothing in this model." if coupling.cut_is_exact else f"Not cut freely: {coupling.why}."
+        )
+    return "\n".join(lines)
+
+
+def _spread(cut: Cut, engine: Engine) -> list[str]:
+    """Return how the rows are spread over hosts and replicas, if they are."""
+    replicas, hosts = engine.num_replicas, engine.processes.count
+    if replicas == 1:
+        return []
+    shares = " and ".join(f"{num} microbatches x {-(-size // replicas)} rows" for num, size in cut.sections)
+    many = f"{hosts} {'host' if hosts == 1 else 'hosts'} x {replicas / hosts:g} replicas"
+    lines = [f"{cut.places} places = {many} x {shares}."]
+    if cut.split:
+        return [*lines, "Each replica sums over its own rows; the sums of all go over the wire once an update."]
+    return [*lines, "Arrays are global: every replica sees the statistics of all rows."]
+
+
+def _padding(cut: Cut, pads_short: bool | None) -> str:
+    extra = cut.places - cut.rows
+    lines = [f"The last {extra} places are padding of weight 0."] if extra else []
+    if not cut.padded:
+        return "".join(lines) or "No row is padding."
+    shorter = {
+        True: "Shorter batches are filled up with rows of weight 0.",
+        False: "Shorter batches run in their own shape, as padding would count.",
+        None: "Whether shorter batches can be filled up with rows of weight 0 is tried when one comes.",
+    }
+    return " ".join([*lines, shorter[pads_short]])

@@ -1,0 +1,123 @@
+"""The microbatches of an update: which rows each has, what folding begins with, and what each adds."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from wholestep.cut import Cut
+from wholestep.engines.protocol import Engine
+from wholestep.model.facts import TraceFacts
+from wholestep.model.forward import Outcome
+from wholestep.state import State
+from wholestep.tree import Tensor, Tree
+
+
+class Totals(NamedTuple):
+    """What is carried from microbatch to microbatch; every part is a plain sum."""
+
+    grads: list
+    sums: dict
+    extra: Tensor
+    buffers: list
+    metrics: list
+    assigned: list
+
+
+def over(engine: Engine, cut: Cut, function: Callable, carry: Tree, rows: Tensor) -> Tree:
+    """Fold a function of (carry, (rows of a microbatch, place of its first row, its number)) over all of them."""
+    start = done = 0
+    for num, size in cut.sections:
+        pieces = ops.reshape(rows[start : start + num * size], (num, size))
+        firsts = np.arange(start, start + num * size, size, dtype=np.int32)
+        numbers = np.arange(done, done + num, dtype=np.int32)
+        places = (ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers))
+        carry = engine.fold(function, carry, (pieces, *places), num)
+        start, done = start + num * size, done + num
+    return carry
+
+
+def nothing(facts: TraceFacts, params: list, state: State) -> Totals:
+    """Return what folding begins with."""
+    grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
+    zero = ops.zeros((), keras.config.floatx())
+    sums = dict.fromkeys(facts.terms, (zero, zero))
+    assigned = [ops.zeros_like(params[i]) for i in facts.assigned]
+    return Totals(grads, sums, zero, [ops.zeros_like(b) for b in state.buffers], state.metrics, assigned)
+
+
+def add(floats: list[bool], total: Totals, grads: list, outcome: Outcome, buffers: list, share: Tensor) -> Totals:
+    """Return the totals with what one microbatch adds, whose rows are such a share of the update's."""
+    return Totals(
+        [old + ops.cast(new, old.dtype) for old, new in zip(total.grads, grads, strict=True)],
+        {k: (total.sums[k][0] + v, total.sums[k][1] + w) for k, (v, w) in outcome.sums.items()},
+        total.extra + outcome.extra,
+        _buffer_moves(floats, total.buffers, outcome.buffers, buffers, share),
+        outcome.metrics,
+        [old + ops.cast(share, old.dtype) * new for old, new in zip(total.assigned, outcome.assigned, strict=True)],
+    )
+
+
+def weights_of_rows(engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
+    """Return the weights of the rows that `engine.batch` returns; None if all weigh 1."""
+    if not cut.padded:
+        return None
+    is_real = first + ops.arange(size, dtype="int32") < count
+    return engine.replica_slice(ops.cast(is_real, keras.config.floatx()))
+
+
+def extra_share(cut: Cut, size: int) -> float:
+    """Return what the other losses on so many rows count for."""
+    is_part = cut.num_microbatches > 1 or cut.split
+    return size / cut.rows if cut.extra == "mean" and is_part else 1.0
+
+
+def buffers_of(seeds: list[bool], state: State, first: Tensor) -> list:
+    """Every microbatch starts from the same buffers, but draws from seeds of its own."""
+    return [
+        b + ops.cast(ops.stack([first, ops.zeros_like(first)]), b.dtype) * ops.cast(1000003, b.dtype) if is_seed else b
+        for b, is_seed in zip(state.buffers, seeds, strict=True)
+    ]
+
+
+def _buffer_moves(floats: list[bool], moves: list, after: list, before: list, share: Tensor) -> list:
+    """Moving statistics move by the rows' mean of what each microbatch would; counters and seeds move once."""
+    return [
+        move + ops.cast(share, move.dtype) * (a - b) if is_float else _apart(a, b)
+        for move, a, b, is_float in zip(moves, after, before, floats, strict=True)
+    ]
+
+
+def _apart(after: Tensor, before: Tensor) -> Tensor:
+    """How far a buffer has moved; of truth values, whether it has."""
+    return ops.logical_xor(after, before) if _is_bool(before) else after - before
+
+
+def moved(before: Tensor, move: Tensor) -> Tensor:
+    """Return a buffer that has moved so far."""
+    return ops.logical_xor(before, move) if _is_bool(before) else before + move
+
+
+def _is_bool(value: Tensor) -> bool:
+    return keras.backend.standardize_dtype(value.dtype) == "bool"
+
+
+def _accumulator(dtype: object) -> str:
+    """Gradients of microbatches are added in float32 or wider, whatever the parameters are kept in."""
+    return "float64" if "float64" in str(dtype) else "float32"
+
+
+def row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
+    """Return the part of the update's rows that lies in this microbatch."""
+    if not cut.padded:
+        return ops.full((), size / cut.rows, keras.config.floatx())
+    inside = ops.clip(count - first, 0, size)
+    return ops.cast(inside, keras.config.floatx()) / ops.cast(count, keras.config.floatx())
+
+
+def section(values: Tensor, number: Tensor, cut: Cut) -> Tensor:
+    """Return what belongs to one microbatch of values that were noted for all of them."""
+    size = values.shape[0] // cut.num_microbatches
+    return ops.slice(values, [number * size], [size])

@@ -1,0 +1,103 @@
+"""What tracing an objective tells: noted while it is traced, a frozen value from then on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import keras
+
+from wholestep.errors import SpecificationError, message
+from wholestep.model.objective import Reading
+from wholestep.model.terms import Term, Whole
+from wholestep.state import Variables
+
+
+@dataclass(frozen=True)
+class TermFact:
+    """What tracing the objective told of one term."""
+
+    kind: type
+    coefficient: float
+    counts: bool
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What is known of an objective; of one that nobody has traced, nothing.
+
+    Args:
+        terms: by label, in order.
+        has_extra: whether `add_loss` or an activity regulariser spoke.
+        has_whole: whether a loss or metric came as one number.
+        is_complete: whether the terms are the whole loss, see `Reading`.
+        moves_buffers: whether variables that are no parameters are assigned.
+        assigned: the places of the parameters that the forward pass assigns, where the engine keeps such assignments.
+        captured: variables that the objective reads, but the trainer does not own (of another model, or alone).
+    """
+
+    terms: Mapping[str, TermFact] = field(default_factory=dict)
+    has_extra: bool = False
+    has_whole: bool = False
+    is_complete: bool = False
+    moves_buffers: bool = False
+    assigned: tuple[int, ...] = ()
+    captured: tuple[keras.Variable, ...] = ()
+
+    @property
+    def cannot_pad(self) -> bool:
+        """Whether the objective has a part that cannot leave rows out."""
+        return self.has_extra or self.has_whole
+
+
+class Notes:
+    """What is found while an objective is traced, which goes on from what was known."""
+
+    def __init__(self, known: TraceFacts):
+        self.terms: dict[str, TermFact] = {}
+        self.has_extra, self.has_whole, self.is_complete = known.has_extra, known.has_whole, False
+        self.moves_buffers = known.moves_buffers
+        self.assigned = list(known.assigned)
+        self.captured = list(known.captured)
+        self.written: list[keras.Variable] = []
+
+    def note_reading(self, reading: Reading) -> None:
+        """Take note of what the objective returned."""
+        terms, reported = reading.terms, reading.reported
+        self.terms = _term_facts(terms, counts=True) | _term_facts(reported, counts=False)
+        self.has_whole |= any(isinstance(t, Whole) for t in terms.values()) or any(s.is_whole for s in reading.scores)
+        self.is_complete = reading.is_complete
+
+    def note_read(self, variable: keras.Variable, variables: Variables) -> None:
+        """Take note of a variable that has no value in hand: another's becomes an input.
+
+        Raises:
+            SpecificationError: a metric's result or a regulariser reads the model's own variables.
+        """
+        if any(
+            variable is known for group in (variables.params, variables.buffers, variables.metrics) for known in group
+        ):
+            must = "A metric's result and a regulariser must not read other variables of the model."
+            attempt = "let the objective report it: return (loss, {name: Mean(...)})."
+            raise SpecificationError(message(must, variable.path, attempt))
+        if not any(variable is known for known in self.captured):
+            self.captured.append(variable)
+
+    def note_written(self, variable: keras.Variable, variables: Variables) -> None:
+        """Take note of a variable that is assigned, and is no parameter: another's becomes state."""
+        if any(variable is known for known in variables.buffers):
+            self.moves_buffers = True
+        elif not any(variable is known for group in (variables.metrics, self.written) for known in group):
+            self.written.append(variable)
+
+    def facts(self) -> TraceFacts:
+        """Return what is known now; what is assigned is state, and no input."""
+        captured = tuple(v for v in self.captured if not any(v is known for known in self.written))
+        moves = self.moves_buffers or bool(self.written)
+        found = (self.has_extra, self.has_whole, self.is_complete, moves)
+        return TraceFacts(dict(self.terms), *found, tuple(self.assigned), captured)
+
+
+def _term_facts(terms: dict[str, Term], *, counts: bool) -> dict[str, TermFact]:
+    return {k: TermFact(type(t), t.coefficient, counts) for k, t in terms.items()}
+
+
+NOTHING_KNOWN = TraceFacts()

@@ -1,0 +1,136 @@
+"""What became of the updates that were sent: applied, left out, or the end of the run."""
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import keras
+import numpy as np
+
+from wholestep.engines.protocol import Engine
+from wholestep.errors import NonFiniteError, message
+from wholestep.reports.report import Report
+from wholestep.run import Run
+from wholestep.safety.ending import Ending
+from wholestep.tree import Tensor
+
+
+class Applied:
+    """Knows what became of the updates of one optimizer, as soon as somebody asks.
+
+    Args:
+        skips: whether updates that are not finite are left out; else one ends the run.
+        why: holds weakly what returns the error that says why update i of a dispatch was not applied.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        optimizer: keras.optimizers.Optimizer,
+        why: Callable[[], Callable[[Run, Report, int], NonFiniteError] | None],
+        *,
+        skips: bool,
+    ):
+        self._engine = engine
+        self._optimizer = optimizer
+        self._why = why
+        self._skips = skips
+        self._unread: Report | None = None
+        self._ending: Ending | None = None
+        self._latest: Callable[[], Report | None] = lambda: None
+        self._iterations: Tensor | None = None
+
+    def note_sent(self, report: Report) -> None:
+        """Take note of a dispatch; nothing waits."""
+        self._iterations = self._optimizer.iterations.value
+        self._latest = weakref.ref(report)  # weakly, not to keep its batch
+
+    @property
+    def was_moved(self) -> bool:
+        """Whether somebody else has moved the optimizer since the last dispatch, as far as its variable tells.
+
+        On TensorFlow it does not: it is one object for good, and reading its value would wait for the device.
+        """
+        return self._iterations is not self._optimizer.iterations.value
+
+    def recount(self, run: Run) -> None:
+        """Let the run's number be the optimizer's `iterations`, and what was left out. Waits."""
+        if (latest := self._latest()) is not None and self._skips:
+            self.note_failures(run, latest)
+        run.number = self._num_applied + run.num_skipped
+        self._iterations = self._optimizer.iterations.value
+
+    def count_exactly(self, run: Run) -> int:
+        """Return how many updates were left out, also unseen ones; `run.place` has the numbers of the last. Waits.
+
+        Raises:
+            NonFiniteError: an update was not applied, and nobody has seen so.
+        """
+        self.settle(run)
+        latest = self._latest()
+        if latest is not None:
+            run.place.latest = latest.numbers(latest.block.num - 1)
+        if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
+            return run.num_skipped  # it leaves out what it does not count
+        if self._skips:
+            return run.number - self._num_applied
+        if run.number != self._num_applied + run.num_skipped:
+            first = self._num_applied + run.num_skipped + 1
+            failed = None if latest is None else latest.first_failure
+            if latest is not None and failed is not None and latest.first + failed == first:
+                raise self.failure(run, latest, failed)
+            must = f"Update {first} must have a finite loss and gradient. It was not applied, nor was any after it."
+            told = message(must, "one of them not finite", "read the steps' numbers: that names the rows.")
+            raise NonFiniteError(told, first)
+        return run.num_skipped
+
+    def hand_over(self, run: Run, report: Report) -> None:
+        """Keep the report of an update in hand until somebody asks for it; told at the end, if nobody does."""
+        self._unread = report
+        if self._engine.processes.count == 1 and not self._skips:
+            self._ending = self._ending or Ending(self, run)
+            self._ending.last = report.first, report.verdict
+
+    def settle(self, run: Run, report: Report | None = None) -> None:
+        """Make sure that the last update in hand was applied, if nobody has read its numbers yet.
+
+        Args:
+            report: of which update; None for whichever was the last.
+
+        Raises:
+            NonFiniteError: it was not applied.
+        """
+        if self._unread is None or report not in (None, self._unread):
+            return
+        last, self._unread = self._unread, None
+        if self._ending is not None:
+            self._ending.last = None
+        if self.note_failures(run, last) is not None:
+            last.error = self.failure(run, last, 0)
+            raise last.error
+
+    def note_failures(self, run: Run, report: Report) -> int | None:
+        """Count the updates that were left out; return the first failed one if that ends the run."""
+        if not self._skips:
+            if (failed := report.first_failure) is not None:
+                run.place.done -= run.number - (report.first + failed - 1)
+                run.number = report.first + failed - 1
+            return failed
+        run.num_skipped += 0 if report.is_noted else report.num_failures
+        report.is_noted = True
+        return None
+
+    def note_skipped(self, run: Run, reports: Iterable[Report]) -> None:
+        """Count what was left out of updates that nobody has looked at, if anything may be. Waits for the last."""
+        if self._skips:
+            for report in reports:
+                self.note_failures(run, report)
+
+    def failure(self, run: Run, report: Report, i: int) -> NonFiniteError:
+        """Return the error that says why update i of a dispatch was not applied. The run stands before it."""
+        why = self._why()
+        assert why is not None, "the executor is gone, and its updates are asked for"
+        return why(run, report, i)
+
+    @property
+    def _num_applied(self) -> int:
+        return int(np.asarray(self._optimizer.iterations))

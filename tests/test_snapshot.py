@@ -1,0 +1,580 @@
+"""A run that is taken out at any boundary and put back elsewhere goes on with the same bits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import wholestep as ws
+from wholestep.checkpoints.snapshot import Snapshot, put_together, taken_apart
+
+JAX = keras.backend.backend() == "jax"
+NO_XLA = {} if JAX else {"jit_compile": False}  # the suite does without
+ROWS, SIZE = 22, 4
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=(ROWS, 5)).astype("float32"), (RNG.random((ROWS, 1)) < 0.5).astype("float32")
+BATCHES = -(-ROWS // SIZE)
+
+
+def carried(snapshot):
+    """Return the snapshot as a file would give it back."""
+    return Snapshot({k: np.array(v) for k, v in snapshot.arrays.items()}, json.loads(json.dumps(snapshot.facts)))
+
+
+def made(seed=0, *, optimizer=None, norm=True):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dropout(0.3)]
+    layers += [keras.layers.BatchNormalization()] if norm else []
+    model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(1, activation="sigmoid")])
+    optimizer = optimizer or keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.7),
+        use_ema=True,
+        ema_momentum=0.9,
+        ema_overwrite_frequency=4,
+    )
+    model.compile(
+        optimizer, "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(num_thresholds=5, name="auc")]
+    )
+    return model
+
+
+class Takes(keras.callbacks.Callback):
+    """Takes a snapshot after so many batches of the call, or at the end of an epoch; notes what every batch is told."""
+
+    def __init__(self, run, batch=None, epoch=None):
+        super().__init__()
+        self.run, self.batch, self.epoch = run, batch, epoch
+        self.num, self.told, self.taken = 0, [], None
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.num += 1
+        self.told.append((batch, {k: np.asarray(v).tobytes() for k, v in logs.items()}))
+        if self.num == self.batch:
+            self.taken = self.run.snapshot()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            self.taken = self.run.snapshot()
+
+
+def leaves(model):
+    values = [*model.variables, *model.optimizer.variables, *(v for m in model.metrics for v in m.variables)]
+    return [np.asarray(v) for v in values]
+
+
+def check_same_bits(one, two):
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def check_goes_on(data, make=made, batch=None, epoch=None, callbacks=list, **how):
+    """Fit with a snapshot in between; go on from it in a fresh trainer of another model; compare all."""
+    how = {"epochs": 3, "verbose": 0, **how}
+    whole = ws.Trainer(make())
+    takes = Takes(whole.run, batch, epoch)
+    history = whole.fit(*data(), callbacks=[*callbacks(), takes], **how)
+    assert takes.taken is not None
+    other = ws.Trainer(make(seed=1))
+    other.run.restore(carried(takes.taken))
+    again = Takes(other.run)
+    resumed = other.fit(*data(), callbacks=[*callbacks(), again], **how)
+    check_same_bits(leaves(whole.model), leaves(other.model))
+    assert resumed.history == history.history
+    assert resumed.epoch == history.epoch
+    done = takes.batch if batch is not None else (epoch + 1) * len(takes.told) // how["epochs"]
+    assert again.told == takes.told[done:]
+    return whole, other
+
+
+def arrays():
+    return X, Y
+
+
+def rows():
+    return (ws.Batches([(x, y) for x, y in zip(X, Y, strict=True)], SIZE),)
+
+
+class Shuffles(keras.utils.PyDataset):
+    """Batches that the data set shuffles itself, in its own hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng, self.order = np.random.default_rng(0), np.arange(ROWS)
+
+    def __len__(self):
+        return BATCHES
+
+    def __getitem__(self, i):
+        rows = self.order[i * SIZE : (i + 1) * SIZE]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self):
+        self.order = self.rng.permutation(ROWS)
+
+
+def generator():
+    while True:
+        for start in np.random.default_rng(0).integers(0, ROWS - SIZE, size=100):
+            yield X[start : start + SIZE], Y[start : start + SIZE]
+
+
+class Restarts:
+    """A stream that begins again, in another order each time."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def __iter__(self):
+        order = np.random.default_rng(self.passes).permutation(ROWS)
+        self.passes += 1
+        for start in range(0, ROWS, SIZE):
+            yield X[order[start : start + SIZE]], Y[order[start : start + SIZE]]
+
+
+def by_length(**how):
+    lengths = np.random.default_rng(1).integers(1, 9, size=ROWS)
+    source = [{"x": np.full(n, i / ROWS, "float32"), "y": np.full(n, i % 2, "float32")} for i, n in enumerate(lengths)]
+    boundaries = [8] if how["pack"] else [4, 8]
+    return (ws.Batches(source, tokens=16, length=lambda row: len(row["x"]), boundaries=boundaries, **how),)
+
+
+class PerPlace(ws.Objective):
+    """A loss of every place of a padded sequence."""
+
+    def __call__(self, model, batch, training):
+        found = model(batch["x"][..., None], training=training)[..., 0]
+        return ws.Mean((found - batch["y"]) ** 2, batch.get("weight", batch["x"] != 0))
+
+
+SOURCES = {
+    "arrays": (arrays, {"batch_size": SIZE}),
+    "rows": (rows, {}),
+    "PyDataset": (lambda: (Shuffles(),), {}),
+    "generator": (lambda: (generator(),), {"steps_per_epoch": BATCHES}),
+    "begins again": (lambda: (Restarts(),), {}),
+    "arrays, short epochs": (arrays, {"batch_size": SIZE, "steps_per_epoch": 4}),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("batch", [2, BATCHES, BATCHES + 1, 2 * BATCHES])
+def test_fit_goes_on_after_any_batch(name, batch):
+    data, how = SOURCES[name]
+    check_goes_on(data, batch=min(batch, 11) if "short" in name else batch, **how)
+
+
+@pytest.mark.parametrize("name", ["arrays", "PyDataset", "begins again"])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_fit_goes_on_after_an_epoch(name, epoch):
+    data, how = SOURCES[name]
+    check_goes_on(data, epoch=epoch, validation_data=(X[:9], Y[:9]), **how)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("pack", [False, True])
+def test_buckets_and_packs_go_on(pack, batch):
+    class Per(PerPlace):
+        def __call__(self, model, batch, training):
+            batch = batch if not pack else {**batch, "weight": batch["segments"] > 0} if "segments" in batch else batch
+            return super().__call__(model, batch, training)
+
+    def trained(at):
+        keras.utils.set_random_seed(0 if at is None else 1)
+        model = keras.Sequential([keras.Input((None, 1)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+        return ws.Trainer(model, Per(), optimizer="adam", seed=4)
+
+    whole = trained(None)
+    takes = Takes(whole.run, batch)
+    history = whole.fit(*by_length(pack=pack), epochs=2, callbacks=[takes], verbose=0).history
+    other = trained(1)
+    other.run.restore(carried(takes.taken))
+    again = Takes(other.run)
+    assert other.fit(*by_length(pack=pack), epochs=2, callbacks=[again], verbose=0).history == history
+    check_same_bits(leaves(whole.model), leaves(other.model))
+    assert again.told == takes.told[batch:]
+
+
+@pytest.mark.parametrize("name", ["arrays", "batches", "generator", "begins again", "PyDataset"])
+def test_ones_own_loop_goes_on_after_every_step(name):
+    def data():
+        if name in ("arrays", "batches"):
+            return (X, Y) if name == "arrays" else ws.Batches((X, Y), SIZE)
+        return SOURCES[name][0]()[0]
+
+    def loop(trainer, wanted=(), most=14):
+        told, taken = [], {}
+        for step in trainer.steps(data(), epochs=2):
+            told.append((step.number, step.epoch, step.batch, step.loss, step.logs))
+            if step.number in wanted:
+                taken[step.number] = carried(trainer.run.snapshot())
+            if step.number == most:
+                break
+        return told, taken
+
+    whole = ws.Trainer(made())
+    told, taken = loop(whole, wanted=range(1, 2 * BATCHES + 1))
+    assert len(taken) == 2 * (1 if name == "arrays" else BATCHES)  # which come in batches of 32
+    other = ws.Trainer(made(seed=1))
+    for number in {1, BATCHES - 1, BATCHES, BATCHES + 3, 2 * BATCHES} & set(taken):
+        other.run.restore(taken[number])
+        assert loop(other)[0] == told[number:]
+        check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+@pytest.mark.parametrize("are_given", [False, True])
+def test_the_next_call_goes_on_with_the_next_epochs_order(are_given):
+    def data():
+        return (ws.Batches((X, Y), SIZE),) if are_given else (X, Y)
+
+    size = {} if are_given else {"batch_size": SIZE}
+    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    given = data()
+    whole.fit(*given, verbose=0, **size)
+    other.run.restore(carried(whole.run.snapshot()))
+    whole.fit(*given, verbose=0, **size)
+    other.fit(*data(), verbose=0, **size)
+    check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+def test_updates_in_hand_go_on():
+    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    first = [(X[i : i + n], Y[i : i + n]) for i, n in ((0, 5), (5, 7), (2, 3))]
+    for batch in first:
+        whole.update(batch)
+    other.run.restore(carried(whole.run.snapshot()))
+    for batch in first[::-1]:
+        assert dict(whole.update(batch)) == dict(other.update(batch))
+    check_same_bits(leaves(whole.model), leaves(other.model))
+    assert other.run.number == whole.run.number == 6
+
+
+def watchers():
+    stops = keras.callbacks.EarlyStopping("val_loss", patience=2, min_delta=0.5, restore_best_weights=True)
+    return [stops, keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=0.5)]
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_callbacks_go_on_with_what_they_have_seen(epoch):
+    def make(seed=0):
+        return made(seed, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+
+    data, how = SOURCES["arrays"]
+    how = {"epochs": 6, "validation_data": (X[:9], Y[:9]), "batch_size": SIZE, "verbose": 0}
+    whole, other = ws.Trainer(make()), ws.Trainer(make(seed=1))
+    takes = Takes(whole.run, epoch=epoch)
+    history = whole.fit(*data(), callbacks=[*watchers(), takes], **how)
+    assert len(history.epoch) == 3  # it stopped early
+    other.run.restore(carried(takes.taken))
+    again = other.fit(*data(), callbacks=[*watchers(), Takes(other.run)], **how)
+    assert again.history == history.history
+    assert "learning_rate" in history.history
+    check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+def test_skipped_updates_and_a_loss_scale_go_on():
+    bad = X.copy()
+    bad[[1, 9]] = np.nan
+
+    def make(seed=0):
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=3), "mse")
+        return model
+
+    for wraps in (False, True):
+
+        def trainer(seed, wraps=wraps):
+            model = make(seed)
+            if not wraps:
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+            return ws.Trainer(model, on_nonfinite="skip")
+
+        whole, other = trainer(0), trainer(1)
+        takes = Takes(whole.run, 8)
+        whole.fit(bad, Y, batch_size=SIZE, epochs=3, callbacks=[takes], verbose=0)
+        other.run.restore(carried(takes.taken))
+        other.fit(bad, Y, batch_size=SIZE, epochs=3, callbacks=[Takes(other.run)], verbose=0)
+        check_same_bits(leaves(whole.model), leaves(other.model))
+        assert other.num_skipped == whole.num_skipped > 0
+        assert other.run.number == whole.run.number
+
+
+def test_a_callback_of_ones_own_keeps_what_it_says():
+    class Counts(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+
+        def get_state(self):
+            return {"seen": self.seen}
+
+        def set_state(self, state):
+            self.seen = state["seen"]
+
+    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    takes, one, two = Takes(whole.run, 4), Counts(), Counts()
+    whole.fit(X, Y, batch_size=SIZE, epochs=2, callbacks=[one, takes], verbose=0)
+    other.run.restore(carried(takes.taken))
+    other.fit(X, Y, batch_size=SIZE, epochs=2, callbacks=[two, Takes(other.run)], verbose=0)
+    assert one.seen == two.seen == 2 * BATCHES
+
+
+def test_what_an_objective_assigns_besides_goes_on():
+    class Centres(ws.Objective):
+        """Subtracts a moving mean of its own, which belongs to no model."""
+
+        def __init__(self):
+            self.mean = keras.Variable(0.0)
+
+        def __call__(self, model, batch, training):
+            found = model(batch, training=training)[:, 0]
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(found))
+            return ws.Mean((found - self.mean) ** 2)
+
+    def trainer(seed):
+        keras.utils.set_random_seed(seed)
+        return ws.Trainer(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), Centres(), optimizer="sgd")
+
+    whole, other = trainer(0), trainer(1)
+    takes = Takes(whole.run, 3)
+    history = whole.fit(X, batch_size=SIZE, epochs=2, callbacks=[takes], verbose=0).history
+    other.run.restore(carried(takes.taken))
+    assert other.fit(X, batch_size=SIZE, epochs=2, callbacks=[Takes(other.run)], verbose=0).history == history
+    check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+def test_what_was_found_by_trying_is_not_tried_again(monkeypatch):
+    first = ws.Trainer(made(norm=False), microbatch_size=2)
+    first.fit(X, Y, batch_size=SIZE, verbose=0)
+    snapshot = carried(first.run.snapshot())
+    monkeypatch.setattr("wholestep.plan.probe", None)
+    monkeypatch.setattr("wholestep.plan.metrics_ignore_padding", None)
+    second = ws.Trainer(made(seed=1, norm=False), microbatch_size=2)
+    second.run.restore(snapshot)
+    second.fit(X, Y, batch_size=SIZE, verbose=0)
+    assert second.run.findings == first.run.findings
+
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import conftest  # the engine is set up as here, or other bits would be no wonder
+import numpy as np
+import wholestep as ws
+from test_snapshot import NO_XLA, SIZE, Takes, X, Y, leaves, made
+from wholestep.checkpoints.snapshot import Snapshot
+held = np.load({arrays!r})
+trainer = ws.Trainer(made(seed=1), **NO_XLA)
+trainer.run.restore(Snapshot(dict(held), json.load(open({facts!r}))))
+history = trainer.fit(X, Y, batch_size=SIZE, epochs=3, callbacks=[Takes(trainer.run)], verbose=0)
+np.savez({out!r}, *leaves(trainer.model), loss=history.history["loss"])
+"""
+
+
+def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
+    trainer = ws.Trainer(made(), **NO_XLA)
+    takes = Takes(trainer.run, 8)
+    history = trainer.fit(X, Y, batch_size=SIZE, epochs=3, callbacks=[takes], verbose=0)
+    names = {name: str(tmp_path / name) for name in ("arrays.npz", "facts.json", "out.npz")}
+    np.savez(names["arrays.npz"], **takes.taken.arrays)
+    Path(names["facts.json"]).write_text(json.dumps(takes.taken.facts))
+    script = SCRIPT.format(
+        tests=str(Path(__file__).parent), arrays=names["arrays.npz"], facts=names["facts.json"], out=names["out.npz"]
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env=os.environ, timeout=300)
+    found = np.load(names["out.npz"])
+    check_same_bits(leaves(trainer.model), [found[f"arr_{i}"] for i in range(len(found.files) - 1)])
+    assert found["loss"].tolist() == history.history["loss"]
+
+
+# ---- odd moments ----
+
+
+class At(keras.callbacks.Callback):
+    """Takes a snapshot in the first call of a hook whose first argument is this."""
+
+    def __init__(self, run, hook, at=None):
+        super().__init__()
+        self.taken = None
+        setattr(self, hook, self.take)
+        self.run, self.at = run, at
+
+    def take(self, number=None, logs=None):
+        if self.taken is None and (self.at is None or number == self.at):
+            self.taken = carried(self.run.snapshot())
+
+
+MOMENTS = [
+    ("on_train_begin", None),
+    ("on_epoch_begin", 1),
+    ("on_train_batch_begin", 3),
+    ("on_test_begin", None),
+    ("on_test_batch_end", 1),
+    ("on_test_end", None),
+    ("on_train_end", None),
+]
+
+
+@pytest.mark.parametrize(("hook", "at"), MOMENTS)
+def test_a_snapshot_may_be_taken_in_any_hook(hook, at):
+    how = {"epochs": 2, "batch_size": SIZE, "validation_data": (X[:9], Y[:9]), "verbose": 0}
+    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    for trainer in (whole, other):  # a second call: it is about the place in that one
+        trainer.fit(X, Y, batch_size=SIZE, verbose=0)
+    takes = At(whole.run, hook, at)
+    history = whole.fit(X, Y, callbacks=[takes], **how).history
+    other.run.restore(takes.taken)
+    if hook == "on_train_end":
+        for trainer in (whole, other):
+            history = trainer.fit(X, Y, **how).history if trainer is whole else history
+    assert other.fit(X, Y, **how).history == history
+    check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+def test_a_run_goes_back_in_the_same_process():
+    trainer, data = ws.Trainer(made(norm=False)), ws.Batches((X, Y), SIZE)
+    takes = Takes(trainer.run, 2)
+    history = trainer.fit(data, epochs=3, callbacks=[takes], verbose=0).history
+    after = leaves(trainer.model)
+    trainer.run.restore(takes.taken)
+    assert trainer.fit(data, epochs=3, callbacks=[Takes(trainer.run)], verbose=0).history == history
+    check_same_bits(leaves(trainer.model), after)
+    stream = ws.Batches(Restarts())
+    trainer.fit(stream, verbose=0)
+    taken = trainer.run.snapshot()
+    next(stream)
+    trainer.run.restore(taken)
+    with pytest.raises(ws.SpecificationError, match="from their beginning"):
+        trainer.fit(stream, verbose=0)
+
+
+def test_the_values_are_there_at_once():
+    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    whole.fit(X, Y, batch_size=SIZE, verbose=0)
+    taken = carried(whole.run.snapshot())
+    other.run.restore(taken)
+    check_same_bits(whole.model.get_weights(), other.model.get_weights())
+    assert other.run.snapshot() is taken
+    serving = ws.Trainer(made(seed=2), Centred())
+    serving.model.optimizer = None
+    serving.run.restore(taken)
+    check_same_bits(whole.model.get_weights(), serving.model.get_weights())
+    loop = other.steps((X, Y))
+    next(loop)
+    with pytest.raises(ws.SpecificationError, match="between calls"):
+        other.run.restore(taken)
+    loop.close()
+    other.run.restore(carried(other.run.snapshot()), goes_on=False)
+    assert len(other.fit(X, Y, batch_size=SIZE, epochs=2, verbose=0).epoch) == 2
+
+
+class Centred(ws.Objective):
+    def __call__(self, model, batch, training):
+        return ws.Mean(model(batch[0], training=training)[:, 0] ** 2)
+
+
+def test_a_run_that_failed_is_taken_out_with_what_its_callbacks_have_seen():
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 8:
+                raise KeyboardInterrupt
+
+    how = {"epochs": 4, "batch_size": SIZE, "validation_data": (X[:9], Y[:9]), "verbose": 0}
+
+    def make(seed=0):
+        return made(seed, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+
+    whole, other = ws.Trainer(make()), ws.Trainer(make(1))
+    history = whole.fit(X, Y, callbacks=[*watchers(), Takes(whole.run)], **how)
+    left = ws.Trainer(make())
+    with pytest.raises(KeyboardInterrupt):
+        left.fit(X, Y, callbacks=[*watchers(), Takes(left.run), Fails()], **how)
+    other.run.restore(carried(left.run.snapshot()))
+    again = other.fit(X, Y, callbacks=[*watchers(), Takes(other.run)], **how)
+    assert (again.epoch, again.history) == (history.epoch, history.history)
+    check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+def test_a_snapshot_counts_no_skipped_update_twice():
+    bad = X.copy()
+    bad[5] = np.nan
+    trainer, numbers = ws.Trainer(made(norm=False), on_nonfinite="skip"), []
+    for step in trainer.steps(ws.Batches((bad, Y), SIZE, shuffle=False), epochs=2):
+        numbers.append(step.number)
+        if step.number == 2:
+            assert trainer.run.snapshot().facts["num_skipped"] == 1
+    assert numbers == list(range(1, 2 * BATCHES + 1))
+    assert trainer.num_skipped == 2
+
+
+def test_a_run_that_failed_goes_on_before_the_failed_update():
+    bad = X.copy()
+    bad[6] = np.nan
+    trainer, other = ws.Trainer(made(norm=False)), ws.Trainer(made(seed=1, norm=False))
+    with pytest.raises(ws.NonFiniteError):
+        trainer.fit(bad, Y, batch_size=SIZE, shuffle=False, verbose=0)
+    other.run.restore(carried(trainer.run.snapshot()))
+    other.fit(X, Y, batch_size=SIZE, shuffle=False, verbose=0)
+    assert other.run.number == BATCHES
+
+
+# ---- what cannot be ----
+
+
+def test_what_cannot_go_on_is_refused_before_anything_changes():
+    trainer = ws.Trainer(made())
+    with pytest.raises(ws.SpecificationError, match="has begun"):
+        trainer.run.snapshot()
+    takes = Takes(trainer.run, 2)
+    trainer.fit(X, Y, batch_size=SIZE, callbacks=[takes], verbose=0)
+    with pytest.raises(ws.SpecificationError, match="takes what snapshot"):
+        trainer.run.restore({"params/0": X})
+    narrow = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, activation="sigmoid")])
+    narrow.compile("adam", "binary_crossentropy")
+    other = ws.Trainer(narrow)
+    before = leaves(narrow)
+    with pytest.raises(ws.SpecificationError, match=r"same model and optimizer \(params\)"):
+        other.run.restore(carried(takes.taken))
+    assert other.run.restored is None
+    check_same_bits(before, leaves(narrow)[: len(before)])
+    again = ws.Trainer(made())
+    again.run.restore(carried(takes.taken))
+    with pytest.raises(ws.SpecificationError, match="inside of fit"):
+        list(again.steps(ws.Batches((X, Y), SIZE)))
+    with pytest.raises(ws.SpecificationError, match="the data that it had"):
+        again.fit(X[:8], Y[:8], batch_size=SIZE, verbose=0)
+    assert again.run.number == 2
+    again.fit(X, Y, batch_size=SIZE, verbose=0)  # nothing was lost
+    check_same_bits(leaves(trainer.model), leaves(again.model))
+
+
+def test_an_update_that_failed_unseen_is_in_no_snapshot():
+    bad = X.copy()
+    bad[6] = np.nan
+    trainer = ws.Trainer(made())
+    for step in trainer.steps(ws.Batches((bad, Y), SIZE, shuffle=False)):
+        if step.number == 2:
+            with pytest.raises(ws.NonFiniteError, match="Update 2"):
+                trainer.run.snapshot()
+            break
+    assert trainer.run.number == 2
+
+
+def test_what_is_kept_is_numbers_words_and_arrays():
+    arrays = {}
+    kept = taken_apart({"a": [1, 2.5, None, np.float32(3)], "b": {"c": np.arange(3), "d": "word"}}, "it", arrays)
+    assert json.loads(json.dumps(kept)) == kept
+    back = put_together(kept, arrays)
+    assert back["a"] == [1, 2.5, None, np.float32(3)]
+    assert isinstance(back["a"][3], np.float32)
+    np.testing.assert_array_equal(back["b"]["c"], [0, 1, 2])
+    for wrong in ({"a": object()}, {1: 2}, {"array": "name"}):
+        with pytest.raises(ws.SpecificationError):
+            taken_apart(wrong, "it", {})
