@@ -83,7 +83,7 @@ FAULTS = {
     "stopped 1": r"Process 1 has given no sign of life for \d+ s",
     "error 1": "Process 1 failed while at work after update 3 .*: OSError: the disk is gone",
     "error 0": "Process 0 failed while at work after update 3 .*: OSError: the disk is gone",
-    "busy 1": r"Process 1 has been at work after update 3 \(reading data, or in a callback\) for . s",
+    "busy 1": r"Process 1 has been at work after update 3 \(reading data, or in a callback\) for [0-9]+ s",
     "exit 1": "Process 1 failed while .* exit code 3",
     "terminated 1": r"Process 1 is asked to end \(SIGTERM\), and does so after a whole number .* after update 3 ",
     "nan": "not finite in rows 17",

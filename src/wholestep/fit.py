@@ -72,13 +72,13 @@ def fit(
     model.stop_training = False
     logs: dict = {}
     resumed = run.resume("fit", batches, are_given=isinstance(given.x, Batches))
-    begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or epochs.begin
-    if resumed is None and begin:
-        go_to_epoch(batches, begin, steps, once=once)
-    feed = executor.feed(run, batches)
     executor.refresh(run)
     with run.counting(batches), run.taking({"callbacks": watch}):
         watch.callbacks.on_train_begin()
+        begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or epochs.begin
+        if resumed is None and begin:
+            go_to_epoch(batches, begin, steps, once=once)
+        feed = executor.feed(run, batches)
         if resumed is not None and run.place.done == 0 and run.place.logs is None:  # nothing of the epoch was done
             run.put_back_also(resumed)
             run.restored = resumed = None
