@@ -117,8 +117,9 @@ class Run:
 
         Arrays are the parameters ("params/0", ...), the optimizer's variables ("slots/..."), moving statistics, seeds
         and whatever else is no parameter ("buffers/..."), the metrics, and the sums of the epoch. Everything else is
-        JSON. It may be taken between calls, between two steps, and in a callback: in one's hooks of a batch, the
-        callbacks after that one in the list are taken as they are, so it should be the last.
+        JSON. A snapshot may be taken between calls, between two steps, after a failure, and in any hook of a callback.
+        In the hooks of a batch, the callbacks after this one in the list have not been told of the batch: let this one
+        be the last.
 
         Raises:
             SpecificationError: nothing has been trained yet.
