@@ -449,6 +449,52 @@ def holds_read_captured(case):
     equal(case.engine.fetch(case.engine.read_captured([other], state)), [kernel + 5] * len(values))
 
 
+def holds_sees_looks(case):
+    assert case.engine.sees_looks == JAX
+
+
+def holds_watch(case):
+    kernel, bias, given = [*case.variables.params[:2], case.variables.buffers[0]]
+    looks, ends = [], []
+
+    def look():
+        looks.append(1)
+        case.engine.write_variables(case.variables, larger)  # while they are watched
+        ends[-1]()
+
+    ends.append(case.engine.watch([kernel, bias, kernel], [given, bias], look))
+    ends[-1]()
+    before = case.held()
+    assert looks == []
+    for num, touch in enumerate((kernel.numpy, lambda: bias + 1, lambda: bias.assign(bias.value + 7), set_given), 1):
+        state = case.read()
+        larger = state._replace(params=[value + 1 for value in state.params]) if JAX else None
+        ends.append(case.engine.watch([kernel, bias, kernel], [given, bias], look))
+        equal(keras.ops.convert_to_numpy(given.value), before[2][0])
+        assert kernel.shape == before[0][0].shape
+        assert len(looks) == (num - 1) * JAX
+        touch(given) if touch is set_given else touch()
+        assert len(looks) == num * JAX
+        equal(keras.ops.convert_to_numpy(kernel), before[0][0] + num * JAX)
+        assert len(looks) == num * JAX
+    equal(keras.ops.convert_to_numpy(given), before[2][0] + 9)
+
+
+def set_given(variable):
+    variable.assign(np.full(variable.shape, variable + 9))
+
+
+def holds_copied(case):
+    state = case.read()
+    known, copy = case.engine.fetch(tuple(state.buffers)), case.engine.copied(state)
+    assert case.engine.waits == 1
+    state, _ = case.engine.compile(dispatched(grown), (state,))(state)
+    case.engine.write_variables(case.variables, state)
+    equal(case.engine.fetch(tuple(copy.buffers)), known)
+    again, _ = case.engine.compile(dispatched(grown), (copy,))(copy)
+    equal(case.engine.fetch(tuple(again.buffers)), tuple(v + 1 for v in known))
+
+
 def holds_changed_outside(case):
     case.update(grown)
     known = [*case.variables.params, *case.variables.buffers]
@@ -804,6 +850,27 @@ def holds_compile(case):
     case.engine.write_variables(case.variables, state)
     equal(case.engine.fetch(reports)[:, 0], np.array([1, 1, 0, 0]))
     equal(case.held()[0], [p - 1.25 * g for p, g in zip(before[0], case.grads(), strict=True)])  # 0.5, 0.75
+
+
+def holds_again(case):
+    traces = []
+
+    def program(data, span):
+        traces.append(1)
+        return data * ops.cast(span[0], "float32")
+
+    call = case.engine.compile(program, (case.data, *case.engine.place((ROWS,))), spends=False)
+    again, num = case.engine.again(call), len(traces)
+    if not JAX:
+        assert again is None
+        return
+    import jax
+
+    with jax.default_matmul_precision("highest"):
+        equal(case.engine.fetch(again(case.data, ROWS)), DATA * ROWS[0])
+    assert len(traces) == num
+    told = case.engine.compile(lambda x: jax.debug.print("{}", x[0, 0]) or x, (case.data,), spends=False)
+    assert case.engine.again(told) is None
 
 
 def holds_why_no_xla(case):

@@ -5,8 +5,8 @@ import pytest
 from small import X, Y, model
 
 import wholestep as ws
+from wholestep.dispatch.size import DispatchSize
 from wholestep.processes.single import SingleProcess
-from wholestep.repeat import DispatchSize
 
 
 class Weighted(ws.Objective):

@@ -227,6 +227,26 @@ def test_ones_own_loop_goes_on_after_every_step(name):
         check_same_bits(leaves(whole.model), leaves(other.model))
 
 
+def test_a_fit_between_two_steps_leaves_the_loop_where_it_stood():
+    first, second, told, taken = ws.Trainer(made(norm=False)), ws.Trainer(made(1, norm=False)), [], None
+    for step in first.steps(ws.Batches((X, Y), SIZE), epochs=2):
+        told.append((step.epoch, step.batch, step.loss))
+        if step.batch == 2:
+            first.fit(X[:8], Y[:8], epochs=1, verbose=0)
+        if (step.epoch, step.batch) == (0, 4):
+            taken, place = first.run.snapshot(), len(told)
+            with pytest.raises(ws.SpecificationError, match="between calls"):
+                first.run.restore(taken)
+    second.run.restore(carried(taken))
+    rest = []
+    for step in second.steps(ws.Batches((X, Y), SIZE), epochs=2):
+        rest.append((step.epoch, step.batch, step.loss))
+        if step.batch == 2:
+            second.fit(X[:8], Y[:8], epochs=1, verbose=0)
+    assert rest == told[place:]
+    check_same_bits(leaves(first.model), leaves(second.model))
+
+
 @pytest.mark.parametrize("are_given", [False, True])
 def test_the_next_call_goes_on_with_the_next_epochs_order(are_given):
     def data():
@@ -553,6 +573,11 @@ def test_what_cannot_go_on_is_refused_before_anything_changes():
     assert again.run.number == 2
     again.fit(X, Y, batch_size=SIZE, verbose=0)  # nothing was lost
     check_same_bits(leaves(trainer.model), leaves(again.model))
+    trainer.model.compile("sgd", "binary_crossentropy")
+    with pytest.raises(ws.SpecificationError, match="as it was trained"):
+        trainer.run.snapshot()
+    trainer.fit(X, Y, verbose=0)
+    assert len(trainer.run.snapshot().facts["paths"]["slots"]) == 2
 
 
 def test_an_update_that_failed_unseen_is_in_no_snapshot():

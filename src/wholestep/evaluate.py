@@ -14,12 +14,12 @@ from wholestep.cut import Cut
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, stage
 from wholestep.data.feed import Feed
+from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.engines.protocol import Engine
 from wholestep.model.compiled import unpack
 from wholestep.model.forward import Forward
 from wholestep.model.misfit import named
 from wholestep.program import Program
-from wholestep.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout, check_same
 from wholestep.run import Run, updates
 from wholestep.safety.compilations import Compilations

@@ -3,7 +3,7 @@
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import keras
@@ -15,7 +15,9 @@ from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, Known
 from wholestep.data.feed import Feed, open_feed
 from wholestep.data.weights import check_weights
-from wholestep.engines.protocol import Engine
+from wholestep.dispatch.dispatcher import Dispatcher
+from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
+from wholestep.dispatch.size import DispatchSize
 from wholestep.errors import NonFiniteError
 from wholestep.evaluate import Evaluation, Look, Pass
 from wholestep.model.compiled import loss_trackers, own_results, resets_on_the_host
@@ -28,7 +30,6 @@ from wholestep.model.objective import Objective
 from wholestep.plan import MOST_STACKED, Planner
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.program import Options, Program, Wanted
-from wholestep.repeat import ALONE, EPOCH, GOES_ON, DispatchSize, span
 from wholestep.reports.applied import Applied
 from wholestep.reports.diagnosis import diagnose
 from wholestep.reports.layout import check_same
@@ -40,10 +41,6 @@ from wholestep.state import State, Variables
 from wholestep.sums import EpochSums, shown
 from wholestep.tree import Tensor
 from wholestep.update import Update
-
-
-def _placed_span(engine: Engine, first: int, num: int, begins: int) -> Tensor:
-    return engine.place(span(first, num, begins))
 
 
 class Executor:
@@ -76,13 +73,8 @@ class Executor:
         forward = replace(watching, training=True, keeps_assigned=engine.keeps_assigned)
         dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         scales = dynamic or getattr(optimizer, "loss_scale_factor", None) is not None
-        update = Update(
-            engine,
-            forward,
-            scales=scales,
-            guards_gradients=not dynamic,
-            stops=options.on_nonfinite == "raise",
-        )
+        stops = options.on_nonfinite == "raise"
+        update = Update(engine, forward, scales=scales, guards_gradients=not dynamic, stops=stops)
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
         self.evaluation = Evaluation(engine.for_evaluation(), watching)
         self.compilations = Compilations()
@@ -93,8 +85,7 @@ class Executor:
         self._tables: dict = {}
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         self.applied = Applied(engine, self.optimizer, why, skips=options.on_nonfinite == "skip")
-        # Kept on the device: a loop of single updates asks for the same ones in every epoch.
-        self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine))
+        self.dispatcher = Dispatcher(engine, self.applied)
 
     @property
     def update(self) -> Update:
@@ -115,6 +106,7 @@ class Executor:
 
     def refresh(self, run: Run) -> State:
         """Let the run hold the values of the Keras variables, which anybody may have changed, and return its state."""
+        self.dispatcher.catch_up()
         if run.state is None or run.variables is not self.variables:
             blank = self.update.epoch_sums.empty(), np.int32(0), self.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.place(blank)
@@ -147,6 +139,7 @@ class Executor:
         """
         groups = groups_of(self.variables)
         kept = leaves_of(snapshot, groups)
+        self.dispatcher.catch_up()
         run.state = None
         self.begin_epoch(run)
         for name, variables in groups.items():
@@ -253,30 +246,31 @@ class Executor:
     def send(self, run: Run, feed: Feed, block: Block) -> Report:
         """Send one block of updates to the device. Spends the run's state; waits for nothing.
 
-        The Keras variables hold the new state, and the run and the batches stand behind the block, or nothing has
-        happened; only if the program itself fails, what it spent is lost.
+        The Keras variables hold the new state, as soon as anybody looks, and the run and the batches stand behind the
+        block, or nothing has happened; only if the program itself fails, what it spent is lost.
         """
         engine, program, first, last = self.engine, block.program, run.number + 1, run.number + block.num
-        state = self.refresh(run)
-        if run.layout is not program.layout:
-            state = self._with_sums(run, state, program)
-        captured = engine.read_captured(program.captured, state)
-        which = self._span(block.first, block.num, run.begins)
         with engine.processes.dispatching(f"computing update {first}"), uninterrupted():
-            state, reports = program.call(state, captured, block.data, *block.table.placed, which)
-            engine.write_variables(self.variables, state)
-            run.state, run.number, run.begins, run.layout = state, last, GOES_ON, program.layout
+            numbers, at = self.dispatcher.send(run, block, self._given)
+            run.number, run.begins, run.layout = last, GOES_ON, program.layout
             feed.batches.position = block.end
-        report = Report(engine, program.layout, reports, block, first)
+        report = Report(numbers, at, program.layout, block, first)
         self.applied.note_sent(report)
         engine.processes.set_status(f"at work after update {last} (reading data, or in a callback)")
         return report
 
-    def _with_sums(self, run: Run, state: State, program: Program) -> State:
-        """Return the state with sums of what this program adds up; in the middle of an epoch they must be the same."""
-        if run.begins == GOES_ON:
-            check_same(run.layout, program.layout)
-        return state._replace(sums=EpochSums(program.forward).fitting(self.engine, state.sums))
+    def _given(self, run: Run, program: Program) -> tuple[State, list]:
+        """Return the state that the program spends next, and the captured values that it takes."""
+        state = self.refresh(run)
+        if run.layout is not program.layout:
+            if run.begins == GOES_ON:
+                check_same(run.layout, program.layout)
+            state = state._replace(sums=EpochSums(program.forward).fitting(self.engine, state.sums))
+        return state, self.engine.read_captured(program.captured, state)
+
+    def was_moved(self, run: Run) -> bool:
+        """Whether somebody else has moved the optimizer since the run's last update, as far as its variables tell."""
+        return not self.dispatcher.is_ahead(run) and self.applied.was_moved
 
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
         return diagnose(self.update, self._whole(self.refresh(run)), report, i)

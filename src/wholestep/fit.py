@@ -71,9 +71,9 @@ def fit(
     watch = setup.watch(executor, callbacks, steps or batches.num_batches, **told)
     model.stop_training = False
     logs: dict = {}
-    resumed = run.resume("fit", batches, are_given=isinstance(given.x, Batches))
-    executor.refresh(run)
-    with run.counting(batches), run.taking({"callbacks": watch}):
+    are_given = isinstance(given.x, Batches)
+    with run.under_way("fit", batches, are_given=are_given, also={"callbacks": watch}) as resumed:
+        executor.refresh(run)
         watch.callbacks.on_train_begin()
         begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or epochs.begin
         if resumed is None and begin:
@@ -174,7 +174,7 @@ def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch:
     pace.start()
     untold: deque[Report] = deque()
     try:
-        for report in updates(executor, run, feed, num, size, once=once, before=before):
+        for report in updates(executor, run, feed, num, size, once=once, before=before, looks=watch.needs_state):
             untold.append(report)
             if len(untold) > late:
                 logs, failed = tell(untold.popleft())
@@ -185,6 +185,8 @@ def _carry_out(executor: Executor, run: Run, feed: Feed, num: int | None, watch:
     except BaseException:
         executor.applied.note_skipped(run, untold)
         raise
+    finally:
+        executor.dispatcher.finish()
     if untold:
         logs, _ = tell(untold.popleft())
     watch.end()

@@ -7,10 +7,10 @@ from typing import Any
 import keras
 
 from wholestep.callbacks import CallbackRunner
+from wholestep.dispatch.repeat import MOST_UPDATES
 from wholestep.errors import BatchError, message
 from wholestep.evaluate import Pass, join
 from wholestep.executor import Executor
-from wholestep.repeat import MOST_UPDATES
 from wholestep.run import Run
 from wholestep.tree import Tensor
 

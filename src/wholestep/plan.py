@@ -11,13 +11,13 @@ from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.data.block import Batch, stage
 from wholestep.data.stack import stack
+from wholestep.dispatch.repeat import MOST_UPDATES, compiled
 from wholestep.embeddings.rows import describe
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.model.coupling import inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.model.findings import Coupling, Findings
 from wholestep.program import Program, Wanted
-from wholestep.repeat import MOST_UPDATES, compiled
 from wholestep.state import State
 from wholestep.update import Update
 

@@ -13,9 +13,9 @@ from wholestep.checkpoints.snapshot import Snapshot, put_together, taken_apart
 from wholestep.data.batches import Batches
 from wholestep.data.block import Block
 from wholestep.data.feed import Feed
+from wholestep.dispatch.repeat import EPOCH
 from wholestep.errors import SpecificationError, message
 from wholestep.model.findings import Findings
-from wholestep.repeat import EPOCH
 from wholestep.reports.layout import ReportLayout
 from wholestep.state import State, Variables
 
@@ -30,7 +30,7 @@ class Run:
         state: what the next update spends; None before the first.
         number: the number of the last update: the optimizer's `iterations`, and how many updates were skipped.
         num_skipped: the updates that were left out because they were not finite.
-        begins: how the next update begins, see `wholestep.repeat.span`.
+        begins: how the next update begins, see `wholestep.dispatch.repeat.span`.
         variables: whose values the state holds; another executor's state is of no use.
         epochs: how many epochs of data have begun: the next call takes the order of another one.
         place: where the call stands that moves the run.
@@ -79,28 +79,36 @@ class Run:
     _batches: Batches | None = None
 
     @contextmanager
-    def counting(self, batches: Batches) -> Iterator[None]:
-        """Count the epochs that are begun in here, and know where these batches stand."""
-        self._batches = batches
+    def under_way(
+        self, call: str, batches: Batches, *, are_given: bool, also: dict[str, Keeps] | None = None
+    ) -> Iterator[Snapshot | None]:
+        """Let a call move the run, and yield what `resume` returns; a call around this one stands where it stood.
+
+        Args:
+            also: what is taken out with the run for as long as the call moves it, and if it fails, until the next one.
+        """
+        outer = self._batches, self.place, self.data, self.also
+        resumed = self.resume(call, batches, are_given=are_given)
+        self._batches, self.also = batches, also or {}
         try:
-            yield
+            yield resumed
+            self.also = {}
         finally:
             self._note_data()
             self._batches = None
+            if outer[0] is not None:
+                self._batches, self.place, self.data, self.also = outer
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call moves the run."""
+        return self._batches is not None
 
     def _note_data(self) -> None:
         if self._batches is not None:
             (epoch, step), num = self._batches.position, self._batches.num_batches
             self.data.position, self.data.num_batches = (epoch, step), num
             self.epochs = max(self.epochs, epoch + (step > 0))
-
-    @contextmanager
-    def taking(self, also: dict[str, Keeps]) -> Iterator[None]:
-        """Take these out with the run, for as long as it is in here; if it fails, until the next call."""
-        self.also |= also
-        yield
-        for name in also:
-            self.also.pop(name, None)
 
     def put_back_also(self, snapshot: Snapshot) -> None:
         """Let all that goes with the run go on from a snapshot."""
@@ -122,7 +130,7 @@ class Run:
         be the last.
 
         Raises:
-            SpecificationError: nothing has been trained yet.
+            SpecificationError: nothing has been trained yet, or the model has been compiled since.
             NonFiniteError: an update before this was not applied, and nobody has seen so.
         """
         if self.state is None and self.restored is not None:
@@ -168,7 +176,7 @@ class Run:
             SpecificationError: it is no snapshot, it is another model's, or a call is under way; by the next call, if
                 that is `fit`, to go on with `steps`.
         """
-        if self._batches is not None:
+        if self.is_under_way:
             must = "A snapshot is restored between calls."
             raise SpecificationError(message(must, f"a call of {self.place.call} under way", "leave its loop first."))
         if not isinstance(snapshot, Snapshot) or snapshot.facts.get("format") != 1:
@@ -263,6 +271,7 @@ def updates(
     *,
     once: bool = False,
     before: Callable[[], None] = lambda: None,
+    looks: bool = False,
 ) -> Generator[Sent, None, None]:
     """Carry out the updates that a feed yields; yield what tells of each block as soon as the block is sent.
 
@@ -273,8 +282,9 @@ def updates(
         size: how many may go in the next dispatch.
         once: whether they end with the epoch in any case.
         before: called before a block is sent.
+        looks: whether somebody may look at the state after each block.
     """
-    for block in feed.blocks(num, size, once=once):
+    for block in feed.blocks(num, size, once=once, looks=looks):
         before()
         sent = line.send(run, feed, block)
         run.place.done += block.num

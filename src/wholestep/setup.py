@@ -14,6 +14,7 @@ from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.engines import scope
+from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
 from wholestep.model import compiled
 from wholestep.model.building import Builder
@@ -144,7 +145,7 @@ class Setup:
         if optimizer is not None and not optimizer.built:
             with scope(self.model):
                 optimizer.build(self.model.trainable_variables)
-        made_for = [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution()]
+        made_for = self._parts()
         if self.executor is None or not compiled.are_same(self._made_for, made_for):
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
@@ -153,6 +154,10 @@ class Setup:
         if self.run.restored is not None and self.run.state is None:
             self._put_back(self.executor, self.run.restored)
         return self.executor
+
+    def _parts(self) -> list:
+        """Return what an executor is made for: with another one of these, there must be another executor."""
+        return [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution()]
 
     def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
         """Let the model hold the values of a snapshot; with an optimizer, so that a training may go on."""
@@ -180,6 +185,10 @@ class Setup:
     def _count_exactly(self) -> int:
         if self.executor is None:
             return self.run.num_skipped
+        if not self.run.is_under_way and not compiled.are_same(self._made_for, self._parts()):
+            must = "A snapshot is of the model as it was trained."
+            received = "a model that was compiled, or changed, since the last update"
+            raise SpecificationError(message(must, received, "take the snapshot before, or after the next update."))
         self.run.findings.why_no_xla = self.executor.engine.why_no_xla
         return self.executor.applied.count_exactly(self.run)
 

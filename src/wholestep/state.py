@@ -35,6 +35,11 @@ class Variables:
     metrics: list
 
     @property
+    def all(self) -> list:
+        """The variables of every group."""
+        return [*self.params, *self.slots, *self.buffers, *self.metrics]
+
+    @property
     def seeds(self) -> list[bool]:
         """Which of the buffers are the state of a seed generator."""
         return [v.name == "seed_generator_state" for v in self.buffers]

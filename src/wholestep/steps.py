@@ -47,13 +47,14 @@ class Step:
     def logs(self) -> dict[str, Any]:
         """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device.
 
-        Until the next step, the model's `get_metrics_result()` says the same.
+        Until the next step, the model's `get_metrics_result()` says the same. An `update` or a `fit` between two steps
+        begins them anew.
         """
         return self._report.logs(0)
 
     @property
     def loss(self) -> float:
-        """The loss of this update alone. Waits for the device."""
+        """The loss of this update alone. Waits for the device: on JAX, if updates are short, once for several."""
         return self._report.loss(0)
 
 
@@ -82,12 +83,12 @@ def run_steps(
             continue
         resumed = None
         unread: deque[Report] = deque()
-        with closing(updates(executor, run, feed, None, lambda: 1)) as sent:
+        with closing(updates(executor, run, feed, None, lambda: 1, looks=True)) as sent:
             try:
                 while True:
                     with guard:
                         executor.applied.settle(run)
-                        if executor.applied.was_moved:
+                        if executor.was_moved(run):
                             _check_applied(executor, run, feed, unread, 0)
                             executor.applied.recount(run)
                         report = next(sent, None)
@@ -97,6 +98,7 @@ def run_steps(
                     unread.append(report)
                     yield Step(report.first, *report.block.start, report)
             finally:
+                executor.dispatcher.finish()
                 executor.applied.note_skipped(run, unread)
         executor.meet(feed)
     run.place = Place()

@@ -155,8 +155,7 @@ class Trainer:
         with self._guard:
             executor = self._setup.executor_to_train(batches)
             executor.be_quiet(False)
-            resumed = self.run.resume("steps", batches, are_given=isinstance(data, Batches))
-        with self.run.counting(batches):
+        with self.run.under_way("steps", batches, are_given=isinstance(data, Batches)) as resumed:
             yield from run_steps(executor, self.run, batches, epochs, self._guard, resumed)
         self._setup.finish()
 

@@ -13,6 +13,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.cut import Cut
+from wholestep.dispatch.repeat import begun, several
 from wholestep.embeddings.planning import RowPlanner
 from wholestep.embeddings.rows import RowPlan
 from wholestep.engines.protocol import Engine
@@ -30,7 +31,6 @@ from wholestep.microbatches import (
 )
 from wholestep.model.forward import Forward, Outcome
 from wholestep.model.terms import Mean
-from wholestep.repeat import begun, several
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
 from wholestep.state import State
 from wholestep.sums import EpochSums, first_logs

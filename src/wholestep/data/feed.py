@@ -44,25 +44,28 @@ class Resident:
         self._examples: dict[bool, Batch] = {}  # of full updates, and of the short one
         self._checked = False
 
-    def blocks(self, num: int | None, size: Callable[[], int], *, once: bool = False) -> Iterator[Block]:
+    def blocks(
+        self, num: int | None, size: Callable[[], int], *, once: bool = False, looks: bool = False
+    ) -> Iterator[Block]:
         """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the epoch).
 
         Args:
             once: whether they end with the epoch in any case.
+            looks: whether somebody may look at the state after each block: blocks say how many updates follow.
         """
         (epoch, step), per_epoch = self.batches.position, len(self.batches)
         left = per_epoch - step if num is None else num
         left = min(left, per_epoch - step) if once else left
         while left:
-            block = self._block(epoch, step, min(left, size(), per_epoch - step))
-            yield block
+            block = self._block(epoch, step, size(), min(left, per_epoch - step))
+            yield block if looks else block._replace(follow=0)
             left, (epoch, step) = left - block.num, block.end
 
     def go_back(self, block: Block, done: int) -> None:
         """Stand behind the first `done` updates of a block again: the others were not carried out."""
         self.batches.position = block.start[0], block.start[1] + done
 
-    def _block(self, epoch: int, step: int, num: int) -> Block:
+    def _block(self, epoch: int, step: int, num: int, left: int) -> Block:
         is_full = step < self._num_full
         if is_full not in self._examples:
             self._examples[is_full] = self._example(epoch, step)
@@ -71,10 +74,11 @@ class Resident:
         if not self._checked:
             self._check(batch)
             self._checked = True
+        num = min(num, left)
         first, named, table = self._table(program, epoch, step, num) if is_full else self._short(program, epoch, step)
-        num = min(num, named - first)
+        num, follow = min(num, named - first), min(left, named - first) - num
         end = (epoch + 1, 0) if step + num == len(self.batches) else (epoch, step + num)
-        return Block(program, self._data, table, first, num, (batch,), (epoch, step), end)
+        return Block(program, self._data, table, first, num, (batch,), (epoch, step), end, max(0, follow))
 
     def _example(self, epoch: int, step: int) -> Batch:
         rows = self._rows(epoch, step, 1)[0]
@@ -131,7 +135,9 @@ class Loaded:
         self._tables, self._largest = known or Known({}, {})
         self._is_open = False
 
-    def blocks(self, num: int | None, size: Callable[[], int], *, once: bool = False) -> Iterator[Block]:
+    def blocks(
+        self, num: int | None, size: Callable[[], int], *, once: bool = False, looks: bool = False
+    ) -> Iterator[Block]:
         """Yield blocks of at most size() updates, and far fewer where many may go: the first waits for the last.
 
         Whoever has used a block moves the batches' position to that after it.
@@ -139,6 +145,7 @@ class Loaded:
         Args:
             num: how many updates in all (None: to the end of the epoch).
             once: whether they end with the epoch in any case.
+            looks: whether somebody may look at the state after each block; no matter here.
         """
         self._end: tuple[int, int] | None = None  # the place after a stream that has ended
         loaded = Ahead(self._load(num, once))

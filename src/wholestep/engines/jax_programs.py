@@ -28,6 +28,7 @@ class JaxPrograms:
         self.layout = layout
         self.processes = processes
         self.compilations = 0
+        self._calling_out: list[Callable] = []
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
         """Compile the function for arguments such as `examples`."""
@@ -39,11 +40,19 @@ class JaxPrograms:
             kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
             options["out_shardings"] = (kept, results[1]) if spends else results
         jitted = jax.jit(function, **options)
-        lowered = jitted.lower(*examples)
+        traced = jitted.trace(*examples)
+        lowered = traced.lower()
         if self.processes.count > 1:
             self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
         jitted.compiled = lowered.compile()  # found again by the function's first call; later ones are made from C++
-        return jitted if self.layout is None else jitted.compiled
+        program = jitted if self.layout is None else jitted.compiled
+        if traced.jaxpr.effects or any("callback" in name for name in _primitives(traced.jaxpr.jaxpr)):
+            self._calling_out.append(program)
+        return program
+
+    def again(self, program: Callable) -> Callable | None:
+        """Return the program as one that JAX never traces anew; None if it prints, or calls the host otherwise."""
+        return None if program in self._calling_out else getattr(program, "compiled", program)
 
     def describe(self, program: Callable) -> str:
         """Return how a program is carried out, in plain words: there is one way."""

@@ -1,11 +1,18 @@
 """Keras variables on JAX: they hold the very arrays that the next program spends, and the newest values at any time."""
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import keras
 
+from wholestep.engines.jax_watch import Watch, put
 from wholestep.engines.mesh import MeshLayout
 from wholestep.state import State, Variables
+from wholestep.tree import Tree
+
+_copied = jax.jit(partial(jax.tree.map, jnp.copy))
 
 
 class JaxVariables:
@@ -47,6 +54,16 @@ class JaxVariables:
         self._write([*variables.params, *variables.slots, *variables.buffers], _changed(state))
         self._write(variables.metrics, state.metrics)
 
+    sees_looks = True  # arrays do not change: who wants a newer one asks the variable
+
+    def watch(self, variables: list, given: list, look: Callable[[], None]) -> Callable[[], None]:
+        """Call `look` before anybody reads or sets a variable, or sets one of `given`; return what ends the watch."""
+        return Watch(variables, given, look).end
+
+    def copied(self, values: Tree) -> Tree:
+        """Return the values in arrays of their own."""
+        return _copied(values)
+
     def write_metrics(self, variables: Variables, metrics: list) -> None:
         """Let the variables of the Keras metrics hold these values. Waits for nothing."""
         self._write(variables.metrics, metrics)
@@ -58,7 +75,7 @@ class JaxVariables:
     def _write(self, variables: list, values: list) -> None:
         whole = self._gives_whole
         for variable, value in zip(variables, values, strict=True):
-            variable._value = value if whole else self._alone(variable, value)
+            put(variable, value if whole else self._alone(variable, value))
 
     def at_rest(self, state: State) -> State:
         """Return what is kept of the state between programs: all of it."""

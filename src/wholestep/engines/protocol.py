@@ -79,6 +79,10 @@ class Engine(Protocol):
         """XLA compiles no more programs, unless there are no words."""
 
     @property
+    def sees_looks(self) -> bool:
+        """True if `watch` can tell that somebody looks at a variable."""
+
+    @property
     def freezes_reads(self) -> bool:
         """True if a variable that a function reads is a constant of the program."""
 
@@ -120,6 +124,12 @@ class Engine(Protocol):
 
     def write_buffers(self, variables: Variables, buffers: list) -> None:
         """The variables that are no parameters hold these values, and nothing was waited for."""
+
+    def watch(self, variables: list, given: list, look: Callable[[], None]) -> Callable[[], None]:
+        """`look` runs before one is read or set, or one of `given` is set, until what is returned has been called."""
+
+    def copied(self, values: Tree) -> Tree:
+        """The numbers are the same, in arrays of their own, and nothing was waited for."""
 
     def read_captured(self, variables: list, state: State) -> list:
         """The newest values of variables that no program reads itself are returned; spending the state spares them."""
@@ -226,6 +236,9 @@ class Engine(Protocol):
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
         """The program returns what the function does for such arguments; only if it `spends` is the first lost."""
+
+    def again(self, program: Callable) -> Callable | None:
+        """What is returned carries out the program, traced no more; None if the program does more than to return."""
 
     def describe(self, program: Callable) -> str:
         """Where there are several ways to carry out a program, the words say which."""

@@ -1,8 +1,11 @@
 """Keras variables on TensorFlow: programs read and write them where they are."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from wholestep.state import State, Variables
+from wholestep.tree import Tree
 
 
 class TensorflowVariables:
@@ -29,6 +32,16 @@ class TensorflowVariables:
 
     def write_variables(self, variables: Variables, state: State) -> None:
         """Let the Keras variables hold the values of the state: the program has done so."""
+
+    sees_looks = False  # a function that was traced reads a variable without Python
+
+    def watch(self, variables: list, given: list, look: Callable[[], None]) -> Callable[[], None]:
+        """Looks are not seen here."""
+        return lambda: None
+
+    def copied(self, values: Tree) -> Tree:
+        """Return the values in tensors of their own: tensors do not change."""
+        return tf.nest.map_structure(tf.identity, values)
 
     def write_metrics(self, variables: Variables, metrics: list) -> None:
         """Let the variables of the Keras metrics hold these values."""

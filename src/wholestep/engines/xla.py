@@ -1,5 +1,7 @@
 """Programs on TensorFlow: whether XLA compiles them, and how they are called."""
 
+from functools import partial
+
 import keras
 import tensorflow as tf
 
@@ -44,9 +46,14 @@ class FlatCall:
         self.traced = traced
         self._function = traced.inference_fn
         self._captured = traced.captured_inputs
-        self._results = traced.structured_outputs
+        results = traced.structured_outputs
+        # Keras' trees are packed 20 times as fast, unless they name the leaves in another order.
+        is_same = all(
+            one is two for one, two in zip(keras.tree.flatten(results), tf.nest.flatten(results), strict=True)
+        )
+        self._pack = partial((keras.tree if is_same else tf.nest).pack_sequence_as, results)
 
     def __call__(self, *arguments: Tree) -> Tree:
         """Return what the function returns, nested as it nests that."""
         tensors = [tensor for tensor in tf.nest.flatten(arguments) if tensor is not None]
-        return tf.nest.pack_sequence_as(self._results, self._function.call_flat(*tensors, *self._captured))
+        return self._pack(self._function.call_flat(*tensors, *self._captured))

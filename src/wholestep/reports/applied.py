@@ -40,13 +40,16 @@ class Applied:
         self._iterations: Tensor | None = None
 
     def note_sent(self, report: Report) -> None:
-        """Take note of a dispatch; nothing waits."""
-        self._iterations = self._optimizer.iterations.value
+        """Take note of updates that were sent; nothing waits."""
         self._latest = weakref.ref(report)  # weakly, not to keep its batch
+
+    def note_written(self) -> None:
+        """Take note that the optimizer's variables hold what an update has made of them."""
+        self._iterations = self._optimizer.iterations.value
 
     @property
     def was_moved(self) -> bool:
-        """Whether somebody else has moved the optimizer since the last dispatch, as far as its variable tells.
+        """Whether somebody else has moved the optimizer since its variables were written, as far as they tell.
 
         On TensorFlow it does not: it is one object for good, and reading its value would wait for the device.
         """

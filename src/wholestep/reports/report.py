@@ -14,28 +14,17 @@ from wholestep.tree import Tensor
 from wholestep.update import APPLIED, OWN_LOSS
 
 
-class Report:
-    """The numbers of one dispatch. Reading them waits for the device; nothing else does.
+class Numbers:
+    """The packed logs of all updates of one dispatch: fetched once, by whoever asks first."""
 
-    Args:
-        first: the number of its first update.
-    """
-
-    def __init__(self, engine: Engine, layout: ReportLayout, values: Tensor, block: Block, first: int):
-        self.block = block
-        self.first = first
-        self.error: NonFiniteError | None = None
-        self.is_noted = False
+    def __init__(self, engine: Engine, values: Tensor):
         self._engine = engine
-        self._layout = layout
         self._on_device = values
 
     @cached_property
     def values(self) -> np.ndarray:
-        """One row of packed logs for each update that was sent."""
-        values = self._engine.fetch(self._on_device)
-        self._on_device = None
-        return values[: self.block.num]
+        """One row for each update. Waits for the device."""
+        return self._engine.fetch(self._on_device)
 
     @property
     def is_ready(self) -> bool:
@@ -44,8 +33,42 @@ class Report:
 
     @property
     def verdict(self) -> Any:
-        """What is still on the device of a report that nobody has read; its last number is 1 if all was applied."""
+        """What is on the device; the last number of a row is 1 if the update was applied."""
         return self._on_device
+
+
+class Report:
+    """The numbers of a block of updates. Reading them waits for the device; nothing else does.
+
+    Args:
+        numbers: of a dispatch.
+        at: the first of its updates that are the block's.
+        first: the number of that update.
+    """
+
+    def __init__(self, numbers: Numbers, at: int, layout: ReportLayout, block: Block, first: int):
+        self.block = block
+        self.first = first
+        self.error: NonFiniteError | None = None
+        self.is_noted = False
+        self._numbers = numbers
+        self._at = at
+        self._layout = layout
+
+    @property
+    def values(self) -> np.ndarray:
+        """One row of packed logs for each update."""
+        return self._numbers.values[self._at : self._at + self.block.num]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether reading the numbers would not wait."""
+        return self._numbers.is_ready
+
+    @property
+    def verdict(self) -> Any:
+        """What is on the device, see `Numbers.verdict`."""
+        return self._numbers.verdict
 
     @property
     def first_failure(self) -> int | None:

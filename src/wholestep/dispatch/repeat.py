@@ -4,7 +4,6 @@ So one program serves a whole epoch, its tail and a user's own loop: how updates
 change a bit of them.
 """
 
-import time
 from collections.abc import Callable
 
 import keras
@@ -12,13 +11,11 @@ import numpy as np
 from keras import ops
 
 from wholestep.engines.protocol import Engine
-from wholestep.processes.protocol import Processes
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
+MOST_UPDATES = 256  # in one dispatch
 NONE = np.zeros((3,), np.int32)
-_SECONDS_PER_DISPATCH = 0.1
-MOST_UPDATES = 256
 
 Each = Callable[..., tuple[State, Tree]]
 
@@ -82,29 +79,3 @@ def begun(state: State, begins: Tensor, sums: tuple, metrics: list[np.ndarray]) 
         sums=tuple(or_empty(value, empty, begins > GOES_ON) for value, empty in zip(state.sums, sums, strict=True)),
         metrics=[or_empty(value, empty, begins == ALONE) for value, empty in pairs],
     )
-
-
-class DispatchSize:
-    """How many updates to send in one dispatch: about a tenth of a second's worth. Cannot change a bit of them.
-
-    Several processes send equally many: those that process 0 says, which the others ask for ever more seldom.
-    """
-
-    def __init__(self, processes: Processes) -> None:
-        self.size = 1
-        self._processes = processes
-        self._notes = 0
-        self._since = time.perf_counter()
-
-    def start(self) -> None:
-        """Start the clock."""
-        self._since = time.perf_counter()
-
-    def note(self, num: int) -> None:
-        """Take note that `num` updates have just finished."""
-        now = time.perf_counter()
-        seconds, self._since = (now - self._since) / num, now
-        self._notes += 1
-        if self._processes.count == 1 or self._notes & (self._notes - 1) == 0:
-            size = int(min(max(1, _SECONDS_PER_DISPATCH / seconds), 8 * self.size, MOST_UPDATES))
-            self.size = self._processes.broadcast(size)

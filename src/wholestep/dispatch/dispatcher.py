@@ -1,0 +1,212 @@
+"""Sends updates to the device: those that are asked for, and where updates are short, some of those that will be.
+
+To send one update by itself costs three times the update, where updates are short. So several go in one dispatch, and
+are handed out one by one. Who reads or sets a variable in between finds the state after the last update that was handed
+out: the updates up to it are carried out once more, from a copy of the state before the first. (Speculative execution;
+how updates are grouped into dispatches changes no bit of them.)
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from wholestep import tree
+from wholestep.data.block import Block
+from wholestep.dispatch.looks import Looks
+from wholestep.dispatch.repeat import GOES_ON, span
+from wholestep.dispatch.size import DispatchSize
+from wholestep.engines.protocol import Engine
+from wholestep.program import Program
+from wholestep.reports.applied import Applied
+from wholestep.reports.report import Numbers
+from wholestep.run import Run
+from wholestep.safety.guards import LOOKING
+from wholestep.safety.interrupts import uninterrupted
+from wholestep.state import State, Variables
+from wholestep.tree import Tensor, Tree
+
+_MOST_BYTES = 64 << 20  # of state that is copied for a dispatch
+_MOST_SECONDS = 1e-3  # of an update: a longer one gains nothing that could be noticed
+
+Given = Callable[[Run, Program], tuple[State, Tree]]
+
+
+def _placed_span(engine: Engine, first: int, num: int, begins: int) -> Tensor:
+    return engine.place(span(first, num, begins))
+
+
+@dataclass
+class _Ahead:
+    """Updates of one dispatch that are handed out one by one.
+
+    Args:
+        run: which they move on.
+        block: names the first of them.
+        num: how many there are.
+        numbers: of each.
+        state: after the last.
+        variables: whose values are held back.
+        redo: returns the state after so many of them; once, unless it fails.
+        done: how many have been handed out.
+        seen: after how many somebody has looked; then it is over.
+        unwatch: lets the variables be what they were.
+    """
+
+    run: Run
+    block: Block
+    num: int
+    numbers: Numbers
+    state: State
+    variables: Variables
+    redo: Callable[[int], State]
+    done: int
+    seen: int | None = None
+    unwatch: Callable[[], None] = lambda: None
+
+    def holds(self, run: Run, block: Block) -> bool:
+        """Whether the updates of a block are those that come next."""
+        first = self.block
+        if run is not self.run or run.begins != GOES_ON or self.done + block.num > self.num:
+            return False
+        if block.table is not first.table or block.first != first.first + self.done:
+            return False
+        return block.program is first.program and block.data is first.data
+
+
+class Dispatcher:
+    """Sends blocks to the device. Nobody finds a state that is ahead of what was asked for.
+
+    Args:
+        applied: is told that the optimizer's variables have been written.
+    """
+
+    def __init__(self, engine: Engine, applied: Applied):
+        self._engine = engine
+        self._applied = applied
+        self._sees_looks = engine.sees_looks and engine.processes.count == 1
+        self._looks = Looks()
+        self._pace = DispatchSize(engine.processes)
+        self._handed_out = 0  # updates since the latest dispatch, and with it
+        self._ahead: _Ahead | None = None
+        # Kept on the device: a loop of single updates asks for the same ones in every epoch.
+        self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine))
+
+    def is_ahead(self, run: Run) -> bool:
+        """Whether nobody has looked since the run's last update, so that its variables have not been written yet."""
+        return self._ahead is not None and self._ahead.run is run
+
+    def send(self, run: Run, block: Block, given: Given) -> tuple[Numbers, int]:
+        """Send the updates of a block, if they have not been sent; return the numbers, and where theirs begin.
+
+        Args:
+            given: returns the state that a program spends next, and what it takes beside state and data.
+        """
+        with LOOKING:
+            ahead = self._ahead
+            if ahead is not None and ahead.holds(run, block):
+                at, ahead.done = ahead.done, ahead.done + block.num
+                if ahead.seen in (None, ahead.done):  # a signal's handler may have looked before they were counted
+                    self._handed_out += block.num
+                    return ahead.numbers, at
+            return self._dispatch(run, block, given), 0
+
+    def _dispatch(self, run: Run, block: Block, given: Given) -> Numbers:
+        self._note_pace()
+        begins = run.begins
+        state, beside = given(run, block.program)
+        assert run.variables is not None
+        variables, redo = run.variables, self._engine.again(block.program.call)
+        goes_ahead = block.follow > 0 and redo is not None and self._goes_ahead
+        num = self._num_to_send(block, state) if goes_ahead else block.num
+        kept = self._engine.copied(state) if num > block.num else state
+        arguments = beside, block.data, *block.table.placed
+
+        def again(num: int) -> State:
+            assert redo is not None
+            return _apart(lambda: redo(kept, *arguments, span(block.first, num, begins))[0])
+
+        state, reports = block.program.call(state, *arguments, self._span(block.first, num, begins))
+        numbers, self._handed_out = Numbers(self._engine, reports), block.num
+        ahead = _Ahead(run, block, num, numbers, state, variables, again, block.num)
+        if goes_ahead:
+            ahead.unwatch = self._engine.watch(variables.all, block.program.captured, self._look)
+            self._ahead = ahead
+        else:
+            self._write(ahead, state)
+            self._looks.note_end(block.num, 0, self._pace.seconds)
+        return numbers
+
+    @property
+    def _goes_ahead(self) -> bool:
+        """Whether updates may be sent ahead now, or at least whoever looks is seen."""
+        return self._sees_looks and self._pace.seconds <= _MOST_SECONDS and self._looks.wanted > 0
+
+    def _num_to_send(self, block: Block, state: State) -> int:
+        """Return how many updates to send for a block, at least its own."""
+        if tree.num_bytes(list(state)) > _MOST_BYTES:
+            return block.num
+        num = min(self._looks.wanted, self._pace.size, block.num + block.follow)
+        return max(1, num // block.num) * block.num
+
+    def _note_pace(self) -> None:
+        """Take note of how long the updates of the latest dispatch took, with what was done between them."""
+        if self._handed_out:
+            self._pace.note(self._handed_out)
+        else:
+            self._pace.start()
+
+    def _look(self) -> None:
+        """Somebody is about to read or set a variable."""
+        if self.catch_up():
+            self._looks.note_look()
+
+    def finish(self) -> None:
+        """Let nothing be ahead at the end of a loop."""
+        self.catch_up()
+        self._handed_out = 0
+
+    def catch_up(self) -> bool:
+        """Let the variables and the run hold the state after the last update that was handed out; was it ahead?
+
+        If the updates cannot be carried out again, nothing has changed, and the next who looks tries once more.
+        """
+        with LOOKING, uninterrupted():
+            ahead = self._ahead
+            if ahead is None:
+                return False
+            done = ahead.done
+            self._write(ahead, ahead.state if done == ahead.num else ahead.redo(done))
+            ahead.seen, self._ahead = done, None
+            self._looks.note_end(done, 0 if done == ahead.num else ahead.num, self._pace.seconds)
+            return True
+
+    def _write(self, ahead: _Ahead, state: State) -> None:
+        """Let variables and run hold a state; whoever waits to look finds all of it."""
+        self._engine.write_variables(ahead.variables, state)
+        ahead.run.state = state
+        ahead.unwatch()
+        self._applied.note_written()
+
+
+def _apart(function: Callable[[], Any]) -> Any:
+    """Return what a function returns in a thread of its own: not in whatever a reader of a variable is tracing."""
+    found: list = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="wholestep-again")
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is ending
+        return function()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]

@@ -1,0 +1,36 @@
+"""How many updates go in one dispatch."""
+
+import math
+import time
+
+from wholestep.dispatch.repeat import MOST_UPDATES
+from wholestep.processes.protocol import Processes
+
+_SECONDS_PER_DISPATCH = 0.1
+
+
+class DispatchSize:
+    """How many updates to send in one dispatch: about a tenth of a second's worth. Cannot change a bit of them.
+
+    Several processes send equally many: those that process 0 says, which the others ask for ever more seldom.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.size = 1
+        self.seconds = math.inf  # that an update took, of those noted last
+        self._processes = processes
+        self._notes = 0
+        self._since = time.perf_counter()
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._since = time.perf_counter()
+
+    def note(self, num: int) -> None:
+        """Take note that `num` updates have just finished."""
+        now = time.perf_counter()
+        self.seconds, self._since = (now - self._since) / num, now
+        self._notes += 1
+        if self._processes.count == 1 or self._notes & (self._notes - 1) == 0:
+            size = int(min(max(1, _SECONDS_PER_DISPATCH / self.seconds), 8 * self.size, MOST_UPDATES))
+            self.size = self._processes.broadcast(size)

@@ -1,0 +1,596 @@
+"""Updates that are sent before they are asked for: nobody can tell, whenever and however somebody looks."""
+
+import copy
+import gc
+import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+from small import model, same, values
+
+import wholestep as ws
+
+JAX = keras.backend.backend() == "jax"
+pytestmark = pytest.mark.skipif(not JAX, reason="test_engines holds that looks are not seen there: nothing is ahead")
+X = np.random.default_rng(0).normal(size=(104, 6)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 4, 104)
+SIZE, NUM = 4, 26  # of a batch, and of batches in an epoch
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """How many updates went in each dispatch, of which many go ahead; or by `sent.one_by_one()` none."""
+    from wholestep.dispatch import dispatcher
+
+    class Sent(list):
+        def one_by_one(self):
+            monkeypatch.setattr(dispatcher, "_MOST_SECONDS", -1.0)
+            self.clear()
+
+    def num_to_send(*arguments):
+        sent.append(decide(*arguments))
+        return sent[-1]
+
+    sent, decide = Sent(), dispatcher.Dispatcher._num_to_send
+    monkeypatch.setattr(dispatcher, "_MOST_SECONDS", 1e9)
+    monkeypatch.setattr("wholestep.dispatch.size._SECONDS_PER_DISPATCH", 1e9)
+    monkeypatch.setattr("wholestep.dispatch.looks._MOST_DEBT", -1e9)
+    monkeypatch.setattr(dispatcher.Dispatcher, "_num_to_send", num_to_send)
+    return sent
+
+
+class Watching(keras.callbacks.Callback):
+    """Calls `look(callback, batch)` after every batch, and keeps what it returns."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.look = look
+        self.logs = []
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.logs.append(logs)
+        self.found.append(self.look(self, batch))
+
+
+class Outcome(NamedTuple):
+    """What two epochs leave behind."""
+
+    values: list
+    logs: list
+    found: list
+
+
+class Fresh:
+    """A trainer that begins anew for every training; what it has compiled stays."""
+
+    def __init__(self, **options):
+        self.trainer = ws.Trainer(
+            model(keras.layers.Dropout(0.5, seed=1), keras.layers.BatchNormalization()), **options
+        )
+        self.trainer.fit(X, Y, batch_size=SIZE, steps_per_epoch=1, verbose=0)
+        self.begin = values(self.trainer.model)
+
+    def fit(self, look, steps_per_execution=1):
+        made, watching = self.trainer.model, Watching(look)
+        made.steps_per_execution = steps_per_execution
+        for variable, value in zip([*made.variables, *made.optimizer.variables], self.begin, strict=True):
+            variable.assign(value)
+        self.trainer.fit(ws.Batches((X, Y), SIZE, seed=5), epochs=2, callbacks=[watching], verbose=0)
+        assert_nothing_is_watched(made)
+        return Outcome([v.tobytes() for v in values(made)], watching.logs, watching.found)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    return Fresh()
+
+
+def weights(callback, batch):
+    return [w.tobytes() for w in callback.model.get_weights()]
+
+
+def assert_nothing_is_watched(made):
+    for variable in [*made.variables, *made.optimizer.variables]:
+        assert type(variable) is keras.Variable
+        assert not any("watch" in name for name in vars(variable))
+
+
+# ---- who looks ----
+
+
+def every(num):
+    return lambda callback, batch: weights(callback, batch) if batch % num == num - 1 else None
+
+
+def at_random(callback, batch):
+    return weights(callback, batch) if hash((batch, 5)) % 3 == 0 else None
+
+
+def the_rate(callback, batch):
+    return float(callback.model.optimizer.learning_rate) if batch % 6 == 2 else None
+
+
+def a_prediction(callback, batch):
+    return callback.model.predict(X[:3], verbose=0).tobytes() if batch == 5 else None
+
+
+def a_call(callback, batch):
+    return np.asarray(callback.model(X[:3])).tobytes() if batch in (3, 11) else None
+
+
+def a_metric(callback, batch):
+    return {k: float(v) for k, v in callback.model.get_metrics_result().items()} if batch % 5 == 3 else None
+
+
+def a_copy(callback, batch):
+    return [w.tobytes() for w in copy.deepcopy(callback.model.weights[0]).numpy()] if batch == 9 else None
+
+
+def a_pickle(callback, batch):
+    return pickle.loads(pickle.dumps(callback.model)).get_weights()[0].tobytes() if batch == 9 else None
+
+
+def another_thread(callback, batch):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(weights(callback, batch)))
+    if batch % 8 == 6:
+        thread.start()
+        thread.join()
+    return found
+
+
+LOOKS = {
+    "never": lambda callback, batch: None,
+    "every": every(1),
+    "every 7": every(7),
+    **{
+        look.__name__: look
+        for look in (
+            at_random,
+            the_rate,
+            a_prediction,
+            a_call,
+            a_metric,
+            a_copy,
+            a_pickle,
+            another_thread,
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_whoever_looks_finds_the_state_of_the_update_that_was_told(sent, fresh, name):
+    ahead = fresh.fit(LOOKS[name])
+    assert max(sent[-NUM + 2 :]) == 1 if name == "every" else len(sent) < 1.5 * NUM
+    sent.one_by_one()
+    assert ahead == fresh.fit(LOOKS[name])
+
+
+def test_who_looks_as_often_as_before_costs_no_update_twice(sent, fresh):
+    fresh.fit(LOOKS["never"])
+    fresh.fit(every(13))
+    assert sum(sent) > 4 * NUM  # the first looks were not expected
+    sent.clear()
+    fresh.fit(every(13))
+    assert sum(sent) == 2 * NUM
+    assert max(sent) == 13
+
+
+def test_a_variable_that_is_read_while_jax_traces_holds_numbers(sent, fresh):
+    import jax
+
+    def look(callback, batch):
+        kernel = callback.model.layers[0].kernel
+        return float(jax.jit(lambda x: (x * kernel.value).sum())(2.0)) if batch % 10 == 8 else None
+
+    ahead = fresh.fit(look)
+    assert max(sent) > 8
+    sent.one_by_one()
+    assert ahead == fresh.fit(look)
+
+
+def test_a_model_that_is_compiled_anew_is_not_traced_again(sent):
+    def look(callback, batch):
+        if batch == 9:
+            callback.model.compile("sgd", callback.model.loss, metrics=["accuracy"])
+            return callback.model.evaluate(X[:4], Y[:4], verbose=0)
+        return None
+
+    found = Fresh().fit(look).found
+    assert max(sent) > 8
+    sent.one_by_one()
+    assert found == Fresh().fit(look).found
+
+
+# ---- who changes something ----
+
+
+def set_rate(callback, batch):
+    if batch % 6 == 4:
+        callback.model.optimizer.learning_rate = 0.01 / (batch + 1)
+
+
+def set_weights(callback, batch):
+    if batch == 10:
+        callback.model.layers[0].bias.assign(np.full(8, 0.25, "float32"))
+
+
+def set_iterations(callback, batch):
+    if batch == 10:
+        callback.model.optimizer.iterations.assign(100)
+
+
+def train_in_between(callback, batch):
+    if batch == 7:
+        callback.model.train_on_batch(X[:4], Y[:4])
+
+
+def stop(callback, batch):
+    callback.model.stop_training = batch == 13
+
+
+@pytest.mark.parametrize("change", [set_rate, set_weights, set_iterations, train_in_between, stop])
+def test_what_is_changed_between_two_updates_counts_from_the_next_one_on(sent, fresh, change):
+    ahead = fresh.fit(change)
+    sent.one_by_one()
+    assert ahead == fresh.fit(change)
+
+
+class Annealed(ws.Objective):
+    """A loss that is scaled by a variable, which is none of the model's."""
+
+    def __init__(self):
+        self.scale = keras.Variable(1.0, trainable=False)
+
+    def __call__(self, model, batch, training):
+        x, y = batch
+        values = keras.losses.sparse_categorical_crossentropy(y, model(x, training=training), from_logits=True)
+        return ws.Mean(values * keras.ops.convert_to_tensor(self.scale))
+
+
+def test_a_variable_of_the_objectives_counts_from_the_next_update_on(sent):
+    def train():
+        made, objective = model(keras.layers.Dropout(0.5, seed=1)), Annealed()
+        watching = Watching(lambda callback, batch: objective.scale.assign(1 / (batch + 1)) if batch % 9 == 3 else None)
+        trainer = ws.Trainer(made, objective)
+        trainer.fit((X, Y), batch_size=SIZE, epochs=2, callbacks=[watching], verbose=0)
+        return made, watching.logs
+
+    ahead, logs = train()
+    sent.one_by_one()
+    alone, expected = train()
+    assert logs == expected
+    assert same(ahead, alone)
+
+
+# ---- what goes wrong ----
+
+
+def with_a_bad_row(row):
+    x = np.array(X)
+    x[row] = np.nan
+    return x
+
+
+def test_an_update_that_is_not_finite_is_told_in_its_turn_and_leaves_the_state_before_it(sent):
+    def train():
+        made, told = model(), Watching(lambda callback, batch: None)
+        trainer = ws.Trainer(made)
+        data = ws.Batches((with_a_bad_row(70), Y), SIZE, shuffle=False)
+        with pytest.raises(ws.NonFiniteError) as caught:
+            trainer.fit(data, callbacks=[told], verbose=0)
+        return made, told.logs, str(caught.value), trainer.run.number, data.position
+
+    ahead, *found = train()
+    sent.one_by_one()
+    alone, *expected = train()
+    assert repr(found) == repr(expected)
+    assert found[-2:] == [17, (0, 17)]
+    assert same(ahead, alone)
+    assert_nothing_is_watched(ahead)
+
+
+def test_updates_that_are_left_out_are_counted_in_their_turn(sent):
+    def train():
+        made = model()
+        trainer = ws.Trainer(made, on_nonfinite="skip")
+        steps = trainer.steps(ws.Batches((with_a_bad_row(70), Y), SIZE, shuffle=False))
+        counts = [(step.number, trainer.num_skipped if step.number % 5 == 0 else None) for step in steps]
+        return made, counts, trainer.num_skipped
+
+    ahead, counts, num = train()
+    sent.one_by_one()
+    alone, expected, _ = train()
+    assert num == 1
+    assert counts == expected
+    assert same(ahead, alone)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_a_callback_leaves_the_state_of_its_update(sent, error):
+    def fail(callback, batch):
+        if batch == 19:
+            raise error("of the user's")
+
+    def train():
+        made = model(keras.layers.Dropout(0.5, seed=1))
+        trainer = ws.Trainer(made)
+        with pytest.raises(error):
+            trainer.fit(X, Y, batch_size=SIZE, callbacks=[Watching(fail)], verbose=0)
+        assert trainer.run.number == 20
+        assert_nothing_is_watched(made)
+        return made
+
+    ahead = train()
+    assert max(sent) > 8
+    sent.one_by_one()
+    assert same(ahead, train())
+
+
+# ---- who comes at a bad moment ----
+
+
+def ahead_of(made, num=17):
+    """Return the open loop of a trainer of the model, of which so many steps have been taken, and others been sent."""
+    steps = ws.Trainer(made).steps(ws.Batches((X, Y), SIZE, seed=5))
+    for _ in range(num):
+        next(steps)
+    return steps
+
+
+def expected_after(sent, num=17):
+    """Return the variables after so many steps that are taken one by one."""
+    sent.one_by_one()
+    made = model(keras.layers.Dropout(0.5, seed=1))
+    steps = ahead_of(made, num)
+    assert sent == []
+    steps.close()
+    return [value.tobytes() for value in values(made)]
+
+
+def held(made):
+    return [np.asarray(v.value).tobytes() for v in [*made.variables, *made.optimizer.variables]]
+
+
+@pytest.fixture
+def made(sent):
+    return model(keras.layers.Dropout(0.5, seed=1))
+
+
+def test_several_threads_may_look_at_once(sent, made):
+    steps, switch = ahead_of(made), sys.getswitchinterval()
+    variables = [*made.variables, *made.optimizer.variables]
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            seen = list(pool.map(lambda i: np.asarray(variables[i % len(variables)].value).tobytes(), range(800)))
+    finally:
+        sys.setswitchinterval(switch)
+    steps.close()
+    assert max(sent) > 8
+    assert seen[: len(variables)] == expected_after(sent)
+    assert seen == (seen[: len(variables)] * 800)[:800]
+
+
+def test_a_loop_that_garbage_collection_ends_loses_nothing(sent, made):
+    class Owner:
+        pass
+
+    owner = Owner()
+    owner.steps, owner.me = ahead_of(made), owner
+    del owner
+    gc.collect()
+    assert held(made) == expected_after(sent)
+    assert_nothing_is_watched(made)
+
+
+def test_two_loops_of_one_trainer_in_turns(sent, made):
+    trainer = ws.Trainer(made)
+    for _ in zip(*(trainer.steps(ws.Batches((X, Y), SIZE, seed=seed)) for seed in (5, 6)), strict=False):
+        pass
+    trainer.update((X[:4], Y[:4]))
+    del trainer
+    gc.collect()
+    assert int(made.optimizer.iterations.value) in (2 * NUM + 1, 2 * NUM + 2)
+    assert_nothing_is_watched(made)
+    seen, again = held(made), model(keras.layers.Dropout(0.5, seed=1))
+    sent.one_by_one()
+    trainer = ws.Trainer(again)
+    for _ in zip(*(trainer.steps(ws.Batches((X, Y), SIZE, seed=seed)) for seed in (5, 6)), strict=False):
+        pass
+    trainer.update((X[:4], Y[:4]))
+    assert seen == held(again)
+
+
+def test_a_look_just_before_updates_are_counted_takes_none_away(sent, made, monkeypatch):
+    from wholestep.dispatch import dispatcher
+
+    holds, looked = dispatcher._Ahead.holds, []
+
+    def look_then(self, run, block):
+        is_next = holds(self, run, block)
+        if is_next and not looked:
+            looked.append(held(made))  # as a signal's handler may
+        return is_next
+
+    monkeypatch.setattr(dispatcher._Ahead, "holds", look_then)
+    ahead_of(made).close()
+    assert looked
+    assert held(made) == expected_after(sent)
+
+
+@pytest.mark.parametrize("context", ["disable_jit", "debug_nans", "transfer_guard"])
+def test_a_reader_that_configured_jax_in_another_way_reads_the_same(sent, made, context):
+    import jax
+
+    steps = ahead_of(made)
+    arguments = {"debug_nans": (True,), "transfer_guard": ("disallow_explicit",)}.get(context, ())
+    with getattr(jax, context)(*arguments):
+        value = made.layers[0].kernel.value
+    steps.close()
+    assert np.asarray(value).tobytes() == expected_after(sent)[0]
+
+
+def test_updates_that_cannot_be_carried_out_again_are_not_lost(sent, made, monkeypatch):
+    from wholestep.dispatch import dispatcher
+
+    def fails(function):
+        raise RuntimeError("out of memory")
+
+    steps = ahead_of(made)
+    monkeypatch.setattr(dispatcher, "_apart", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        made.get_weights()
+    monkeypatch.undo()
+    seen = held(made)
+    steps.close()
+    monkeypatch.setattr(dispatcher, "_MOST_SECONDS", -1.0)
+    again = model(keras.layers.Dropout(0.5, seed=1))
+    ahead_of(again).close()
+    assert seen == held(again)
+
+
+class Telling(ws.Objective):
+    """A loss that tells the host of every batch."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def __call__(self, model, batch, training):
+        import jax
+
+        x, y = batch
+        values = keras.losses.sparse_categorical_crossentropy(y, model(x, training=training), from_logits=True)
+        jax.debug.callback(self.told.append, x[0, 0])
+        return ws.Mean(values)
+
+
+def test_what_a_program_tells_the_host_is_told_once_and_in_its_turn(sent):
+    import jax
+
+    told, made = [], model()
+    for step in ws.Trainer(made, Telling(told)).steps(ws.Batches((X, Y), SIZE)):
+        if step.batch in (5, 9):
+            made.get_weights()
+            jax.effects_barrier()
+            assert len(set(map(float, told))) == step.number
+    assert len(told) == NUM
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_only_who_sets_a_captured_variable_takes_back_what_was_sent(sent, reads):
+    made, objective = model(), Annealed()
+
+    def look(callback, batch):
+        return float(objective.scale.value) if reads else objective.scale.assign(0.5)
+
+    watching = Watching(lambda callback, batch: look(callback, batch) if batch % 7 == 5 else None)
+    ws.Trainer(made, objective).fit((X, Y), batch_size=SIZE, callbacks=[watching], verbose=0)
+    assert (sum(sent) <= NUM) == reads
+
+
+# ---- a loop of one's own ----
+
+
+def loop(look, **options):
+    made = model(keras.layers.Dropout(0.5, seed=1))
+    trainer, found = ws.Trainer(made, **options), []
+    for step in trainer.steps(ws.Batches((X, Y), SIZE, seed=5), epochs=2):
+        found.append((step.number, step.epoch, step.batch, look(trainer, step)))
+        if found[-1][-1] == "leave":
+            break
+    return made, found
+
+
+def unread(trainer, step):
+    return None
+
+
+def every_loss(trainer, step):
+    return step.loss, step.logs["accuracy"]
+
+
+def evaluate(trainer, step):
+    return trainer.evaluate(X[:9], Y[:9], verbose=0) if step.batch == 12 else step.loss
+
+
+def update_in_hand(trainer, step):
+    return dict(trainer.update((X[:4], Y[:4]))) if step.batch == 12 else None
+
+
+def fit_in_between(trainer, step):
+    return trainer.fit(X[:9], Y[:9], batch_size=3, verbose=0).history if step.number == 12 else None
+
+
+def leave(trainer, step):
+    return "leave" if step.number == 39 else step.loss
+
+
+@pytest.mark.parametrize("look", [unread, every_loss, evaluate, update_in_hand, fit_in_between, leave])
+def test_steps_are_the_same_whatever_is_sent_ahead(sent, look):
+    ahead, found = loop(look)
+    assert max(sent) > 8
+    sent.one_by_one()
+    alone, expected = loop(look)
+    assert found == expected
+    assert same(ahead, alone)
+    assert_nothing_is_watched(ahead)
+
+
+def test_a_snapshot_between_two_steps_is_of_the_update_that_was_told(sent):
+    made = model(keras.layers.Dropout(0.5, seed=1))
+    trainer, whole, taken = ws.Trainer(made), [], {}
+    for step in trainer.steps(ws.Batches((X, Y), SIZE, seed=5), epochs=2):
+        whole.append((step.number, step.loss))
+        if step.number in (20, 41):
+            taken[step.number] = trainer.run.snapshot()
+    assert max(sent) > 8
+    for number, snapshot in taken.items():
+        again = model(keras.layers.Dropout(0.5, seed=1), seed=9)
+        second = ws.Trainer(again)
+        second.run.restore(snapshot)
+        rest = [(step.number, step.loss) for step in second.steps(ws.Batches((X, Y), SIZE, seed=5), epochs=2)]
+        assert rest == whole[number:]
+        assert same(again, made)
+
+
+def test_a_loop_that_is_left_open_can_be_looked_into(sent):
+    made, other = model(keras.layers.Dropout(0.5, seed=1)), model(keras.layers.Dropout(0.5, seed=1))
+    steps = ws.Trainer(made).steps(ws.Batches((X, Y), SIZE, seed=5))
+    for _ in range(17):
+        next(steps)
+    sent.one_by_one()
+    for step in ws.Trainer(other).steps(ws.Batches((X, Y), SIZE, seed=5)):
+        if step.number == 17:
+            break
+    assert same(made, other)
+    assert len(values(made)) == len(made.variables) + len(made.optimizer.variables)
+
+
+def test_a_state_that_is_large_is_not_copied(sent, fresh, monkeypatch):
+    monkeypatch.setattr("wholestep.dispatch.dispatcher._MOST_BYTES", 100)
+    fresh.fit(LOOKS["never"])
+    assert set(sent) == {1}
+
+
+def test_several_in_a_call_of_the_callbacks_are_sent_ahead_too(sent, fresh):
+    ahead = fresh.fit(every(6), steps_per_execution=3)
+    assert max(sent) > 3
+    assert all(num % 3 == 0 for num in sent if num > 2)
+    sent.one_by_one()
+    assert ahead == fresh.fit(every(6), steps_per_execution=3)
+
+
+def test_replicas_send_ahead_too(sent):
+    fresh = Fresh(replicas=2)
+    ahead = fresh.fit(every(7))
+    assert max(sent) > 4
+    sent.one_by_one()
+    assert ahead == fresh.fit(every(7))
