@@ -1,4 +1,4 @@
-"""What the processes of tests/test_launch.py run: `python -m wholestep.cli launch -n N tests/processes.py WHAT`."""
+"""What the processes of tests/test_launch.py run: `wholestep launch -n N tests/processes.py "WHAT, WHAT" [FOLDER]`."""
 
 import itertools
 import json
@@ -195,8 +195,8 @@ def happen(what):
         sys.exit(3)
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "cases":
+def work(what):
+    if what == "cases":
         found = {
             "cases": all_cases(many=jax.process_count() == 4),
             "loaded": rows_loaded(),
@@ -204,14 +204,19 @@ if __name__ == "__main__":
             "runs": whole_runs(),
         }
         print("FOUND", json.dumps(found), flush=True)
-    elif sys.argv[1] == "sharded":
+    elif what == "sharded":
         print("FOUND", json.dumps(sharded()), flush=True)
-    elif sys.argv[1] == "write":
+    elif what == "write":
         write(Path(sys.argv[2]) / "plain")
         keras.distribution.set_distribution(keras.distribution.DataParallel())
         write(Path(sys.argv[2]) / "distribution")
-    elif sys.argv[1] == "brisk":  # the threads talk to the store without a pause
+    elif what == "brisk":  # the threads talk to the store without a pause
         heartbeat._INTERVAL = 0.0
         time.sleep(1.5)
     else:
-        fault(sys.argv[1])
+        fault(what)
+
+
+if __name__ == "__main__":
+    for what in sys.argv[1].split(", "):
+        work(what)

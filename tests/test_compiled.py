@@ -5,7 +5,7 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
-from halves import half
+from shares import later, share
 
 import wholestep as ws
 from wholestep.model import compiled
@@ -47,6 +47,9 @@ LOSSES = {
     "function": (lambda y, p: keras.ops.sum((y - p) ** 2, axis=-1), TARGETS, None),
     "scalar function": (lambda y, p: keras.ops.mean((y - p) ** 4), TARGETS, None),
 }
+# Each a function of one row, as others above: reduced, weighed and cut by the same lines.
+ALIKE = ("mae", "msle", "huber", "log cosh", "poisson", "hinge", "squared hinge", "categorical hinge", "binary")
+ALIKE += ("binary focal", "categorical focal")
 OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
     for name in (
@@ -67,6 +70,10 @@ OPTIMIZERS = {
     )
     if hasattr(keras.optimizers, name)
 }
+# Each a rule for one variable, as others above: called by the same lines.
+ALIKE_TOO = [
+    name for name in ("RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lamb") if name in OPTIMIZERS
+]
 EXTRAS = {
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.01),
     "global clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.01),
@@ -128,7 +135,7 @@ def check_like_keras(
     np.testing.assert_allclose(evaluated, again, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", half(LOSSES))
+@pytest.mark.parametrize("name", share(name for name in LOSSES if name not in ALIKE) + later(ALIKE))
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_every_loss(name):
     loss, y, activation = LOSSES[name]
@@ -138,7 +145,9 @@ def test_every_loss(name):
     check_like_keras(lambda: dense(activation), X, y, loss=loss, optimizer=sgd, cuts=(5,), rows=rows)
 
 
-@pytest.mark.parametrize("name", half([*OPTIMIZERS, *EXTRAS]))
+@pytest.mark.parametrize(
+    "name", share([*EXTRAS, *(name for name in OPTIMIZERS if name not in ALIKE_TOO)]) + later(ALIKE_TOO)
+)
 @pytest.mark.filterwarnings("ignore:run_eagerly has no effect")
 def test_every_optimizer(name):
     make = OPTIMIZERS.get(name) or EXTRAS[name]
@@ -172,7 +181,7 @@ def table_after_an_update(optimizer, how):
     return table.get_weights()[0]
 
 
-@pytest.mark.parametrize("name", half([*SUMS_FIRST, *SUMS_LAST]))
+@pytest.mark.parametrize("name", share([*SUMS_FIRST, *SUMS_LAST]))
 @pytest.mark.filterwarnings("ignore:run_eagerly has no effect")
 def test_gradients_of_equal_rows_are_summed_before_they_are_squared_or_clipped(name):
     make = (SUMS_FIRST | SUMS_LAST)[name]
@@ -187,7 +196,7 @@ REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 
 
 @pytest.mark.parametrize(
-    ("reduction", "weighted"), half((r, (i + j) % 2 == 0) for i, r in enumerate(REDUCTIONS) for j in range(2))
+    ("reduction", "weighted"), share((r, (i + j) % 2 == 0) for i, r in enumerate(REDUCTIONS) for j in range(2))
 )
 def test_every_reduction(reduction, weighted):
     loss = K.MeanSquaredError(reduction=reduction)
@@ -433,7 +442,7 @@ def one_output_twice():
     return keras.Model(x, [y, y])
 
 
-@pytest.mark.parametrize("make", half([Two, one_output_twice]))
+@pytest.mark.parametrize("make", share([Two, one_output_twice]))
 def test_two_losses_of_one_name_both_count(make):
     """Keras' loss and weights; its History shows one of the two, ours both."""
     keras.utils.set_random_seed(2)
@@ -620,8 +629,8 @@ class Rows:
 
 @pytest.mark.parametrize(
     ("call", "label"),
-    half([("fit", -1), ("evaluate", -1), ("evaluate", 4), ("fit", 4), ("fit", np.nan), ("evaluate", np.nan)])
-    + half([("evaluate", 2.5), ("fit", 2.5)]),
+    share([("fit", -1), ("evaluate", -1), ("evaluate", 4), ("fit", 4), ("fit", np.nan), ("evaluate", np.nan)])
+    + share([("evaluate", 2.5), ("fit", 2.5)]),
 )
 def test_labels_that_are_no_classes_are_refused_before_anything_ran(call, label):
     model = classifier()

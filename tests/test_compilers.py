@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from halves import half
+from shares import share
 
 import wholestep as ws
 
@@ -21,7 +21,7 @@ def make(layer, **compile_with):
 
 @pytest.mark.parametrize(
     "layer",
-    half(
+    share(
         [
             lambda: keras.layers.GRU(2),
             lambda: keras.layers.LSTM(2),

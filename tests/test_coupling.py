@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from shares import share
 from small import ROWS, X, Y, model, values
 
 import wholestep as ws
@@ -19,8 +20,16 @@ def found(made, objective=None, **arguments):
 
 @pytest.mark.parametrize(
     "layers",
-    [[], [L.Dropout(0.5)], [L.LayerNormalization()], [L.BatchNormalization(trainable=False)], [L.GaussianNoise(0.1)]],
-    ids=["dense", "dropout", "layer norm", "frozen batch norm", "noise"],
+    share(
+        [
+            [],
+            [L.Dropout(0.5)],
+            [L.LayerNormalization()],
+            [L.GaussianNoise(0.1)],
+            [L.BatchNormalization(trainable=False)],
+        ]
+    ),
+    ids=["dense", "dropout", "layer norm", "noise", "frozen batch norm"],
 )
 def test_rows_that_do_not_see_each_other(layers):
     assert found(model(*layers)) == Coupling()

@@ -1,7 +1,7 @@
 """The main job: one table that shows the promise kept, and a picture."""
 
 import pytest
-from halves import on
+from shares import on
 
 from wholestep import cli, demo
 

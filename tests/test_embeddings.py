@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from exact import differing, integers, snapshot
-from halves import half
+from shares import share
 
 import wholestep as ws
 from wholestep.embeddings import rows as embeddings
@@ -61,7 +61,7 @@ def as_wholes(monkeypatch):
     monkeypatch.setattr("wholestep.embeddings.planning.worth_it", lambda num, table: False)
 
 
-@pytest.mark.parametrize(("optimizer", "size"), half(zip(OPTIMIZERS, ["auto", "auto", 5, 5, "auto"], strict=True)))
+@pytest.mark.parametrize(("optimizer", "size"), share(zip(OPTIMIZERS, ["auto", "auto", 5, 5, "auto"], strict=True)))
 def test_no_bit_differs_between_rows_and_whole_tables(optimizer, size, monkeypatch):
     alone, trainer = updated(optimizer, size)
     assert "Of the 200 rows of 'words', the " in trainer.explain()
@@ -118,7 +118,7 @@ def test_gradients_that_are_not_summed_first_are_caught(monkeypatch):
 
 @pytest.mark.parametrize(
     ("optimizer", "why"),
-    half(
+    share(
         [
             (keras.optimizers.Adam, "only plain SGD and Adagrad are known to leave other rows alone, not Adam"),
             (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)), "alone, not LossScaleOptimizer"),
@@ -139,7 +139,7 @@ class Scaled(L.Embedding):
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    half(
+    share(
         [
             ({"embeddings_regularizer": "l2"}, "regularised as a whole"),
             ({"embeddings_constraint": "non_neg"}, "constrained as a whole"),
@@ -243,7 +243,7 @@ def trained_by_keras(make, ids, labels=Y):
 
 @pytest.mark.parametrize(
     ("make", "ids"),
-    [(Mapped, FOCAL.reshape(8, 2)), (over_time, np.resize(FOCAL, (8, 2, 3)))],
+    share([(over_time, np.resize(FOCAL, (8, 2, 3))), (Mapped, FOCAL.reshape(8, 2))]),
 )
 def test_a_table_that_is_looked_up_row_by_row_is_updated_as_one(make, ids):
     ours, trainer = trained(make, ids, Y[:8])
@@ -287,7 +287,7 @@ def flat(dtype="int32"):
 
 @pytest.mark.parametrize(
     ("make", "ids", "size"),
-    half(
+    share(
         [
             (of_submodels, [FOCAL, np.abs(CONTEXT) // 2], 5),
             (masking, np.stack([FOCAL + 1, FOCAL, np.zeros_like(FOCAL)], axis=1), 5),
@@ -360,7 +360,7 @@ def test_an_update_that_looks_up_nothing():
 
 @pytest.mark.parametrize(
     ("optimizer", "policy", "size"),
-    half(
+    share(
         [
             ("sgd", "float32", "auto"),
             ("sgd", "mixed_bfloat16", 5),
@@ -410,7 +410,7 @@ def test_half_precision():
     assert differing(ours, updated("sgd")[0]) == []
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad, clip", "sgd, clip"])
+@pytest.mark.parametrize("optimizer", share(["sgd", "adagrad, clip", "sgd, clip"]))
 def test_an_update_that_is_not_finite_leaves_every_bit(optimizer):
     model = build(optimizer)
     model.optimizer.build(model.trainable_variables)

@@ -1,7 +1,6 @@
 """The contract of every verb, on whichever engine this process has; and both engines draw one curve."""
 
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from exact import spread_over
 from keras import ops
+from scripts import lean
 from small import model
 
 from wholestep import engines
@@ -31,29 +31,33 @@ import wholestep as ws
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(60, 6)), rng.integers(0, 3, 60)
 model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(9, "relu"), keras.layers.Dense(3)])
-model.set_weights([rng.normal(size=w.shape) for w in model.weights])
+start, weight = [rng.normal(size=w.shape) for w in model.weights], rng.random(60)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-model.compile(keras.optimizers.SGD(0.0625, momentum=0.5), loss)  # Keras rounds Adam's constants on one engine
-history = ws.Trainer(model, seed=3, microbatch_size=int(sys.argv[1])).fit(
-    x, y, batch_size=8, epochs=4, verbose=0, sample_weight=rng.random(60))
-print(json.dumps([history.history["loss"], [w.tolist() for w in model.get_weights()]]))
+for size in sys.argv[1:]:
+    model.set_weights(start)
+    model.compile(keras.optimizers.SGD(0.0625, momentum=0.5), loss)  # Keras rounds Adam's constants on one engine
+    history = ws.Trainer(model, seed=3, microbatch_size=int(size)).fit(
+        x, y, batch_size=8, epochs=4, verbose=0, sample_weight=weight)
+    print(json.dumps([history.history["loss"], [w.tolist() for w in model.get_weights()]]))
 """
 
 
-def curve(backend, microbatch_size):
-    environment = os.environ | {"KERAS_BACKEND": backend, "JAX_ENABLE_X64": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", CURVE, str(microbatch_size)]
+def curves(backend, *microbatch_sizes):
+    """Return what a run of each of these sizes says and leaves behind."""
+    environment = lean(KERAS_BACKEND=backend, JAX_ENABLE_X64="1", TF_CPP_MIN_LOG_LEVEL="3")
+    command = [sys.executable, "-c", CURVE, *map(str, microbatch_sizes)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
-    losses, weights = json.loads(done.stdout.splitlines()[-1])
-    return np.concatenate([losses, *(np.ravel(w) for w in weights)])
+    found = [json.loads(line) for line in done.stdout.splitlines()[-len(microbatch_sizes) :]]
+    return [np.concatenate([losses, *(np.ravel(w) for w in weights)]) for losses, weights in found]
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="starts both engines itself; once is enough")
 def test_jax_and_tensorflow_draw_one_curve_however_it_is_cut():
     pytest.importorskip("tensorflow")
-    reference = curve("jax", 8)
-    for backend, size in (("jax", 3), ("tensorflow", 8), ("tensorflow", 3)):
-        np.testing.assert_allclose(curve(backend, size), reference, rtol=1e-10, atol=1e-12)
+    reference, *others = [curve for backend in ("jax", "tensorflow") for curve in curves(backend, 8, 3)]
+    assert len(others) == 3
+    for other in others:
+        np.testing.assert_allclose(other, reference, rtol=1e-10, atol=1e-12)
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 import keras
 import numpy as np
 import pytest
+from shares import share
 from small import ROWS, X, Y, model
 
 import wholestep as ws
 from wholestep.evaluate import join
 
 
-@pytest.mark.parametrize("size", [1, 7, ROWS])
+@pytest.mark.parametrize("size", share([1, 7, ROWS]))
 def test_a_weighted_mean_does_not_depend_on_the_batches(size):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
     made = model(loss=loss)
@@ -35,7 +36,7 @@ def uneven(case):
     return model(loss=loss, metrics=[]), X, Y, weight
 
 
-@pytest.mark.parametrize("case", ["mask", "ignore_class", "mean_with_sample_weight"])
+@pytest.mark.parametrize("case", share(["mask", "ignore_class", "mean_with_sample_weight"]))
 def test_keras_means_the_means_of_uneven_batches_and_ours_divides_once(case):
     made, x, y, weight = uneven(case)
     ours = ws.Trainer(made).evaluate(x, y, 4, sample_weight=weight, verbose=0)

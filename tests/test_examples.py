@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 import pytest
-from halves import on
+from shares import on
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -56,7 +56,7 @@ def test_batchnorm_by_hand(monkeypatch, tmp_path):
 
 
 @pytest.mark.filterwarnings("default")
-@on("tensorflow")
+@on("jax")
 def test_glove(monkeypatch, tmp_path):
     shown = run("glove", monkeypatch, tmp_path)
     written, reshaped, fitted, ours, windowed = shown["losses"].values()
@@ -75,7 +75,7 @@ def test_glove(monkeypatch, tmp_path):
 
 def fewer_dates(module):
     module.QUICK = replace(module.QUICK, num_rows=400, num_warmup=10, epochs=1)
-    module.WIDTH = 32
+    module.WIDTH, module.NUM_PARTS = 32, 2
 
 
 @pytest.mark.filterwarnings("default")
@@ -111,7 +111,7 @@ def fewer_pictures(module):
 
 
 @pytest.mark.filterwarnings("default")
-@on("tensorflow")
+@on("jax")
 def test_distributed_mnist(monkeypatch, tmp_path):
     shown = run("distributed_mnist", monkeypatch, tmp_path, fewer_pictures)
     assert shown["tested"][1] > 0.3

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from shares import share
 
 import wholestep as ws
 from wholestep.plan import Planner
@@ -83,7 +84,7 @@ def calls(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", share(KINDS))
 def test_every_sentence_is_true(name, calls):
     make, fills = KINDS[name]
     trainer = make()

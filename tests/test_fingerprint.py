@@ -6,6 +6,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from scripts import HERE, lean
 
 import wholestep as ws
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
@@ -55,8 +56,8 @@ def test_values_and_data_are_named():
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="on TensorFlow it is there already")
 def test_describing_does_not_import_tensorflow():
-    look = "import sys; sys.path.insert(0, 'tests'); from test_fingerprint import code, make; make; import keras; "
+    look = "import sys; from test_fingerprint import code, make; make; import keras; "
     look += "m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]); m.compile('adam', 'mse'); code(m); "
     look += "print('tensorflow' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    found = subprocess.run([sys.executable, "-c", look], env=lean(HERE), capture_output=True, text=True)
     assert found.stdout == "False\n", found.stderr

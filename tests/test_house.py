@@ -9,6 +9,7 @@ from pathlib import Path
 
 import keras
 import pytest
+from shares import on
 
 import wholestep as ws
 
@@ -123,7 +124,11 @@ def test_public_names_are_frozen():
     ]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=on(ENGINE_OF[p.name]) if p.name in ENGINE_OF else ()) for p in MODULES],
+    ids=lambda p: str(p.relative_to(SOURCE)),
+)
 def test_examples_in_docstrings_run(path):
     name = ".".join(("wholestep", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
     if ENGINE_OF.get(path.name, keras.backend.backend()) != keras.backend.backend():

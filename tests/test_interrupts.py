@@ -8,7 +8,7 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
-from halves import half
+from shares import share
 from small import X, Y, model
 
 import wholestep as ws
@@ -129,7 +129,7 @@ def interrupted_at(call, when, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "when"), half(itertools.product(("fit", "watched", "steps", "stream"), ("planning", "before", "after")))
+    ("kind", "when"), share(itertools.product(("fit", "watched", "steps", "stream"), ("planning", "before", "after")))
 )
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(kind, when, monkeypatch):
     rows = np.random.default_rng(0).integers(-3, 4, (48, 4)).astype("float32")

@@ -10,18 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from scripts import HERE, lean
+from shares import on
 
 import wholestep as ws
 from wholestep import cli
 from wholestep.processes import launch as launcher
 
-HERE = Path(__file__).parent
-PATHS = os.pathsep.join(filter(None, (str(HERE / "lean"), str(HERE), os.environ.get("PYTHONPATH"))))
 BOUND = 60.0  # seconds in which every run ends, whatever happens
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several processes need the JAX engine")
 
@@ -29,7 +30,7 @@ only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several 
 def launch(num, *arguments, patience=4, devices=1):
     """Return (exit code, output, seconds) of a run, which is killed if it does not end."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"  # the last one counts
-    environment = os.environ | {"WHOLESTEP_PATIENCE": str(patience), "PYTHONPATH": PATHS, "XLA_FLAGS": flags}
+    environment = lean(HERE, WHOLESTEP_PATIENCE=str(patience), XLA_FLAGS=flags)
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", str(num), str(HERE / "processes.py"), *arguments]
     begin = time.monotonic()
     done = subprocess.run(
@@ -44,13 +45,26 @@ def found(output, process):
     return json.loads(line[1])
 
 
+@pytest.fixture(scope="module")
+def ended_well(tmp_path_factory):
+    """Return a function: the output and the files of a run of so many processes that does one thing after the other."""
+
+    @cache
+    def run(num):
+        folder = tmp_path_factory.mktemp("processes")
+        code, output, _ = launch(num, "cases, write, brisk", str(folder))
+        assert code == 0, output
+        return output, folder
+
+    return run
+
+
 @only_jax
 @pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.large)])
-def test_no_bit_differs_between_processes(num):
+def test_no_bit_differs_between_processes(num, ended_well):
     import processes
 
-    code, output, _ = launch(num, "cases")
-    assert code == 0, output
+    output, _ = ended_well(num)
     alone, runs, losses = processes.all_cases(many=num == 4), processes.whole_runs(), processes.losses_in_buckets()
     loaded = []
     for process in range(num):
@@ -106,13 +120,12 @@ def test_a_run_that_cannot_go_on_ends_and_says_why(what):
 
 
 @only_jax
-def test_files_come_from_the_first_process(tmp_path):
-    code, output, _ = launch(2, "write", str(tmp_path))
-    assert code == 0, output
+def test_files_come_from_the_first_process(ended_well):
+    output, folder = ended_well(2)
     for kind in ("plain", "distribution"):
-        assert sorted(path.name for path in (tmp_path / kind / "0").iterdir()) == ["log.csv", "m.keras"]
-        assert list((tmp_path / kind / "1").iterdir()) == []
-        saved = keras.saving.load_model(tmp_path / kind / "0" / "m.keras")
+        assert sorted(path.name for path in (folder / kind / "0").iterdir()) == ["log.csv", "m.keras"]
+        assert list((folder / kind / "1").iterdir()) == []
+        saved = keras.saving.load_model(folder / kind / "0" / "m.keras")
         assert int(saved.optimizer.iterations) == 1
     for said in ("1/1 - ", "Epoch 1: LearningRateScheduler"):
         assert output.count(f"[0] {said}") == 2
@@ -120,15 +133,14 @@ def test_files_come_from_the_first_process(tmp_path):
 
 
 @only_jax
-def test_no_thread_is_inside_the_store_when_a_process_ends():
-    code, output, _ = launch(2, "brisk")  # the interpreter would abort, nearly every time
-    assert code == 0, output
+def test_no_thread_is_inside_the_store_when_a_process_ends(ended_well):
+    ended_well(2)  # the interpreter would abort, nearly every time
 
 
 @only_jax
 @pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.large)])
 def test_an_interrupt_ends_all(sent):
-    environment = os.environ | {"PYTHONPATH": PATHS}
+    environment = lean(HERE)
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 9"]
     launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert launched.stdout.readline()  # they are at work
@@ -147,7 +159,7 @@ def is_alive(pid):
 
 @only_jax
 def test_processes_end_with_their_launcher_however_it_ends():
-    environment = os.environ | {"PYTHONPATH": PATHS, "WHOLESTEP_PATIENCE": "600"}
+    environment = lean(HERE, WHOLESTEP_PATIENCE="600")
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 0"]
     launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     pids = [int(line.split()[2]) for line in itertools.islice(filter(lambda line: " pid " in line, launched.stdout), 2)]
@@ -169,10 +181,11 @@ def test_a_patience_that_is_no_number(monkeypatch):
         group.join()
 
 
+@on("jax")
 def test_the_command_line_starts_without_keras():
     look = "import sys, wholestep as ws, wholestep.cli; print('keras' in sys.modules, {*ws.__all__} <= {*dir(ws)})"
     look += "; print(all(hasattr(ws, name) for name in ws.__all__), 'keras' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout
+    found = subprocess.run([sys.executable, "-c", look], env=lean(), capture_output=True, text=True).stdout
     assert found == "False True\nTrue True\n"
     with pytest.raises(AttributeError, match="no attribute 'Batch'"):
         ws.Batch  # noqa: B018

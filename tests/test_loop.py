@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from shares import on
 from small import X, Y, model, same
 
 import wholestep as ws
@@ -102,6 +103,7 @@ def test_a_restart_begins_with_the_rows_of_its_epoch(steps_per_epoch, own):
     assert same(whole, restarted)
 
 
+@on("jax")
 def test_a_restart_within_an_epoch_keeps_its_place():
     data = ws.Batches((X, Y), 5)
     data.seek(2, 3)
@@ -113,6 +115,7 @@ def test_a_restart_within_an_epoch_keeps_its_place():
 # ---- data that end ----
 
 
+@on("jax")
 @pytest.mark.parametrize(("num", "steps_per_epoch", "epochs"), [(4, None, 1), (4, 2, 2), (3, 2, 2)])
 def test_a_generator_that_ends_ends_the_run_and_keeps_its_history(num, steps_per_epoch, epochs):
     made = model()
@@ -123,6 +126,7 @@ def test_a_generator_that_ends_ends_the_run_and_keeps_its_history(num, steps_per
     assert int(made.optimizer.iterations) == num
 
 
+@on("jax")
 def test_a_batch_size_for_ready_made_batches_is_left_out_with_a_warning():
     made = model()
     with pytest.warns(UserWarning, match="batch_size=32 has no effect: these batches are ready-made"):
@@ -133,6 +137,7 @@ def test_a_batch_size_for_ready_made_batches_is_left_out_with_a_warning():
 # ---- validation ----
 
 
+@on("jax")
 @pytest.mark.parametrize("num", [3, None])
 def test_an_iterator_validates_on_the_same_batches_after_every_epoch(num):
     def forever():
@@ -148,6 +153,7 @@ def test_an_iterator_validates_on_the_same_batches_after_every_epoch(num):
         assert history.history["val_loss"] == pytest.approx([expected] * 3, rel=1e-5)
 
 
+@on("jax")
 def test_a_data_set_validates_from_its_beginning_after_every_epoch():
     data = ws.Batches(Again(5))
     made = model(optimizer=keras.optimizers.SGD(0.0))
@@ -156,6 +162,7 @@ def test_a_data_set_validates_from_its_beginning_after_every_epoch():
     assert one == two == pytest.approx(made.evaluate(X[:15], Y[:15], verbose=0)[0], rel=1e-5)
 
 
+@on("jax")
 @pytest.mark.parametrize("data", [ws.Batches((X, Y), 5), ws.Batches(Again(5))], ids=["resident", "stream"])
 def test_no_row_is_evaluated_twice(data):
     trainer = ws.Trainer(model())
@@ -194,6 +201,7 @@ class Hooks(keras.callbacks.Callback):
         self.rows.append(len(logs["outputs"]))
 
 
+@on("jax")
 @pytest.mark.parametrize("data", [(X, Y, 4), (Again(4),)], ids=["resident", "stream"])
 def test_callbacks_are_told_once_for_the_batches_of_an_execution(data):
     ours, theirs = Hooks(), Hooks()
@@ -221,6 +229,7 @@ def _limits():
     keras.config.set_max_steps_per_epoch(None)
 
 
+@on("jax")
 @pytest.mark.usefixtures("_limits")
 def test_keras_limits_hold():
     made = model()
@@ -236,6 +245,7 @@ def test_keras_limits_hold():
     assert ["to 3 batches" in words for words in said] == [False, True, True]
 
 
+@on("jax")
 @pytest.mark.usefixtures("_limits")
 @pytest.mark.filterwarnings("ignore:Limiting", "ignore:Your input ran out of data")
 @pytest.mark.parametrize(("size", "data"), [(10, Again), (4, Again), (4, None)])
@@ -253,6 +263,7 @@ def test_the_limit_of_an_epoch_is_at_most_so_many_batches_of_one_pass(size, data
     assert expected == ([2, 4] if size == 10 else [3, 5])
 
 
+@on("jax")
 @pytest.mark.usefixtures("_limits")
 @pytest.mark.filterwarnings("ignore:Limiting")
 def test_a_restart_under_the_limit_begins_with_the_rows_of_its_epoch():
@@ -261,6 +272,7 @@ def test_a_restart_under_the_limit_begins_with_the_rows_of_its_epoch():
     assert data.position == (1, 0)  # behind the last two of five
 
 
+@on("jax")
 def test_evaluation_and_prediction_end_where_they_are_told_to():
     def forever():
         while True:

@@ -13,7 +13,7 @@ from wholestep import engines, tree
 from wholestep.model import building
 
 ENGINE = keras.backend.backend()
-EVERY = 2 if ENGINE == "jax" else 8  # a strategy's programs take TensorFlow several times as long
+EVERY = 4 if ENGINE == "jax" else 8  # a strategy's programs take TensorFlow several times as long
 HOW = {"epochs": 2, "shuffle": False, "verbose": 0}
 CUT, REPLICAS, PIECES = 4, 3, 3  # a batch of 6 rows in 2 microbatches; 3 replicas, of 2 rows or of 1 and 1
 LARGE = pytest.mark.large
@@ -105,12 +105,9 @@ def pytest_generate_tests(metafunc):
 
 
 def marks_of(number: int, kind: Kind, check: str) -> list:
-    """What every kind is tried on, in pairs with the engines; the larger runs have all of all."""
-    even = number % 2 == 0
-    if ENGINE == "jax":  # which takes half as long
-        is_tried = {"evaluation": even, "stream": not even}
-    else:  # every kind is trained as by Keras here as well, on arrays or on a stream
-        is_tried = {"arrays": not even, "own loop": not even, "evaluation": not even, "stream": even}
+    """What every kind is tried on: arrays on one engine, a stream on the other; the larger runs have all of all."""
+    on_arrays = (number % 2 == 0) is (ENGINE == "jax")
+    is_tried = {"arrays": on_arrays, "own loop": on_arrays, "evaluation": on_arrays, "stream": not on_arrays}
     is_tried |= {"replicas": number % EVERY == 0, "replicas in microbatches": number % EVERY == EVERY // 2}
     is_large = kind.large or not is_tried.get(check, True)
     known = [why for said, why in kind.differs.items() if said in (f"{ENGINE} {check}", f"* {check}")]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shares import on
 from small import ROWS, X, Y, model, values
 
 import wholestep as ws
@@ -70,6 +71,7 @@ def test_a_row_that_does_not_fit_alone_is_said_so():
     assert "The data stay on the device (0.0 MiB)." in explained  # another question
 
 
+@on("jax")
 @pytest.mark.parametrize(
     ("data", "where"),
     [
@@ -125,7 +127,7 @@ def test_the_peak_falls_with_the_microbatch():
     assert memory(256) < 0.5 * memory("auto")
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(st.integers(1, 20), st.integers(1, 20), st.lists(st.floats(0.1, 2.0), min_size=ROWS, max_size=ROWS))
 def test_random_cuts_and_weights_change_nothing(batch_size, microbatch_size, weight):
     weight = np.asarray(weight, "float32")

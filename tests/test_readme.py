@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from halves import on
+from shares import on
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

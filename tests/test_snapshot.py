@@ -1,7 +1,6 @@
 """A run that is taken out at any boundary and put back elsewhere goes on with the same bits."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from scripts import lean
+from shares import on, share
 
 import wholestep as ws
 from wholestep.checkpoints.snapshot import Snapshot, put_together, taken_apart
@@ -26,12 +27,20 @@ def carried(snapshot):
     return Snapshot({k: np.array(v) for k, v in snapshot.arrays.items()}, json.loads(json.dumps(snapshot.facts)))
 
 
-def made(seed=0, *, optimizer=None, norm=True):
+def small(seed=0):
+    """Return a model with no more state than a momentum and the sums of an epoch."""
     keras.utils.set_random_seed(seed)
-    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dropout(0.3)]
-    layers += [keras.layers.BatchNormalization()] if norm else []
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def made(seed=0):
+    """Return a model with every kind of state: seeds, moving statistics, slots, averages of weights, counts."""
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dropout(0.3), keras.layers.BatchNormalization()]
     model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(1, activation="sigmoid")])
-    optimizer = optimizer or keras.optimizers.Adam(
+    optimizer = keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.7),
         use_ema=True,
         ema_momentum=0.9,
@@ -44,22 +53,29 @@ def made(seed=0, *, optimizer=None, norm=True):
 
 
 class Takes(keras.callbacks.Callback):
-    """Takes a snapshot after so many batches of the call, or at the end of an epoch; notes what every batch is told."""
+    """Takes snapshots after so many batches of the call and at the end of epochs; notes what every batch is told.
 
-    def __init__(self, run, batch=None, epoch=None):
+    What is taken is a pair: of how many batches had been told, and the snapshot.
+    """
+
+    def __init__(self, run, *batches, epochs=()):
         super().__init__()
-        self.run, self.batch, self.epoch = run, batch, epoch
-        self.num, self.told, self.taken = 0, [], None
+        self.run, self.batches, self.epochs = run, batches, epochs
+        self.told, self.taken = [], []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.num += 1
         self.told.append((batch, {k: np.asarray(v).tobytes() for k, v in logs.items()}))
-        if self.num == self.batch:
-            self.taken = self.run.snapshot()
+        if len(self.told) in self.batches:
+            self.taken.append((len(self.told), carried(self.run.snapshot())))
 
     def on_epoch_end(self, epoch, logs=None):
-        if epoch == self.epoch:
-            self.taken = self.run.snapshot()
+        if epoch in self.epochs:
+            self.taken.append((len(self.told), carried(self.run.snapshot())))
+
+    def only(self):
+        """Return the one snapshot that was taken."""
+        ((_, snapshot),) = self.taken
+        return snapshot
 
 
 def leaves(model):
@@ -73,23 +89,24 @@ def check_same_bits(one, two):
         np.testing.assert_array_equal(a, b)
 
 
-def check_goes_on(data, make=made, batch=None, epoch=None, callbacks=list, **how):
-    """Fit with a snapshot in between; go on from it in a fresh trainer of another model; compare all."""
+def check_goes_on(data, *batches, epochs=(), first=0, **how):
+    """Fit with snapshots in between; go on from each of them in a trainer of another model; compare all.
+
+    That trainer is a fresh one for snapshot number `first`; then it has trained to the end, and goes back.
+    """
     how = {"epochs": 3, "verbose": 0, **how}
-    whole = ws.Trainer(make())
-    takes = Takes(whole.run, batch, epoch)
-    history = whole.fit(*data(), callbacks=[*callbacks(), takes], **how)
-    assert takes.taken is not None
-    other = ws.Trainer(make(seed=1))
-    other.run.restore(carried(takes.taken))
-    again = Takes(other.run)
-    resumed = other.fit(*data(), callbacks=[*callbacks(), again], **how)
-    check_same_bits(leaves(whole.model), leaves(other.model))
-    assert resumed.history == history.history
-    assert resumed.epoch == history.epoch
-    done = takes.batch if batch is not None else (epoch + 1) * len(takes.told) // how["epochs"]
-    assert again.told == takes.told[done:]
-    return whole, other
+    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    takes = Takes(whole.run, *batches, epochs=epochs)
+    history = whole.fit(*data(), callbacks=[takes], **how)
+    assert len(takes.taken) == len(batches) + len(epochs)
+    for told, snapshot in [*takes.taken[first:], *takes.taken[:first]]:
+        other.run.restore(snapshot)
+        again = Takes(other.run)
+        resumed = other.fit(*data(), callbacks=[again], **how)
+        check_same_bits(leaves(whole.model), leaves(other.model))
+        assert resumed.history == history.history
+        assert resumed.epoch == history.epoch
+        assert again.told == takes.told[told:]
 
 
 def arrays():
@@ -162,23 +179,21 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("batch", [2, BATCHES, BATCHES + 1, 2 * BATCHES])
-def test_fit_goes_on_after_any_batch(name, batch):
+@pytest.mark.parametrize("name", share(SOURCES))
+def test_fit_goes_on_after_any_batch(name):
     data, how = SOURCES[name]
-    check_goes_on(data, batch=min(batch, 11) if "short" in name else batch, **how)
+    after = [2, BATCHES, BATCHES + 1, 11 if "short" in name else 2 * BATCHES]
+    check_goes_on(data, *after, first=list(SOURCES).index(name) % len(after), **how)
 
 
-@pytest.mark.parametrize("name", ["arrays", "PyDataset", "begins again"])
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_fit_goes_on_after_an_epoch(name, epoch):
+@pytest.mark.parametrize("name", share(["arrays", "PyDataset", "begins again"]))
+def test_fit_goes_on_after_an_epoch(name):
     data, how = SOURCES[name]
-    check_goes_on(data, epoch=epoch, validation_data=(X[:9], Y[:9]), **how)
+    check_goes_on(data, epochs=(0, 2), first=int(name == "arrays"), validation_data=(X[:9], Y[:9]), **how)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("pack", [False, True])
-def test_buckets_and_packs_go_on(pack, batch):
+@pytest.mark.parametrize("pack", share([False, True]))
+def test_buckets_and_packs_go_on(pack):
     class Per(PerPlace):
         def __call__(self, model, batch, training):
             batch = batch if not pack else {**batch, "weight": batch["segments"] > 0} if "segments" in batch else batch
@@ -190,17 +205,17 @@ def test_buckets_and_packs_go_on(pack, batch):
         return ws.Trainer(model, Per(), optimizer="adam", seed=4)
 
     whole = trained(None)
-    takes = Takes(whole.run, batch)
+    takes, other = Takes(whole.run, 1, 4), trained(1)
     history = whole.fit(*by_length(pack=pack), epochs=2, callbacks=[takes], verbose=0).history
-    other = trained(1)
-    other.run.restore(carried(takes.taken))
-    again = Takes(other.run)
-    assert other.fit(*by_length(pack=pack), epochs=2, callbacks=[again], verbose=0).history == history
-    check_same_bits(leaves(whole.model), leaves(other.model))
-    assert again.told == takes.told[batch:]
+    for told, snapshot in takes.taken[:: -1 if pack else 1]:
+        other.run.restore(snapshot)
+        again = Takes(other.run)
+        assert other.fit(*by_length(pack=pack), epochs=2, callbacks=[again], verbose=0).history == history
+        check_same_bits(leaves(whole.model), leaves(other.model))
+        assert again.told == takes.told[told:]
 
 
-@pytest.mark.parametrize("name", ["arrays", "batches", "generator", "begins again", "PyDataset"])
+@pytest.mark.parametrize("name", share(["arrays", "batches", "generator", "PyDataset", "begins again"]))
 def test_ones_own_loop_goes_on_after_every_step(name):
     def data():
         if name in ("arrays", "batches"):
@@ -247,13 +262,13 @@ def test_a_fit_between_two_steps_leaves_the_loop_where_it_stood():
     check_same_bits(leaves(first.model), leaves(second.model))
 
 
-@pytest.mark.parametrize("are_given", [False, True])
+@pytest.mark.parametrize("are_given", share([False, True]))
 def test_the_next_call_goes_on_with_the_next_epochs_order(are_given):
     def data():
         return (ws.Batches((X, Y), SIZE),) if are_given else (X, Y)
 
     size = {} if are_given else {"batch_size": SIZE}
-    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
     given = data()
     whole.fit(*given, verbose=0, **size)
     other.run.restore(carried(whole.run.snapshot()))
@@ -264,7 +279,7 @@ def test_the_next_call_goes_on_with_the_next_epochs_order(are_given):
 
 def test_updates_in_hand_go_on():
     whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
-    first = [(X[i : i + n], Y[i : i + n]) for i, n in ((0, 5), (5, 7), (2, 3))]
+    first = [(X[i : i + n], Y[i : i + n]) for i, n in ((0, 5), (5, 7), (2, 5))]
     for batch in first:
         whole.update(batch)
     other.run.restore(carried(whole.run.snapshot()))
@@ -279,22 +294,20 @@ def watchers():
     return [stops, keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=0.5)]
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_callbacks_go_on_with_what_they_have_seen(epoch):
-    def make(seed=0):
-        return made(seed, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-
+@on("jax")
+def test_callbacks_go_on_with_what_they_have_seen():
     data, how = SOURCES["arrays"]
     how = {"epochs": 6, "validation_data": (X[:9], Y[:9]), "batch_size": SIZE, "verbose": 0}
-    whole, other = ws.Trainer(make()), ws.Trainer(make(seed=1))
-    takes = Takes(whole.run, epoch=epoch)
+    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
+    takes = Takes(whole.run, epochs=(0, 1, 2))
     history = whole.fit(*data(), callbacks=[*watchers(), takes], **how)
-    assert len(history.epoch) == 3  # it stopped early
-    other.run.restore(carried(takes.taken))
-    again = other.fit(*data(), callbacks=[*watchers(), Takes(other.run)], **how)
-    assert again.history == history.history
+    assert len(history.epoch) == len(takes.taken) == 3  # it stopped early
     assert "learning_rate" in history.history
-    check_same_bits(leaves(whole.model), leaves(other.model))
+    for _, snapshot in takes.taken:
+        other.run.restore(snapshot)
+        again = other.fit(*data(), callbacks=[*watchers(), Takes(other.run)], **how)
+        assert again.history == history.history
+        check_same_bits(leaves(whole.model), leaves(other.model))
 
 
 def test_skipped_updates_and_a_loss_scale_go_on():
@@ -318,13 +331,14 @@ def test_skipped_updates_and_a_loss_scale_go_on():
         whole, other = trainer(0), trainer(1)
         takes = Takes(whole.run, 8)
         whole.fit(bad, Y, batch_size=SIZE, epochs=3, callbacks=[takes], verbose=0)
-        other.run.restore(carried(takes.taken))
+        other.run.restore(takes.only())
         other.fit(bad, Y, batch_size=SIZE, epochs=3, callbacks=[Takes(other.run)], verbose=0)
         check_same_bits(leaves(whole.model), leaves(other.model))
         assert other.num_skipped == whole.num_skipped > 0
         assert other.run.number == whole.run.number
 
 
+@on("jax")
 def test_a_callback_of_ones_own_keeps_what_it_says():
     class Counts(keras.callbacks.Callback):
         seen = 0
@@ -338,10 +352,10 @@ def test_a_callback_of_ones_own_keeps_what_it_says():
         def set_state(self, state):
             self.seen = state["seen"]
 
-    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
     takes, one, two = Takes(whole.run, 4), Counts(), Counts()
     whole.fit(X, Y, batch_size=SIZE, epochs=2, callbacks=[one, takes], verbose=0)
-    other.run.restore(carried(takes.taken))
+    other.run.restore(takes.only())
     other.fit(X, Y, batch_size=SIZE, epochs=2, callbacks=[two, Takes(other.run)], verbose=0)
     assert one.seen == two.seen == 2 * BATCHES
 
@@ -365,18 +379,18 @@ def test_what_an_objective_assigns_besides_goes_on():
     whole, other = trainer(0), trainer(1)
     takes = Takes(whole.run, 3)
     history = whole.fit(X, batch_size=SIZE, epochs=2, callbacks=[takes], verbose=0).history
-    other.run.restore(carried(takes.taken))
+    other.run.restore(takes.only())
     assert other.fit(X, batch_size=SIZE, epochs=2, callbacks=[Takes(other.run)], verbose=0).history == history
     check_same_bits(leaves(whole.model), leaves(other.model))
 
 
 def test_what_was_found_by_trying_is_not_tried_again(monkeypatch):
-    first = ws.Trainer(made(norm=False), microbatch_size=2)
+    first = ws.Trainer(small(), microbatch_size=2)
     first.fit(X, Y, batch_size=SIZE, verbose=0)
     snapshot = carried(first.run.snapshot())
     monkeypatch.setattr("wholestep.plan.probe", None)
     monkeypatch.setattr("wholestep.plan.metrics_ignore_padding", None)
-    second = ws.Trainer(made(seed=1, norm=False), microbatch_size=2)
+    second = ws.Trainer(small(seed=1), microbatch_size=2)
     second.run.restore(snapshot)
     second.fit(X, Y, batch_size=SIZE, verbose=0)
     assert second.run.findings == first.run.findings
@@ -403,12 +417,12 @@ def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
     takes = Takes(trainer.run, 8)
     history = trainer.fit(X, Y, batch_size=SIZE, epochs=3, callbacks=[takes], verbose=0)
     names = {name: str(tmp_path / name) for name in ("arrays.npz", "facts.json", "out.npz")}
-    np.savez(names["arrays.npz"], **takes.taken.arrays)
-    Path(names["facts.json"]).write_text(json.dumps(takes.taken.facts))
+    np.savez(names["arrays.npz"], **takes.only().arrays)
+    Path(names["facts.json"]).write_text(json.dumps(takes.only().facts))
     script = SCRIPT.format(
         tests=str(Path(__file__).parent), arrays=names["arrays.npz"], facts=names["facts.json"], out=names["out.npz"]
     )
-    subprocess.run([sys.executable, "-c", script], check=True, env=os.environ, timeout=300)
+    subprocess.run([sys.executable, "-c", script], check=True, env=lean(), timeout=300)
     found = np.load(names["out.npz"])
     check_same_bits(leaves(trainer.model), [found[f"arr_{i}"] for i in range(len(found.files) - 1)])
     assert found["loss"].tolist() == history.history["loss"]
@@ -431,39 +445,40 @@ class At(keras.callbacks.Callback):
             self.taken = carried(self.run.snapshot())
 
 
-MOMENTS = [
-    ("on_train_begin", None),
-    ("on_epoch_begin", 1),
-    ("on_train_batch_begin", 3),
-    ("on_test_begin", None),
-    ("on_test_batch_end", 1),
-    ("on_test_end", None),
-    ("on_train_end", None),
-]
+MOMENTS = {  # those of a batch for themselves: with one of them every update is sent alone
+    "epochs": [
+        ("on_train_begin", None),
+        ("on_epoch_begin", 1),
+        ("on_test_begin", None),
+        ("on_test_end", None),
+        ("on_train_end", None),
+    ],
+    "batches": [("on_train_batch_begin", 3), ("on_test_batch_end", 1)],
+}
 
 
-@pytest.mark.parametrize(("hook", "at"), MOMENTS)
-def test_a_snapshot_may_be_taken_in_any_hook(hook, at):
+@pytest.mark.parametrize("of", share(MOMENTS))
+def test_a_snapshot_may_be_taken_in_any_hook(of):
     how = {"epochs": 2, "batch_size": SIZE, "validation_data": (X[:9], Y[:9]), "verbose": 0}
     whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
     for trainer in (whole, other):  # a second call: it is about the place in that one
         trainer.fit(X, Y, batch_size=SIZE, verbose=0)
-    takes = At(whole.run, hook, at)
-    history = whole.fit(X, Y, callbacks=[takes], **how).history
-    other.run.restore(takes.taken)
-    if hook == "on_train_end":
-        for trainer in (whole, other):
-            history = trainer.fit(X, Y, **how).history if trainer is whole else history
-    assert other.fit(X, Y, **how).history == history
-    check_same_bits(leaves(whole.model), leaves(other.model))
+    moments = [At(whole.run, hook, at) for hook, at in MOMENTS[of]]
+    history = whole.fit(X, Y, callbacks=moments, **how).history
+    for (hook, _), moment in zip(MOMENTS[of], moments, strict=True):
+        if hook == "on_train_end":
+            history = whole.fit(X, Y, **how).history
+        other.run.restore(moment.taken)
+        assert other.fit(X, Y, **how).history == history
+        check_same_bits(leaves(whole.model), leaves(other.model))
 
 
 def test_a_run_goes_back_in_the_same_process():
-    trainer, data = ws.Trainer(made(norm=False)), ws.Batches((X, Y), SIZE)
+    trainer, data = ws.Trainer(small()), ws.Batches((X, Y), SIZE)
     takes = Takes(trainer.run, 2)
     history = trainer.fit(data, epochs=3, callbacks=[takes], verbose=0).history
     after = leaves(trainer.model)
-    trainer.run.restore(takes.taken)
+    trainer.run.restore(takes.only())
     assert trainer.fit(data, epochs=3, callbacks=[Takes(trainer.run)], verbose=0).history == history
     check_same_bits(leaves(trainer.model), after)
     stream = ws.Batches(Restarts())
@@ -476,13 +491,13 @@ def test_a_run_goes_back_in_the_same_process():
 
 
 def test_the_values_are_there_at_once():
-    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
     whole.fit(X, Y, batch_size=SIZE, verbose=0)
     taken = carried(whole.run.snapshot())
     other.run.restore(taken)
     check_same_bits(whole.model.get_weights(), other.model.get_weights())
     assert other.run.snapshot() is taken
-    serving = ws.Trainer(made(seed=2), Centred())
+    serving = ws.Trainer(small(seed=2), Centred())
     serving.model.optimizer = None
     serving.run.restore(taken)
     check_same_bits(whole.model.get_weights(), serving.model.get_weights())
@@ -500,6 +515,7 @@ class Centred(ws.Objective):
         return ws.Mean(model(batch[0], training=training)[:, 0] ** 2)
 
 
+@on("jax")
 def test_a_run_that_failed_is_taken_out_with_what_its_callbacks_have_seen():
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -508,12 +524,9 @@ def test_a_run_that_failed_is_taken_out_with_what_its_callbacks_have_seen():
 
     how = {"epochs": 4, "batch_size": SIZE, "validation_data": (X[:9], Y[:9]), "verbose": 0}
 
-    def make(seed=0):
-        return made(seed, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-
-    whole, other = ws.Trainer(make()), ws.Trainer(make(1))
+    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
     history = whole.fit(X, Y, callbacks=[*watchers(), Takes(whole.run)], **how)
-    left = ws.Trainer(make())
+    left = ws.Trainer(small())
     with pytest.raises(KeyboardInterrupt):
         left.fit(X, Y, callbacks=[*watchers(), Takes(left.run), Fails()], **how)
     other.run.restore(carried(left.run.snapshot()))
@@ -525,7 +538,7 @@ def test_a_run_that_failed_is_taken_out_with_what_its_callbacks_have_seen():
 def test_a_snapshot_counts_no_skipped_update_twice():
     bad = X.copy()
     bad[5] = np.nan
-    trainer, numbers = ws.Trainer(made(norm=False), on_nonfinite="skip"), []
+    trainer, numbers = ws.Trainer(small(), on_nonfinite="skip"), []
     for step in trainer.steps(ws.Batches((bad, Y), SIZE, shuffle=False), epochs=2):
         numbers.append(step.number)
         if step.number == 2:
@@ -537,7 +550,7 @@ def test_a_snapshot_counts_no_skipped_update_twice():
 def test_a_run_that_failed_goes_on_before_the_failed_update():
     bad = X.copy()
     bad[6] = np.nan
-    trainer, other = ws.Trainer(made(norm=False)), ws.Trainer(made(seed=1, norm=False))
+    trainer, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
     with pytest.raises(ws.NonFiniteError):
         trainer.fit(bad, Y, batch_size=SIZE, shuffle=False, verbose=0)
     other.run.restore(carried(trainer.run.snapshot()))
@@ -548,6 +561,7 @@ def test_a_run_that_failed_goes_on_before_the_failed_update():
 # ---- what cannot be ----
 
 
+@on("jax")
 def test_what_cannot_go_on_is_refused_before_anything_changes():
     trainer = ws.Trainer(made())
     with pytest.raises(ws.SpecificationError, match="has begun"):
@@ -561,11 +575,11 @@ def test_what_cannot_go_on_is_refused_before_anything_changes():
     other = ws.Trainer(narrow)
     before = leaves(narrow)
     with pytest.raises(ws.SpecificationError, match=r"same model and optimizer \(params\)"):
-        other.run.restore(carried(takes.taken))
+        other.run.restore(takes.only())
     assert other.run.restored is None
     check_same_bits(before, leaves(narrow)[: len(before)])
     again = ws.Trainer(made())
-    again.run.restore(carried(takes.taken))
+    again.run.restore(takes.only())
     with pytest.raises(ws.SpecificationError, match="inside of fit"):
         list(again.steps(ws.Batches((X, Y), SIZE)))
     with pytest.raises(ws.SpecificationError, match="the data that it had"):
@@ -583,7 +597,7 @@ def test_what_cannot_go_on_is_refused_before_anything_changes():
 def test_an_update_that_failed_unseen_is_in_no_snapshot():
     bad = X.copy()
     bad[6] = np.nan
-    trainer = ws.Trainer(made())
+    trainer = ws.Trainer(small())
     for step in trainer.steps(ws.Batches((bad, Y), SIZE, shuffle=False)):
         if step.number == 2:
             with pytest.raises(ws.NonFiniteError, match="Update 2"):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from exact import differing, integers, snapshot
+from shares import share
 
 import wholestep as ws
 from wholestep.sums import EpochSums
@@ -47,7 +48,7 @@ def updated(weight, microbatch_size="auto", **arguments):
     return snapshot(model) | dict(logs), trainer
 
 
-@pytest.mark.parametrize(("kind", "sizes"), list(zip(WEIGHTS, [(1, 6), (3, 5), (3, 1)], strict=True)))
+@pytest.mark.parametrize(("kind", "sizes"), share(zip(WEIGHTS, [(1, 6), (3, 5), (3, 1)], strict=True)))
 def test_no_bit_differs_between_cuts(kind, sizes):
     whole, _ = updated(weights_of(kind))
     assert np.isfinite(whole["loss"])

@@ -6,7 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from halves import half
+from shares import share
 from small import ROWS, X, Y, model, same, values
 
 import wholestep as ws
@@ -131,7 +131,7 @@ def test_evaluation_does_not_touch_the_training_metrics():
     assert one["loss"] == two["loss"]
 
 
-@pytest.mark.parametrize("size", [3, 7, 50])
+@pytest.mark.parametrize("size", share([3, 7, 50]))
 def test_predict_and_evaluate_are_kerases(size):
     made = model(keras.layers.BatchNormalization())
     trainer = ws.Trainer(made)
@@ -361,7 +361,7 @@ def test_a_stream_left_early_goes_on_where_it_was_left():
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"), half(itertools.product(("fit", "steps"), ("resident", "stream", "last of a stream")))
+    ("how", "kind"), share(itertools.product(("fit", "steps"), ("resident", "stream", "last of a stream")))
 )
 def test_a_failed_update_is_the_next_one(how, kind):
     x, y = poisoned(9)[:12] if kind == "last of a stream" else poisoned(9), Y

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halves import on
 from keras import ops
+from shares import on
 
 _PATH = Path(__file__).parent.parent / "examples" / "translate_dates.py"
 

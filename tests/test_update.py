@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, integers, num_rows_of, one_update, snapshot
-from halves import half, on
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shares import on, share
 
 import wholestep as ws
 from wholestep.sums import EpochSums
@@ -31,7 +31,7 @@ def check_every_cut(case, parts=PARTS):
         assert differing(whole, cut) == [], f"microbatches of {size}"
 
 
-@pytest.mark.parametrize(("case", "num"), half((c, PARTS[i // 2 % len(PARTS)]) for i, c in enumerate(CASES)), ids=str)
+@pytest.mark.parametrize(("case", "num"), share((c, PARTS[i // 2 % len(PARTS)]) for i, c in enumerate(CASES)), ids=str)
 def test_no_bit_differs_between_cuts(case, num):
     check_every_cut(case, [num])
 
@@ -42,7 +42,7 @@ def test_no_bit_differs_between_cuts_of_all_cases(case):
     check_every_cut(case)
 
 
-@pytest.mark.parametrize(("weighting", "size"), half(zip(WEIGHTINGS, (6, 6, 1, 1, 6, 1), strict=True), other=True))
+@pytest.mark.parametrize(("weighting", "size"), share(zip(WEIGHTINGS, (6, 6, 1, 1, 6, 1), strict=True), other=True))
 def test_no_bit_differs_between_cuts_of_a_short_batch(weighting, size):
     case = (weighting, "l2", "adam")
     whole, _ = one_update(case, "auto", short=True)
@@ -85,7 +85,7 @@ def filled(nest, num_rows):
     return {k: filled(part, num_rows) for k, part in nest.items()}
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(NESTS, st.integers(1, 7), st.data())
 def test_no_bit_differs_between_cuts_of_nested_batches(nest, size, draw):
     weight = np.array(draw.draw(st.lists(st.integers(0, 3), min_size=7, max_size=7)), "float32")
@@ -109,7 +109,7 @@ def mean_of_means(epoch_sums, sums, once, weights=None):
 
 
 @on("jax")
-@pytest.mark.parametrize("weighting", half(WEIGHTINGS))
+@pytest.mark.parametrize("weighting", share(WEIGHTINGS))
 def test_a_mean_of_means_is_caught(weighting, monkeypatch):
     case = (weighting, "none", "sgd")
     whole, _ = one_update(case, "auto")
