@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
+from shares import on
 
 import wholestep as ws
 
@@ -26,6 +27,7 @@ def epoch(data):
     return [data.rows(data.position[0], step) for step in range(len(data))]
 
 
+@on("jax")
 @given(LENGTHS, st.integers(30, 200), st.integers(0, 5))
 def test_every_row_once_an_epoch_within_the_budget_and_as_it_was(lengths, tokens, seed):
     data = bucketed(lengths, tokens, seed=seed, pad=PAD)
@@ -45,6 +47,7 @@ def test_every_row_once_an_epoch_within_the_budget_and_as_it_was(lengths, tokens
         assert sorted(seen) == list(range(len(lengths)))
 
 
+@on("jax")
 @given(LENGTHS, st.sets(st.integers(1, 40), min_size=1, max_size=6))
 def test_a_row_is_in_the_smallest_of_the_given_shapes_that_holds_it(lengths, boundaries):
     boundaries = sorted({*boundaries, 30})
@@ -53,6 +56,7 @@ def test_a_row_is_in_the_smallest_of_the_given_shapes_that_holds_it(lengths, bou
             assert batch["text"].shape[1] == min(b for b in boundaries if b >= lengths[label])
 
 
+@on("jax")
 @given(LENGTHS, st.integers(0, 50))
 def test_the_order_goes_on_from_any_place(lengths, steps):
     data, other = bucketed(lengths, seed=2), bucketed(lengths, seed=2)
@@ -100,6 +104,7 @@ def test_without_shuffling_one_bucket_comes_after_the_other():
     assert [b.tolist() for b in epoch(shuffled.in_order())] == [[1, 3, 4], [0, 2]]
 
 
+@on("jax")
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=40))
 def test_several_sequences_have_lengths_and_paddings_of_their_own(lengths):
     rows = [
@@ -365,6 +370,7 @@ def test_predictions_would_stand_in_another_order():
         tagger().predict(data, verbose=0)
 
 
+@on("jax")
 def test_a_stream_that_buckets_by_itself_is_exact():
     tf = pytest.importorskip("tensorflow")
     lengths = np.random.default_rng(2).integers(1, 17, 75)

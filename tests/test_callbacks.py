@@ -5,6 +5,7 @@ import csv
 import keras
 import numpy as np
 import pytest
+from shares import on
 from small import ROWS, X, Y, model, values
 
 import wholestep as ws
@@ -44,6 +45,7 @@ def test_a_callback_sees_what_it_would_in_keras():
         assert a[1] == pytest.approx(b[1], rel=1e-5)
 
 
+@on("jax")
 def test_schedules_and_early_stopping():
     rates = []
     callbacks = [
@@ -58,6 +60,7 @@ def test_schedules_and_early_stopping():
     assert len(history.history["loss"]) == 2
 
 
+@on("jax")
 def test_files(tmp_path):
     made = model()
     callbacks = [
@@ -81,6 +84,7 @@ def test_files(tmp_path):
     assert more.epoch == [3]
 
 
+@on("jax")
 def test_tensor_board(tmp_path):
     pytest.importorskip("tensorflow")
     ws.Trainer(model()).fit(X, Y, callbacks=[keras.callbacks.TensorBoard(str(tmp_path))], **HOW)
@@ -102,6 +106,7 @@ def test_terminate_on_nan_ends_the_run_with_good_weights_and_the_loss_that_ended
     assert int(made.optimizer.iterations) == 1
 
 
+@on("jax")
 def test_a_callback_can_stop_in_the_middle_of_an_epoch():
     made = model()
 
@@ -113,6 +118,7 @@ def test_a_callback_can_stop_in_the_middle_of_an_epoch():
     assert int(made.optimizer.iterations) == 2
 
 
+@on("jax")
 def test_the_progress_bar(capsys):
     ws.Trainer(model()).fit(X, Y, **HOW | {"verbose": 1})
     out = capsys.readouterr().out
@@ -162,6 +168,7 @@ def test_what_a_callback_did_before_it_was_interrupted_stays():
     assert all((w == 9).all() for w in made.get_weights())
 
 
+@on("jax")
 def test_batches_of_an_evaluation_have_their_logs():
     seen = []
     watch = keras.callbacks.LambdaCallback()

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from shares import share
+from shares import on, share
 from small import ROWS, X, Y, model, values
 
 import wholestep as ws
@@ -100,13 +100,14 @@ class Adding(L.Layer):
 
 
 @pytest.mark.parametrize(
-    ("reduce", "extra"), [(keras.ops.sum, "sum"), (keras.ops.mean, "mean"), (keras.ops.max, "whole")]
+    ("reduce", "extra"), share([(keras.ops.sum, "sum"), (keras.ops.mean, "mean"), (keras.ops.max, "whole")])
 )
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_what_add_loss_adds_up_to(reduce, extra):
     assert found(model(Adding(reduce))).extra == extra
 
 
+@on("jax")
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_a_scalar_loss_is_whole_and_said_once():
     scalar = model(loss=lambda y, p: keras.ops.mean(p**2))
@@ -121,6 +122,7 @@ class Centred(L.Layer):
         return x - keras.ops.mean(x, axis=0, keepdims=True)
 
 
+@on("jax")
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
 def test_a_first_row_that_weighs_nothing_hides_nothing():
     made = model(Centred())
@@ -131,6 +133,7 @@ def test_a_first_row_that_weighs_nothing_hides_nothing():
     assert trainer.executor.planner.findings.coupling.couples
 
 
+@on("jax")
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
 def test_a_head_that_begins_with_zeros_hides_nothing():
     made = model(Centred())
@@ -138,6 +141,7 @@ def test_a_head_that_begins_with_zeros_hides_nothing():
     assert found(made).couples
 
 
+@on("jax")
 def test_rows_that_repeat_are_told_apart_from_rows_that_see_each_other():
     made = model()
     trainer = ws.Trainer(made, microbatch_size=5)
@@ -172,7 +176,7 @@ class Hearing(Deaf):
         self.count.assign_add(keras.ops.sum(weights))
 
 
-@pytest.mark.parametrize(("metric", "shapes"), [(Deaf, [2, 6]), (Hearing, [6])])
+@pytest.mark.parametrize(("metric", "shapes"), share([(Hearing, [6]), (Deaf, [2, 6])]))
 def test_a_metric_that_takes_weights_and_does_not_use_them_is_never_shown_padding(metric, shapes):
     made = model(keras.layers.Dropout(0.5), metrics=[metric()])
     trainer = ws.Trainer(made)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from exact import differing, integers, snapshot
-from shares import share
+from shares import on, share
 
 import wholestep as ws
 from wholestep.embeddings import rows as embeddings
@@ -96,6 +96,7 @@ def test_gradients_of_equal_rows_are_summed_before_they_are_squared():
     assert np.count_nonzero(accumulator) == 2
 
 
+@on("jax")
 def test_steps_equal_fit_to_the_bit():
     fitted, looped = build("adagrad"), build("adagrad")
     data = ((FOCAL, CONTEXT), Y, WEIGHT)
@@ -261,6 +262,7 @@ def shared():
     return keras.Model([first, second], L.Dot(1)([one(first), other(second)]))
 
 
+@on("jax")
 def test_a_table_of_two_layers_is_updated_as_one():
     ids = [FOCAL, FOCAL[::-1]]
     ours, trainer = trained(shared, ids)
@@ -403,6 +405,7 @@ def test_a_row_that_the_table_does_not_have_stops_the_update():
     assert differing(before, snapshot(model)) == []
 
 
+@on("jax")
 def test_half_precision():
     keras.config.set_dtype_policy("mixed_bfloat16")
     ours, trainer = updated("sgd", 5)

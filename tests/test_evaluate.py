@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from shares import share
+from shares import on, share
 from small import ROWS, X, Y, model
 
 import wholestep as ws
@@ -54,6 +54,7 @@ def test_a_model_of_several_outputs_predicts_them_all():
     assert outputs["b"][0].shape == (ROWS, 3)
 
 
+@on("jax")
 def test_callbacks_of_evaluation_and_prediction():
     seen = []
     watch = keras.callbacks.LambdaCallback()
@@ -159,6 +160,7 @@ def test_a_recurrent_layer_carries_its_state_from_batch_to_batch():
     np.testing.assert_allclose(found, whole(x), rtol=1e-5, atol=1e-6)
 
 
+@on("jax")
 def test_prediction_leaves_the_numbers_of_an_evaluation():
     made = model()
     trainer = ws.Trainer(made)
@@ -186,6 +188,7 @@ class Lasting(keras.metrics.Metric):
         pass
 
 
+@on("jax")
 def test_a_metric_may_keep_what_it_has_when_an_epoch_begins():
     made = model()
     made.compile("sgd", made.loss, metrics=[Lasting()])
@@ -199,6 +202,7 @@ def test_outputs_may_hold_nothing():
     assert [part.shape for part in ws.Trainer(made).predict(X, batch_size=8, verbose=0)] == [(20, 2), (20, 0)]
 
 
+@on("jax")
 def test_the_progress_bar_does_not_make_batches_go_one_by_one(capsys):
     made = model()
     trainer = ws.Trainer(made)

@@ -232,10 +232,10 @@ def test_ones_own_loop_goes_on_after_every_step(name):
                 break
         return told, taken
 
-    whole = ws.Trainer(made())
+    whole = ws.Trainer(small())
     told, taken = loop(whole, wanted=range(1, 2 * BATCHES + 1))
     assert len(taken) == 2 * (1 if name == "arrays" else BATCHES)  # which come in batches of 32
-    other = ws.Trainer(made(seed=1))
+    other = ws.Trainer(small(seed=1))
     for number in {1, BATCHES - 1, BATCHES, BATCHES + 3, 2 * BATCHES} & set(taken):
         other.run.restore(taken[number])
         assert loop(other)[0] == told[number:]
@@ -460,7 +460,7 @@ MOMENTS = {  # those of a batch for themselves: with one of them every update is
 @pytest.mark.parametrize("of", share(MOMENTS))
 def test_a_snapshot_may_be_taken_in_any_hook(of):
     how = {"epochs": 2, "batch_size": SIZE, "validation_data": (X[:9], Y[:9]), "verbose": 0}
-    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
     for trainer in (whole, other):  # a second call: it is about the place in that one
         trainer.fit(X, Y, batch_size=SIZE, verbose=0)
     moments = [At(whole.run, hook, at) for hook, at in MOMENTS[of]]
