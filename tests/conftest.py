@@ -55,11 +55,9 @@ hypothesis.settings.load_profile("suite")
 # On TensorFlow XLA takes half of a test's time; these files hold that what it compiles is the same.
 WITH_XLA = (
     "test_compilers",
-    "test_differences",
     "test_engines",
     "test_explain",
     "test_models",
-    "test_tokens",
     "test_update",
 )
 

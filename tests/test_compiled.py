@@ -5,7 +5,7 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
-from shares import later, share
+from shares import later, on, share
 
 import wholestep as ws
 from wholestep.model import compiled
@@ -215,7 +215,7 @@ TOKENS = RNG.integers(0, 7, (ROWS, 5))
 TOKEN_TARGETS = RNG.normal(size=(ROWS, 5, 4)).astype("float32")
 
 
-@pytest.mark.parametrize("weight", [None, RNG.random((ROWS, 5)).astype("float32")])
+@pytest.mark.parametrize("weight", share([None, RNG.random((ROWS, 5)).astype("float32")]))
 def test_masks(weight):
     # On JAX keras.Model.fit loses the mask on its way to the metrics (evaluate does not).
     shown = {"metrics": ["mae"], "weighted_metrics": ["mse"]}
@@ -291,6 +291,7 @@ def test_several_outputs(make, y, loss, weights, metrics):
     )
 
 
+@on("jax")
 def test_sample_weights_for_each_output():
     check_like_keras(
         listed_outputs,
@@ -331,7 +332,7 @@ class Penalised(L.Layer):
 
 
 @pytest.mark.parametrize(
-    "reduce", [keras.ops.sum, keras.ops.mean, lambda x: keras.ops.max(x)], ids=["sum", "mean", "max"]
+    "reduce", share([keras.ops.sum, keras.ops.mean, lambda x: keras.ops.max(x)]), ids=["sum", "mean", "max"]
 )
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_add_loss(reduce):
@@ -357,7 +358,7 @@ def test_batch_normalisation_runs_whole_as_in_keras():
     check_like_keras(make, X, TARGETS, loss="mse", optimizer=lambda: keras.optimizers.SGD(0.1), cuts=("auto",), rows=5)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", share(["mixed_float16", "mixed_bfloat16"]))
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
@@ -399,12 +400,13 @@ class WithMetric(Own):
         return loss
 
 
-@pytest.mark.parametrize("make", [CallsSuper, LeavesThemOut, WithMetric])
+@pytest.mark.parametrize("make", share([CallsSuper, LeavesThemOut, WithMetric]))
 @pytest.mark.filterwarnings("ignore:microbatch_size=3 has no effect")
 def test_what_compute_loss_returns_is_the_loss(make):
     check_like_keras(make, X, TARGETS, loss="mse", optimizer=lambda: keras.optimizers.SGD(0.1), cuts=(3,))
 
 
+@on("jax")
 def test_an_own_compute_loss_moves_the_trackers_of_two_losses():
     class Twice(Two):
         def compute_loss(self, *arguments, **named):
@@ -494,6 +496,7 @@ def said_by(train, model, y):
 CALMLY = {"batch_size": 6, "shuffle": False, "verbose": 0}
 
 
+@on("jax")
 def test_the_models_metrics_show_the_numbers_of_the_run():
     models = []
     for _ in range(2):
@@ -525,6 +528,7 @@ def _set_phase(model, epoch, logs=None):
     model.phase = float(epoch)
 
 
+@on("jax")
 def test_an_own_get_metrics_result_is_what_is_shown():
     shown = []
     for kind in (ws.Trainer, lambda model: model):
@@ -545,6 +549,7 @@ def test_an_own_get_metrics_result_is_what_is_shown():
     assert step.logs["root"] == pytest.approx(step.loss**0.5)
 
 
+@on("jax")
 def test_metrics_that_are_no_plain_sums():
     check_like_keras(
         lambda: dense("softmax"),
@@ -556,6 +561,7 @@ def test_metrics_that_are_no_plain_sums():
     )
 
 
+@on("jax")
 @pytest.mark.parametrize(
     ("steps", "received", "attempts"),
     [
@@ -596,6 +602,7 @@ def test_an_overridden_predict_step_is_refused_and_a_way_named():
         ws.Trainer(model).predict(X, verbose=0)
 
 
+@on("jax")
 def test_a_loss_without_reduction_is_refused():
     model = dense()
     model.compile("sgd", K.MeanSquaredError(reduction=None))
@@ -642,6 +649,7 @@ def test_labels_that_are_no_classes_are_refused_before_anything_ran(call, label)
         np.testing.assert_array_equal(a, b)
 
 
+@on("jax")
 @pytest.mark.parametrize("call", ["fit", "evaluate"])
 def test_labels_of_every_loaded_batch_are_checked(call):
     labels = LABELS.copy()
@@ -652,6 +660,7 @@ def test_labels_of_every_loaded_batch_are_checked(call):
             getattr(trainer, call)(data, verbose=0)
 
 
+@on("jax")
 def test_an_ignored_class_is_no_class_and_allowed():
     model = dense()
     model.compile("sgd", K.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1))
@@ -663,7 +672,7 @@ def test_an_ignored_class_is_no_class_and_allowed():
 SIGNED = np.resize(np.array([1, -1, 0.5], "float32"), ROWS)
 
 
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+@pytest.mark.parametrize("reduction", share(["sum_over_batch_size", "sum"]))
 def test_negative_sample_weights_count_where_the_update_divides_by_rows(reduction):
     loss = K.SparseCategoricalCrossentropy(reduction=reduction)
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
@@ -672,6 +681,7 @@ def test_negative_sample_weights_count_where_the_update_divides_by_rows(reductio
     )
 
 
+@on("jax")
 def test_negative_sample_weights_are_refused_where_a_mean_divides_by_them():
     trainer = ws.Trainer(classifier("mean_with_sample_weight"))
     with pytest.raises(ws.BatchError, match=r"must be finite and not negative: the loss is divided by it.*row 1"):
@@ -680,6 +690,7 @@ def test_negative_sample_weights_are_refused_where_a_mean_divides_by_them():
         trainer.evaluate(iter(streamed(X, LABELS, SIGNED)), verbose=0)
 
 
+@on("jax")
 def test_only_the_weights_that_divide_must_not_be_negative():
     model = listed_outputs()
     model.compile("sgd", [K.MeanSquaredError(), K.MeanSquaredError(reduction="mean_with_sample_weight")])

@@ -197,14 +197,14 @@ def check(number: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:microbatch_size")
-@pytest.mark.parametrize("number", share(range(12)))
+@pytest.mark.parametrize("number", share(range(6)))
 def test_a_random_configuration(number):
     check(number)
 
 
 @pytest.mark.large
 @pytest.mark.filterwarnings("ignore:microbatch_size")
-@pytest.mark.parametrize("number", range(12, 520))
+@pytest.mark.parametrize("number", range(6, 520))
 def test_many_random_configurations(number):
     check(number)
 

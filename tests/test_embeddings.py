@@ -105,6 +105,7 @@ def test_steps_equal_fit_to_the_bit():
     assert differing(snapshot(fitted), snapshot(looped)) == []
 
 
+@on("jax")
 def test_gradients_that_are_not_summed_first_are_caught(monkeypatch):
     honest = embeddings.RowPlan.deduplicate
 
@@ -168,6 +169,7 @@ class Tied(keras.Model):
         return keras.ops.matmul(self.words(ids), keras.ops.transpose(self.words.embeddings))
 
 
+@on("jax")
 def test_a_table_that_is_used_elsewhere_is_updated_as_one():
     model = Tied()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -55,8 +55,8 @@ def test_batchnorm_by_hand(monkeypatch, tmp_path):
     assert Path(shown["picture"]).exists()
 
 
+@pytest.mark.large  # tests/test_glove.py holds its parts
 @pytest.mark.filterwarnings("default")
-@on("jax")
 def test_glove(monkeypatch, tmp_path):
     shown = run("glove", monkeypatch, tmp_path)
     written, reshaped, fitted, ours, windowed = shown["losses"].values()
@@ -78,8 +78,8 @@ def fewer_dates(module):
     module.WIDTH, module.NUM_PARTS = 32, 2
 
 
+@pytest.mark.large  # tests/test_translate_dates.py holds its parts
 @pytest.mark.filterwarnings("default")
-@on("jax")
 def test_translate_dates(monkeypatch, tmp_path):
     shown = run("translate_dates", monkeypatch, tmp_path, fewer_dates)
     assert shown["losses"][-5:].mean() < 0.8 * shown["losses"][:5].mean()
@@ -106,7 +106,7 @@ def check_dates(shown):
 
 def fewer_pictures(module):
     name, (x, y), (x_test, y_test) = module.digits()
-    module.BATCH_SIZE = 48
+    module.BATCH_SIZE, module.NUM_REPLICAS = 48, (1, 3)
     module.digits = lambda: (name, (x[:384], y[:384]), (x_test[:100], y_test[:100]))
 
 

@@ -5,7 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from shares import on
+from shares import on, share
 from small import X, Y, model, same
 
 import wholestep as ws
@@ -89,7 +89,7 @@ def test_an_epoch_that_was_begun_is_not_begun_again():
     assert epochs == [0, 1, 3]
 
 
-@pytest.mark.parametrize("steps_per_epoch", [None, 3])
+@pytest.mark.parametrize("steps_per_epoch", share([None, 3]))
 @pytest.mark.parametrize("own", [True, False])
 def test_a_restart_begins_with_the_rows_of_its_epoch(steps_per_epoch, own):
     def fit(made, **how):
@@ -312,7 +312,7 @@ def left_behind_a_failure(trainer, how):
         trainer.fit(stream(), **QUIET)
 
 
-@pytest.mark.parametrize("how", ["break", "error"])
+@pytest.mark.parametrize("how", share(["break", "error"]))
 @pytest.mark.parametrize("then", ["fit", "update", "steps"])
 def test_a_failure_that_nobody_saw_stops_nothing_that_begins_anew(how, then):
     trainer = ws.Trainer(model(optimizer="sgd"))
@@ -354,6 +354,7 @@ def test_skipped_updates_are_counted_where_the_data_fail():
     assert trainer.num_skipped == 1
 
 
+@on("jax")
 def test_a_model_may_be_compiled_anew_while_it_is_trained():
     def anew(*_, **__):
         made.compile("sgd", made.loss, metrics=["accuracy"])

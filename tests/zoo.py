@@ -101,12 +101,12 @@ def adam():
 # ---- recurrent ----
 
 
-@kind(SERIES, TARGETS, metrics=lambda: ["mae"])
+@kind(SERIES, TARGETS, metrics=lambda: ["mae"], large=True)
 def simple_rnn():
     return chain(SERIES, L.SimpleRNN(3), L.Dense(2))
 
 
-@kind(SERIES, EACH, optimizer=adam)
+@kind(SERIES, EACH, optimizer=adam, large=True)
 def gru():
     return chain(SERIES, L.GRU(3, return_sequences=True), L.Dense(2))
 
@@ -116,7 +116,7 @@ def lstm():
     return chain(SERIES, L.LSTM(3), L.Dense(2))
 
 
-@kind(SERIES, LABELS, loss=classes, metrics=lambda: ["accuracy"])
+@kind(SERIES, LABELS, loss=classes, metrics=lambda: ["accuracy"], large=True)
 def bidirectional():
     return chain(SERIES, L.Bidirectional(L.GRU(2)), L.Dense(3))
 
@@ -146,7 +146,7 @@ def encoder_and_decoder():
     return keras.Model({"source": source, "target": target}, L.TimeDistributed(L.Dense(2))(out))
 
 
-@kind(real(2, 3, 1), TARGETS)
+@kind(real(2, 3, 1), TARGETS, large=True)
 def conv_lstm():
     return keras.Sequential([keras.Input((2, 3, 1)), L.ConvLSTM1D(1, 2), L.Flatten(), L.Dense(2)])
 
@@ -154,7 +154,7 @@ def conv_lstm():
 # ---- convolutions ----
 
 
-@kind(LONG, TARGETS)
+@kind(LONG, TARGETS, large=True)
 def conv_1d():
     return chain(LONG, L.Conv1D(3, 2, activation="relu"), L.GlobalMaxPooling1D(), L.Dense(2))
 
@@ -164,7 +164,7 @@ def conv_2d():
     return chain(IMAGES, L.Conv2D(3, 2, activation="relu"), L.MaxPooling2D(2), L.Flatten(), L.Dense(3))
 
 
-@kind(VOLUMES, TARGETS)
+@kind(VOLUMES, TARGETS, large=True)
 def conv_3d():
     return chain(VOLUMES, L.Conv3D(2, 2, activation="relu"), L.Flatten(), L.Dense(2))
 
@@ -206,7 +206,7 @@ def tagger_with_mask():
     return chain(TOKENS, L.Embedding(7, 2, mask_zero=True), L.Dense(3))
 
 
-@kind(TOKENS, LABELS, loss=classes)
+@kind(TOKENS, LABELS, loss=classes, large=True)
 def bag_of_words():
     return chain(TOKENS, L.Embedding(7, 3), L.GlobalAveragePooling1D(), L.Dense(3))
 
@@ -252,7 +252,7 @@ def augmentation():
 # ---- several inputs and outputs ----
 
 
-@kind([VECTORS, SERIES], [TARGETS, OTHERS], loss=lambda: ["mse", "mae"], loss_weights=lambda: [1.0, 0.5])
+@kind([VECTORS, SERIES], [TARGETS, OTHERS], loss=lambda: ["mse", "mae"], loss_weights=lambda: [1.0, 0.5], large=True)
 def lists():
     a, b = keras.Input((4,)), keras.Input((4, 2))
     joint = L.Concatenate()([L.Dense(2)(a), L.Flatten()(b)])
@@ -340,7 +340,7 @@ def subclass_without_build():
     return WithoutBuild()
 
 
-@kind(VECTORS, TARGETS)
+@kind(VECTORS, TARGETS, large=True)
 def unbuilt_sequential():
     return keras.Sequential([L.Dense(3), L.Dense(2)])
 
@@ -391,7 +391,7 @@ def _regularised(cls):
     return cls(inputs, L.Dense(2, kernel_regularizer="l2", activity_regularizer="l2")(inputs))
 
 
-@kind(VECTORS, TARGETS, couples=True)
+@kind(VECTORS, TARGETS, couples=True, large=True)
 def compute_loss_on_top():
     return _regularised(OnTop)
 
@@ -407,7 +407,7 @@ class Adding(L.Layer):
         return x
 
 
-@kind(VECTORS, TARGETS)
+@kind(VECTORS, TARGETS, large=True)
 def add_loss():
     return chain(VECTORS, L.Dense(3), Adding(), L.Dense(2))
 
@@ -417,7 +417,7 @@ def add_loss_only():
     return chain(VECTORS, L.Dense(3), Adding())
 
 
-@kind(VECTORS, TARGETS)
+@kind(VECTORS, TARGETS, large=True)
 def activity_regularisers():
     return chain(VECTORS, L.Dense(3, activity_regularizer="l2"), L.Dense(2, kernel_regularizer="l1"))
 
@@ -490,7 +490,7 @@ def lora():
     return model
 
 
-@kind(VECTORS, TARGETS)
+@kind(VECTORS, TARGETS, large=True)
 def quantized():
     model = chain(VECTORS, L.Dense(3), L.Dense(2))
     model.layers[0].quantize("int8")
@@ -516,7 +516,7 @@ def scaled():
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0)
 
 
-@kind(VECTORS, TARGETS, optimizer=scaled, tol=1e-2)
+@kind(VECTORS, TARGETS, optimizer=scaled, tol=1e-2, large=True)
 def mixed_float16():
     with policy("mixed_float16"):
         return chain(VECTORS, L.Dense(3), L.Dense(2))
