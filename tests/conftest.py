@@ -64,7 +64,7 @@ WITH_XLA = (
 # What these hold does not depend on the engine: data, orders, words, floors, pages. The suite runs them on JAX, apart
 # from what is marked as TensorFlow's `own`; the larger runs have them on both.
 EITHER = {
-    *("test_ahead", "test_arguments", "test_batches", "test_block", "test_class_weight", "test_cluster"),
+    *("test_ahead", "test_arguments", "test_batches", "test_block", "test_class_weight", "test_cluster", "test_looks"),
     *("test_comparisons", "test_compilations", "test_cut", "test_diagnosis", "test_ending", "test_epochs"),
     *("test_errors", "test_feed", "test_glove", "test_house", "test_labels", "test_leaves", "test_leaving"),
     *("test_lengths", "test_order", "test_preprocess", "test_readme", "test_recipes", "test_single", "test_source"),
