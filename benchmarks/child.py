@@ -6,6 +6,7 @@ import sys
 
 _TASKS = {
     "speed": "benchmarks.speed",
+    "draws": "benchmarks.draws",
     "ragged": "benchmarks.ragged",
     "first": "benchmarks.first",
     "imports": "benchmarks.imports",

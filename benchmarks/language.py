@@ -33,6 +33,7 @@ class Language:
         length: tokens in a row where all rows have one length.
         num_rows: rows in an epoch, a multiple of `batch_size`.
         quick_rows: the same for a smoke run.
+        dropout: the rate of it, after the embedding, in the attention, and after each part of a layer.
     """
 
     num_words: int
@@ -42,6 +43,7 @@ class Language:
     batch_size: int
     num_rows: int
     quick_rows: int
+    dropout: float = 0.0
 
     def model(self) -> keras.Model:
         """Return a compiled model with the same weights every time."""
@@ -49,15 +51,20 @@ class Language:
         words = keras.Input((None,), dtype="int32")
         places = ops.cumsum(ops.ones_like(words), axis=1) - 1
         x = layers.Embedding(self.num_words, self.width)(words) + layers.Embedding(_LONGEST, self.width)(places)
+        x, head = self._dropped(x), self.width // _NUM_HEADS
         for _ in range(self.num_layers):
             seen = layers.LayerNormalization()(x)
-            x += layers.MultiHeadAttention(_NUM_HEADS, self.width // _NUM_HEADS)(seen, seen, use_causal_mask=True)
+            attention = layers.MultiHeadAttention(_NUM_HEADS, head, dropout=self.dropout)
+            x += self._dropped(attention(seen, seen, use_causal_mask=True))
             hidden = layers.Dense(4 * self.width, activation="relu")(layers.LayerNormalization()(x))
-            x += layers.Dense(self.width)(hidden)
+            x += self._dropped(layers.Dense(self.width)(self._dropped(hidden)))
         model = keras.Model(words, layers.Dense(self.num_words)(layers.LayerNormalization()(x)))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
         model.compile(keras.optimizers.Adam(), loss)
         return model
+
+    def _dropped(self, x: Any) -> Any:
+        return layers.Dropout(self.dropout)(x) if self.dropout else x
 
     def data(self, *, quick: bool) -> dict[str, np.ndarray]:
         """Return what `fit` takes, x and y: (rows, length) int32."""

@@ -31,11 +31,11 @@ def measure(work: str, rounds: int, quick: bool) -> dict:
     """Return for each contestant the rows and updates of its epoch, and the seconds it takes, one for each round."""
     name, _, replica = work.partition(", ")
     contestants = (_with_replica if replica else _CONTESTANTS.get(name, _whole))(WORKS[name], quick)
-    epochs = {name: _epochs(contestant.run) for name, contestant in contestants.items()}
+    epochs = {name: epochs_of_a_turn(contestant.run) for name, contestant in contestants.items()}
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, contestant in contestants.items():
-            times[name].append(_seconds(contestant.run, epochs[name]) / epochs[name])
+            times[name].append(seconds(contestant.run, epochs[name]) / epochs[name])
     return {
         name: {"rows": c.num_rows, "updates": c.num_rows // c.batch_size, "times": times[name]}
         for name, c in contestants.items()
@@ -117,13 +117,13 @@ def _contestant(fit: Callable, data: dict, batch_size: int) -> Contestant:
     return Contestant(run, len(data["y"]), batch_size)
 
 
-def _epochs(run: Run) -> int:
+def epochs_of_a_turn(run: Run) -> int:
     """Return how many epochs make a turn long enough to time, after one epoch to warm up."""
     run(1)
-    return max(1, min(_MOST_EPOCHS, round(_SECONDS / _seconds(run, 1))))
+    return max(1, min(_MOST_EPOCHS, round(_SECONDS / seconds(run, 1))))
 
 
-def _seconds(run: Run, epochs: int) -> float:
+def seconds(run: Run, epochs: int) -> float:
     begin = time.perf_counter()
     run(epochs)
     return time.perf_counter() - begin

@@ -164,6 +164,22 @@ def _paths(engine: str, quick: bool) -> list[Row]:
     return rows
 
 
+def _draws(engine: str, quick: bool) -> list[Row]:
+    """Draws that belong to rows, beside the engine's own: of one update, whole and in microbatches."""
+    rows = []
+    for work, part in (("augmentation", 32),) if quick else (("D, dropout", 8), ("augmentation", 32)):
+        found = children.measure("draws", engine, work=work, rounds=1 if quick else 3 * _ROUNDS, quick=quick)
+        times = {name: [1000 * s / found["updates"] for s in each] for name, each in found["times"].items()}
+        cut, own, bars = f"wholestep, microbatch_size={part}", "the engine's draws", dict.fromkeys(ENGINES, 1 / 1.05)
+        comparisons = (
+            Comparison("wholestep", f"wholestep, {own}", bars),
+            Comparison(cut, f"{cut}, {own}", bars),
+            Comparison("wholestep", "wholestep, again", {}),
+        )
+        rows += _compare(f"{work}, ms/step", engine, times, comparisons)
+    return rows
+
+
 def _in_turns(rounds: int, contestants: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -188,6 +204,7 @@ _MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
     "import": _import,
     "paths": _paths,
     "memory": _memory,
+    "draws": _draws,
     "replica": _replica,
     "processes": _processes,
 }

@@ -14,7 +14,7 @@ def share(cases: Iterable, *, other: bool = False) -> list:
     TensorFlow, which takes two to three times as long for one, has every third, from the second on (`other`: from the
     first on), and JAX has the others.
     """
-    given = [case if isinstance(case, tuple) else (case,) for case in cases]
+    given = _parts(cases)
     owners = ["tensorflow" if i % 3 == (0 if other else 1) else "jax" for i in range(len(given))]
     return [
         pytest.param(*case, marks=[] if owner == ENGINE else pytest.mark.large)
@@ -22,9 +22,13 @@ def share(cases: Iterable, *, other: bool = False) -> list:
     ]
 
 
+def _parts(cases: Iterable) -> list[tuple]:
+    return [case if isinstance(case, tuple) else (case,) for case in cases]
+
+
 def later(cases: Iterable) -> list:
     """Return cases for the larger runs alone: others of their kind are tried always."""
-    return [pytest.param(case, marks=pytest.mark.large) for case in cases]
+    return [pytest.param(*case, marks=pytest.mark.large) for case in _parts(cases)]
 
 
 def on(engine: str) -> pytest.MarkDecorator:

@@ -1,6 +1,7 @@
 """The contract of every verb, on whichever engine this process has; and both engines draw one curve."""
 
 import json
+import math
 import subprocess
 import sys
 from functools import partial
@@ -30,15 +31,18 @@ keras.config.set_floatx("float64")
 import wholestep as ws
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(60, 6)), rng.integers(0, 3, 60)
-model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(9, "relu"), keras.layers.Dense(3)])
-start, weight = [rng.normal(size=w.shape) for w in model.weights], rng.random(60)
+start, weight = [rng.normal(size=shape) for shape in ((6, 9), (9,), (9, 3), (3,))], rng.random(60)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 for size in sys.argv[1:]:
-    model.set_weights(start)
+    noise = keras.layers.AlphaDropout(0.1, seed=4), keras.layers.Dropout(0.25, seed=5)  # of normal numbers: to 1e-9
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(9, "relu"), *noise, keras.layers.Dense(3)])
+    for variable, value in zip(model.trainable_weights, start, strict=True):
+        variable.assign(value)
     model.compile(keras.optimizers.SGD(0.0625, momentum=0.5), loss)  # Keras rounds Adam's constants on one engine
     history = ws.Trainer(model, seed=3, microbatch_size=int(size)).fit(
         x, y, batch_size=8, epochs=4, verbose=0, sample_weight=weight)
-    print(json.dumps([history.history["loss"], [w.tolist() for w in model.get_weights()]]))
+    found = [np.asarray(w.value).tolist() for w in model.trainable_weights]
+    print(json.dumps([history.history["loss"], found]))
 """
 
 
@@ -761,6 +765,37 @@ def holds_repeat(case):
         metrics, reports, others = case.run(program, state, case.engine.place(np.int32(num)))
         equal((metrics, list(reports)), expected)
         equal(list(others), expected[1])
+
+
+def holds_shuffles_slices(case):
+    order = ops.convert_to_numpy(keras.random.shuffle(np.tile(np.arange(50), (2, 1)), axis=1, seed=1))
+    assert case.engine.shuffles_slices == np.array_equal(order[0], order[1])
+
+
+def holds_words(case):
+    """tests/test_draws.py holds which words they are."""
+    seed = case.engine.place(np.array([3, 4], "uint32" if JAX else "int64"))
+    words = case.run(lambda seed: case.engine.words(seed, 0, 0, 8, 5), seed)
+    assert words.dtype == np.uint32
+
+    def own(data, seed):
+        first, num = case.engine.replica_start(8), 8 // case.replicas
+        return ops.cast(case.engine.words(seed, 0, first, num, 5), "int32")  # of which there are sums
+
+    equal(case.each(own, case.data, seed), words.astype("int32").reshape(case.replicas, -1, 5))
+
+
+def holds_gamma_slope(case):
+    """A number x of parameter a moves so that P(a, x) stays: dx/da = -(dP/da) / (dP/dx), by differences."""
+    alpha, x, step = np.full(3, 2.0), np.array([0.5, 2.0, 4.0]), 1e-3
+    t = (np.arange(40_000) + 0.5) / 40_000 * x[:, None]
+
+    def share(a):
+        return np.mean(t ** (a - 1) * np.exp(-t), axis=1) * x / math.gamma(a)
+
+    expected = -(share(2 + step) - share(2 - step)) / (2 * step) / (x * np.exp(-x))
+    given = case.engine.place((alpha.astype("float32"), x.astype("float32")))
+    np.testing.assert_allclose(case.run(case.engine.gamma_slope, *given), expected, rtol=1e-3)
 
 
 def holds_loss_scale(case):

@@ -110,8 +110,8 @@ def fewer_pictures(module):
     module.digits = lambda: (name, (x[:384], y[:384]), (x_test[:100], y_test[:100]))
 
 
+@pytest.mark.large  # tests/test_replicas.py holds what it shows
 @pytest.mark.filterwarnings("default")
-@on("jax")
 def test_distributed_mnist(monkeypatch, tmp_path):
     shown = run("distributed_mnist", monkeypatch, tmp_path, fewer_pictures)
     assert shown["tested"][1] > 0.3

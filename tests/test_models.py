@@ -1,6 +1,6 @@
 """Small models of every kind that users bring: Keras' numbers, however the batch is cut, spread or fed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import keras
@@ -11,6 +11,7 @@ from zoo import BATCH, KINDS, ROWS, Kind
 import wholestep as ws
 from wholestep import engines, tree
 from wholestep.model import building
+from wholestep.model.draws import Draws, drawing
 
 ENGINE = keras.backend.backend()
 EVERY = 4 if ENGINE == "jax" else 12  # a strategy's programs take TensorFlow several times as long
@@ -48,9 +49,7 @@ class Run:
         self.kind = kind
         self.data = (kind.x,) if kind.y is None else (kind.x, kind.y)
         self.model = kind.compiled()
-        # XLA draws others than Keras; on JAX there is nothing else.
-        self.how = {"jit_compile": False} if kind.draws and ENGINE == "tensorflow" else {}
-        self.trainer = ws.Trainer(self.model, **self.how)
+        self.trainer = ws.Trainer(self.model)
         building.Builder(self.model, None).build(ws.Batches(self.data, BATCH))
         with engines.scope(self.model):
             if not self.model.optimizer.built:
@@ -63,14 +62,29 @@ class Run:
 
     @cached_property
     def theirs(self) -> tuple[list, dict]:
-        """What keras.Model trains: values and History."""
+        """What keras.Model trains: values and History; a model that draws is given our draws."""
         model = self.reference
+        if self.kind.draws:
+            self.arrays  # noqa: B018
+            model.train_step = self.with_our_draws(model.train_step)
         history = model.fit(self.kind.x, self.kind.y, batch_size=BATCH, **HOW).history
         return values(model), history
 
     @cached_property
     def reference(self) -> keras.Model:
         return self.kind.compiled(**({"run_eagerly": True} if ENGINE == "tensorflow" else {}))
+
+    def with_our_draws(self, train_step: Callable) -> Callable:
+        """Return a step of Keras' own, of the draws of whole batches."""
+        planner = self.trainer.executor.planner
+        facts = planner.update.forward.facts.draws
+        assert facts
+
+        def step(*given):
+            with drawing(Draws(planner.engine, 0, BATCH, facts)):
+                return train_step(*given)
+
+        return step
 
     @cached_property
     def arrays(self) -> tuple[list, dict]:
@@ -162,19 +176,18 @@ def test_evaluation(run):
 
 def test_stream(run):
     run.begin_again()
-    cut = "auto" if run.kind.draws or run.kind.couples else CUT
-    check_same(run.fit_stream(ws.Trainer(run.model, microbatch_size=cut, **run.how)), run.theirs, run, to_keras=True)
+    cut = "auto" if run.kind.couples else CUT
+    found = run.fit_stream(ws.Trainer(run.model, microbatch_size=cut))
+    check_same(found, run.theirs, run, to_keras=True)
 
 
 def test_replicas(run):
-    found = run.fit(spread(run, "auto"))
-    if not run.kind.draws or ENGINE == "jax":
-        check_same(found, run.arrays, run)
+    check_same(run.fit(spread(run, "auto")), run.arrays, run)
 
 
 def test_replicas_in_microbatches(run):
     found = run.fit(spread(run, PIECES))
-    if not run.kind.draws and not run.kind.couples:
+    if not run.kind.couples:
         check_same(found, run.arrays, run)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
+from shares import on
 
 import wholestep as ws
 from wholestep.data.packing import find_patterns
@@ -42,6 +43,7 @@ def unpacked(batch):
     return found
 
 
+@on("jax")
 @given(LENGTHS, st.integers(20, 100), st.integers(0, 5))
 def test_every_row_once_an_epoch_whole_and_within_the_budget(lengths, tokens, seed):
     data = packed(lengths, tokens, seed=seed, pad=PAD)
@@ -62,6 +64,7 @@ def test_every_row_once_an_epoch_whole_and_within_the_budget(lengths, tokens, se
         assert sum(map(len, seen)) == sum(lengths)
 
 
+@on("jax")
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=16).filter(any), st.integers(15, 40))
 def test_patterns_are_those_of_best_fit_decreasing(counts, width):
     """Against the plain algorithm, one sequence after the other."""
@@ -81,12 +84,14 @@ def test_patterns_are_those_of_best_fit_decreasing(counts, width):
         assert sorted(place[length == n]) == list(range(count))
 
 
+@on("jax")
 def test_few_places_are_left_empty():
     lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.7, 5000), 1, 128).astype(int)
     data = packed(lengths, 1024)
     assert data.sampler.num_packs * 128 <= 1.01 * lengths.sum() + 128
 
 
+@on("jax")
 @given(LENGTHS, st.integers(0, 20))
 def test_the_order_goes_on_from_any_place(lengths, steps):
     data, other = packed(lengths, seed=2), packed(lengths, seed=2)
@@ -96,6 +101,7 @@ def test_the_order_goes_on_from_any_place(lengths, steps):
     assert [next(data)["text"].tolist() for _ in range(3)] == [next(other)["text"].tolist() for _ in range(3)]
 
 
+@on("jax")
 def test_other_rows_meet_each_epoch_and_every_row_meets_many():
     data = packed([5, 6, 7] * 40, 20 * 18, boundaries=[18])
     packs = [{frozenset(ids.tolist()) for ids in data.sampler.ids(epoch, 0)} for epoch in range(8)]

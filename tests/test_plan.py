@@ -52,10 +52,10 @@ def test_the_host_waits_once_a_dispatch():
 def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
     made, whole = model(), model()
     trainer = ws.Trainer(made, memory_limit=1)
-    trainer.fit(X, Y, batch_size=16, verbose=0)
-    ws.Trainer(whole).fit(X, Y, batch_size=16, verbose=0)
+    trainer.fit(X, Y, batch_size=4, verbose=0)
+    ws.Trainer(whole).fit(X, Y, batch_size=4, verbose=0)
     cut = next(iter(trainer.executor.planner.programs.values())).cut
-    assert cut.num_microbatches == {"jax": 16, "tensorflow": 1}[ENGINE]
+    assert cut.num_microbatches == {"jax": 4, "tensorflow": 1}[ENGINE]
     for a, b in zip(values(made), values(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
 
@@ -64,9 +64,9 @@ def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
 def test_a_row_that_does_not_fit_alone_is_said_so():
     trainer = ws.Trainer(model(), memory_limit=1)
     with pytest.warns(UserWarning, match="Even one row at a time needs .* and may use 1: the update is carried out"):
-        trainer.fit(X, Y, batch_size=16, verbose=0)
+        trainer.fit(X, Y, batch_size=4, verbose=0)
     explained = trainer.explain()
-    assert "in 16 microbatches (16 x 1 rows)" in explained
+    assert "in 4 microbatches (4 x 1 rows)" in explained
     assert "of 0 it may use" in explained
     assert "The data stay on the device (0.0 MiB)." in explained  # another question
 
@@ -90,7 +90,7 @@ def test_arrays_that_are_too_large_do_not_stay(monkeypatch):
     monkeypatch.setattr("wholestep.plan._host_bytes", lambda: 64)
     trainer = ws.Trainer(model())
     with pytest.warns(UserWarning, match="not cut to fit|one row") if ENGINE == "jax" else contextlib.nullcontext():
-        trainer.fit(X, Y, verbose=0)
+        trainer.fit(X, Y, batch_size=2, verbose=0)
     assert "arrays of 0 MiB may not stay" in trainer.explain()
 
 

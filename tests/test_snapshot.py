@@ -89,13 +89,14 @@ def check_same_bits(one, two):
         np.testing.assert_array_equal(a, b)
 
 
-def check_goes_on(data, *batches, epochs=(), first=0, **how):
+def check_goes_on(data, *batches, make=None, epochs=(), first=0, **how):
     """Fit with snapshots in between; go on from each of them in a trainer of another model; compare all.
 
     That trainer is a fresh one for snapshot number `first`; then it has trained to the end, and goes back.
     """
     how = {"epochs": 3, "verbose": 0, **how}
-    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    make = make or made
+    whole, other = ws.Trainer(make()), ws.Trainer(make(seed=1))
     takes = Takes(whole.run, *batches, epochs=epochs)
     history = whole.fit(*data(), callbacks=[takes], **how)
     assert len(takes.taken) == len(batches) + len(epochs)
@@ -189,7 +190,8 @@ def test_fit_goes_on_after_any_batch(name):
 @pytest.mark.parametrize("name", share(["arrays", "PyDataset", "begins again"]))
 def test_fit_goes_on_after_an_epoch(name):
     data, how = SOURCES[name]
-    check_goes_on(data, epochs=(0, 2), first=int(name == "arrays"), validation_data=(X[:9], Y[:9]), **how)
+    first = int(name == "arrays")
+    check_goes_on(data, make=small, epochs=(0, 2), first=first, validation_data=(X[:9], Y[:9]), **how)
 
 
 @pytest.mark.parametrize("pack", share([False, True]))
@@ -243,7 +245,7 @@ def test_ones_own_loop_goes_on_after_every_step(name):
 
 
 def test_a_fit_between_two_steps_leaves_the_loop_where_it_stood():
-    first, second, told, taken = ws.Trainer(made(norm=False)), ws.Trainer(made(1, norm=False)), [], None
+    first, second, told, taken = ws.Trainer(made()), ws.Trainer(made(1)), [], None
     for step in first.steps(ws.Batches((X, Y), SIZE), epochs=2):
         told.append((step.epoch, step.batch, step.loss))
         if step.batch == 2:

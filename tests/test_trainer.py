@@ -140,6 +140,7 @@ def test_predict_and_evaluate_are_kerases(size):
     np.testing.assert_allclose(trainer.evaluate(X, Y, size, verbose=0), made.evaluate(X, Y, verbose=0), rtol=1e-5)
 
 
+@on("jax")
 def test_a_recompiled_model_is_trained_as_it_is_now():
     made = model()
     trainer = ws.Trainer(made)
@@ -392,6 +393,7 @@ def test_labels_that_were_forgotten():
         ws.Trainer(model()).fit(X, verbose=0)
 
 
+@on("jax")
 def test_two_trainers_of_one_model_keep_their_optimizers():
     made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     data = {"x": X, "y": Y[:, None].astype("float32"), "weight": np.ones(ROWS, "float32")}

@@ -38,7 +38,7 @@ class Kind(NamedTuple):
         make: returns the model.
         y: the labels; None for a model that adds its own losses.
         compile: the arguments of `compile`, over those of `compiled`.
-        draws: it draws random numbers in training: the draws of other cuts are others.
+        draws: it draws random numbers in training: other ones than Keras would.
         couples: rows of a batch see each other in training: what a cut means differs from the whole batch.
         large: it is tried among the larger runs alone: one much like it is tried always.
         differs: by engine and check ("jax arrays", "* cut"): where it is known to differ, and why.

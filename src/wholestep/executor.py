@@ -70,7 +70,7 @@ class Executor:
         held = [v for metric in self.metrics for v in metric.variables]
         variables = Variables(model.trainable_variables, slots, model.non_trainable_variables, held)
         watching = Forward(model, objective, metrics, variables, training=False, freezes_reads=engine.freezes_reads)
-        forward = replace(watching, training=True, keeps_assigned=engine.keeps_assigned)
+        forward = replace(watching, training=True, keeps_assigned=engine.keeps_assigned, draws_by=engine)
         dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         scales = dynamic or getattr(optimizer, "loss_scale_factor", None) is not None
         stops = options.on_nonfinite == "raise"

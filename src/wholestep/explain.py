@@ -34,11 +34,29 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
         needs, limit = program.memory / 2**20, planner.limit / 2**20
         lines.append(f"The program needs {needs:.1f} MiB beside the data and the weights, of {limit:.0f} it may use.")
     lines += program.tables
-    if coupling is not None:
+    drawn = _drawn(planner)
+    if coupling is not None and not (coupling.cut_is_exact and drawn):
         lines.append(
             "Cutting changes nothing in this model." if coupling.cut_is_exact else f"Not cut freely: {coupling.why}."
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *drawn])
+
+
+def _drawn(planner: Planner) -> list[str]:
+    """Return what is drawn at random, but not for rows, if anything is."""
+    coupling, facts = planner.findings.coupling, planner.update.forward.facts.draws
+    unknown = [f"keras.random.{fact.name} ({fact.why})" for fact in facts if fact.why]
+    if unknown:
+        return [f"Random draws differ between cuts: {'; '.join(dict.fromkeys(unknown))}."]
+    if coupling is None or not coupling.draws:
+        return []
+    if any(fact.axis is not None for fact in facts):
+        why = (
+            "an axis that is a multiple of the rows does not hold them outermost, or something draws behind Keras' back"
+        )
+    else:
+        why = "something draws behind Keras' back, as tf.random, jax.random and numpy do"
+    return [f"Random draws differ between cuts: {why}."]
 
 
 def _spread(cut: Cut, engine: Engine) -> list[str]:

@@ -10,7 +10,7 @@ from keras import ops
 from wholestep.cut import Cut
 from wholestep.engines.protocol import Engine
 from wholestep.model.facts import TraceFacts
-from wholestep.model.forward import Outcome
+from wholestep.model.outcome import Outcome
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
@@ -74,16 +74,11 @@ def extra_share(cut: Cut, size: int) -> float:
     return size / cut.rows if cut.extra == "mean" and is_part else 1.0
 
 
-def buffers_of(seeds: list[bool], state: State, first: Tensor) -> list:
-    """Every microbatch starts from the same buffers, but draws from seeds of its own."""
-    return [
-        b + ops.cast(ops.stack([first, ops.zeros_like(first)]), b.dtype) * ops.cast(1000003, b.dtype) if is_seed else b
-        for b, is_seed in zip(state.buffers, seeds, strict=True)
-    ]
-
-
 def _buffer_moves(floats: list[bool], moves: list, after: list, before: list, share: Tensor) -> list:
-    """Moving statistics move by the rows' mean of what each microbatch would; counters and seeds move once."""
+    """Moving statistics move by the rows' mean of what each microbatch would; counters and seeds move once.
+
+    Every microbatch starts from the same buffers.
+    """
     return [
         move + ops.cast(share, move.dtype) * (a - b) if is_float else _apart(a, b)
         for move, a, b, is_float in zip(moves, after, before, floats, strict=True)

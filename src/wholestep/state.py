@@ -40,11 +40,6 @@ class Variables:
         return [*self.params, *self.slots, *self.buffers, *self.metrics]
 
     @property
-    def seeds(self) -> list[bool]:
-        """Which of the buffers are the state of a seed generator."""
-        return [v.name == "seed_generator_state" for v in self.buffers]
-
-    @property
     def floats(self) -> list[bool]:
         """Which of the buffers are floating (moving statistics and the like)."""
         return ["float" in keras.backend.standardize_dtype(v.dtype) for v in self.buffers]

@@ -20,7 +20,6 @@ from wholestep.engines.protocol import Engine
 from wholestep.microbatches import (
     Totals,
     add,
-    buffers_of,
     extra_share,
     moved,
     nothing,
@@ -29,7 +28,8 @@ from wholestep.microbatches import (
     section,
     weights_of_rows,
 )
-from wholestep.model.forward import Forward, Outcome
+from wholestep.model.forward import Forward
+from wholestep.model.outcome import Outcome
 from wholestep.model.terms import Mean
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
 from wholestep.state import State
@@ -110,7 +110,7 @@ class Update:
         """
         layout = self.layout
 
-        def trace(forward: Forward) -> None:
+        def trace(forward: Forward, times: int = 1) -> None:
             def microbatch(params, buffers, metrics, captured, data, rows: Tensor, count: Tensor) -> Tensor:
                 nonlocal layout
                 row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
@@ -120,10 +120,10 @@ class Update:
                 return logs["loss"]
 
             values = self.engine.params(state), state.buffers, state.metrics, self.forward.captured_in(state)
-            first = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
-            self.engine.shapes(microbatch, *values, data, first, count)
+            few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
+            self.engine.shapes(microbatch, *values, data, ops.concatenate(times * [few]), count)
 
-        forward = self.forward.learned(trace)
+        forward = self.forward.learned(trace, partial(trace, times=2))
         if layout == self.layout and forward.knows_as(self.forward):
             return self
         choices = {"scales": self.scales, "guards_gradients": self.guards_gradients, "stops": self.stops}
@@ -165,9 +165,10 @@ class Update:
         ) -> tuple[list, Outcome]:
             batch = self.engine.batch(data, rows)
             row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, count)
+            own_first = first + self.engine.replica_start(rows.shape[0])
 
             def share(params: list) -> tuple[Tensor, Outcome]:
-                outcome = sums(params, buffers, metrics, captured, batch, row_weights, places)
+                outcome = sums(params, buffers, metrics, captured, batch, row_weights, places, own_first)
                 num_rows = tree.num_rows(batch)
                 extra = outcome.extra * extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
                 outcome = outcome._replace(extra=extra)
@@ -189,7 +190,7 @@ class Update:
             (params, state, _, count), (rows, first, _) = given, piece
             row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, count)
             values, batch = (params, state.buffers, state.metrics, state.captured), self.engine.batch(data, rows)
-            sums = self._sums(*values, batch, row_weights).sums
+            sums = self._sums(*values, batch, row_weights, (), first + self.engine.replica_start(rows.shape[0])).sums
             return {k: total[k] + sums[k][1] for k in total}
 
         means = [k for k, fact in self.forward.facts.terms.items() if fact.kind is Mean]
@@ -205,26 +206,19 @@ class Update:
         self, cut: Cut, part: Callable, data, params, state: State, places: list, weights, scale, rows, count
     ) -> Totals:
         if cut.num_microbatches == 1:
-            start, first = self.engine.replica_start(rows.shape[0]), ops.zeros((), "int32")
-            buffers = (
-                buffers_of(self.forward.variables.seeds, state, ops.full((), start, "int32"))
-                if start
-                else state.buffers
-            )
-            values = params, buffers, state.metrics, state.captured
-            grads, outcome = part(*values, places, weights, scale, data, rows, first, count)
+            values = params, state.buffers, state.metrics, state.captured
+            grads, outcome = part(*values, places, weights, scale, data, rows, ops.zeros((), "int32"), count)
             return Totals(grads, *outcome)
 
         floats = self.forward.variables.floats
 
         def add_one(total: Totals, piece: tuple) -> Totals:
             rows, first, number = piece
-            buffers = buffers_of(self.forward.variables.seeds, state, first + self.engine.replica_start(rows.shape[0]))
             own = [section(p, number, cut) for p in places]
-            values = params, buffers, total.metrics, state.captured
+            values = params, state.buffers, total.metrics, state.captured
             grads, outcome = part(*values, own, weights, scale, data, rows, first, count)
             share = row_share(cut, rows.shape[0], first, count)
-            return add(floats, total, grads, outcome, buffers, share)
+            return add(floats, total, grads, outcome, state.buffers, share)
 
         total = over(self.engine, cut, add_one, nothing(self.forward.facts, params, state), rows)
         return total._replace(buffers=[moved(b, move) for b, move in zip(state.buffers, total.buffers, strict=True)])

@@ -152,6 +152,8 @@ class Dispatcher:
 
     def _note_pace(self) -> None:
         """Take note of how long the updates of the latest dispatch took, with what was done between them."""
+        if not self._sees_looks:
+            return  # several processes would have to agree on what one of them has measured
         if self._handed_out:
             self._pace.note(self._handed_out)
         else:

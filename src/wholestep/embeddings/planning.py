@@ -11,7 +11,7 @@ from wholestep.embeddings.lookups import Lookups
 from wholestep.embeddings.rows import RowPlan, find, for_rows, worth_it
 from wholestep.embeddings.tables import TableRows
 from wholestep.engines.protocol import Engine
-from wholestep.microbatches import buffers_of, over
+from wholestep.microbatches import over
 from wholestep.model.forward import Forward
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -79,12 +79,12 @@ class RowPlanner:
                 return []
             if cut.num_microbatches == 1:
                 values = params, state.buffers, state.metrics, state.captured
-                return ids_of(*values, engine.batch(data, rows))
+                return ids_of(*values, engine.batch(data, rows), ops.zeros((), "int32"))
 
             def note(noted: list, piece: tuple) -> list:
                 rows, first, number = piece
-                buffers, batch = buffers_of(self._forward.variables.seeds, state, first), engine.batch(data, rows)
-                ids = ids_of(params, buffers, state.metrics, state.captured, batch)
+                values = params, state.buffers, state.metrics, state.captured
+                ids = ids_of(*values, engine.batch(data, rows), first)
                 starts = [number * count for count in row_plan.counts]
                 return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
 

@@ -12,6 +12,7 @@ from keras.optimizers import Optimizer
 from wholestep.engines.jax_optimizer import JaxOptimizer
 from wholestep.engines.jax_programs import JaxPrograms
 from wholestep.engines.jax_variables import JaxVariables
+from wholestep.engines.jax_words import JaxWords
 from wholestep.engines.mesh import Shares, find_layout
 from wholestep.engines.protocol import Engine
 from wholestep.errors import BatchError, message
@@ -22,7 +23,7 @@ from wholestep.tree import Tensor, Tree
 _INT32 = np.iinfo(np.int32)
 
 
-class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms):
+class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxWords):
     """The verbs of `wholestep.engines.protocol` on JAX."""
 
     name = "jax"

@@ -209,6 +209,18 @@ class Engine(Protocol):
     def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
         """For i < num, (i, state) -> (state, report) runs until a state is stopped; other reports stay."""
 
+    # ---- random draws ----
+
+    @property
+    def shuffles_slices(self) -> bool:
+        """True if `keras.random.shuffle` moves whole slices; else each vector along the axis is shuffled for itself."""
+
+    def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
+        """Row i has the uint32 words of place first + i, the same on every engine; another number of them is others."""
+
+    def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
+        """The derivatives are those of gamma numbers by their parameter, while the random words stay."""
+
     # ---- the optimizer ----
 
     def loss_scale(self, state: State) -> Tensor:

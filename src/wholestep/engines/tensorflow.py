@@ -13,6 +13,7 @@ from wholestep.engines.protocol import Engine
 from wholestep.engines.strategy import Shares, find_replicas
 from wholestep.engines.tensorflow_optimizer import TensorflowOptimizer
 from wholestep.engines.tensorflow_programs import TensorflowPrograms, specs_of
+from wholestep.engines.tensorflow_words import TensorflowWords
 from wholestep.processes.single import SingleProcess
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -20,7 +21,7 @@ from wholestep.tree import Tensor, Tree
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
 
 
-class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms):
+class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowWords):
     """The verbs of `wholestep.engines.protocol` on TensorFlow."""
 
     name = "tensorflow"

@@ -3,7 +3,8 @@
 The content of the other rows is changed, same shapes and seeds: if the value of the row that stayed moves, rows are
 coupled (BatchNormalization, in-batch negatives). Every probed row takes its turn, if its own content moves its value.
 If the forward pass moves floating state (moving statistics), padding would enter it. What `add_loss` and activity
-regularisers add up to is found by cutting four rows into two and two.
+regularisers add up to is found by cutting four rows into two and two. Whether a cut changes random draws is found by
+moving rows up, as the first ones of a later microbatch: if their values move, they were drawn for otherwise.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,8 @@ from wholestep.data.block import Batch
 from wholestep.engines.protocol import Engine
 from wholestep.model.compiled import layers
 from wholestep.model.findings import Coupling
-from wholestep.model.forward import Forward, Rows
+from wholestep.model.forward import Forward
+from wholestep.model.outcome import Rows
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
@@ -43,6 +45,7 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
         other = _shaken(first)
     can_move = moved(one, run(other))
     couples = any(moved(one, run(_but(other, first, row)))[row] for row in np.flatnonzero(can_move).tolist())
+    couples |= any(fact.couples for fact in forward.facts.draws)
     before = engine.fetch(state.buffers)
     moves = any(
         is_float and not np.array_equal(old, new)
@@ -50,7 +53,20 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
     )
     whole = forward.facts.has_whole
     extra = _extra(run, first, size, one) if forward.facts.has_extra else "none"
-    return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()))
+    draws = bool(moved(one, run(first)).any())
+    if not (draws or couples or whole):
+        draws = _are_redrawn(run, first, size, one, moved)
+    return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()), draws=draws)
+
+
+def _are_redrawn(
+    run: Callable[..., Rows], batch: Tree, size: int, one: Rows, moved: Callable[[Rows, Rows], np.ndarray]
+) -> bool:
+    """Whether rows have other values as the first ones of a later microbatch, where none sees others."""
+    start = size // 2
+    later = run(_rows(batch, np.roll(np.arange(size), -start)), start)
+    values = {label: (np.roll(v, start, 0) if len(v) == size else v, w) for label, (v, w) in later.values.items()}
+    return bool(np.broadcast_to(moved(one, later._replace(values=values)), (size,))[start:].any())
 
 
 def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
@@ -119,15 +135,15 @@ def _shaken(batch: Tree) -> Tree:
     return tree.map_leaves(shake, batch)
 
 
-def _runner(engine: Engine, forward: Forward, state: State) -> Callable[[Tree], Rows]:
+def _runner(engine: Engine, forward: Forward, state: State) -> Callable[..., Rows]:
     programs: dict[int, Callable] = {}
 
-    def function(state: State, batch: Tree) -> Rows:
+    def function(state: State, batch: Tree, start: Tensor) -> Rows:
         params = [_wiggled(p) for p in engine.params(state)]
-        return forward.rows(params, state.buffers, state.metrics, batch)
+        return forward.rows(params, state.buffers, state.metrics, batch, start)
 
-    def run(batch: Tree) -> Rows:
-        arguments, size = (state, engine.place(batch)), tree.num_rows(batch)
+    def run(batch: Tree, start: int = 0) -> Rows:
+        arguments, size = (state, *engine.place((batch, np.int32(start)))), tree.num_rows(batch)
         if size not in programs:
             programs[size] = engine.compile(function, arguments, spends=False)
         return engine.fetch(programs[size](*arguments))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import keras
 
 from wholestep.errors import SpecificationError, message
+from wholestep.model.draws import DrawFact, Draws
 from wholestep.model.objective import Reading
 from wholestep.model.terms import Term, Whole
 from wholestep.state import Variables
@@ -32,6 +33,7 @@ class TraceFacts:
         moves_buffers: whether variables that are no parameters are assigned.
         assigned: the places of the parameters that the forward pass assigns, where the engine keeps such assignments.
         captured: variables that the objective reads, but the trainer does not own (of another model, or alone).
+        draws: what is drawn at random, in order.
     """
 
     terms: Mapping[str, TermFact] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class TraceFacts:
     moves_buffers: bool = False
     assigned: tuple[int, ...] = ()
     captured: tuple[keras.Variable, ...] = ()
+    draws: tuple[DrawFact, ...] = ()
 
     @property
     def cannot_pad(self) -> bool:
@@ -58,6 +61,7 @@ class Notes:
         self.assigned = list(known.assigned)
         self.captured = list(known.captured)
         self.written: list[keras.Variable] = []
+        self.draws: Draws | None = None  # those of the last call
 
     def note_reading(self, reading: Reading) -> None:
         """Take note of what the objective returned."""

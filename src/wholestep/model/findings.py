@@ -18,6 +18,7 @@ class Coupling:
         extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or "whole" (not at all).
         unknown: other rows' values could not be moved either, so nothing is known.
         keeps: a layer keeps a state for every row of a whole batch (`stateful=True`), and takes no other number.
+        draws: random draws were seen to depend on the cut, or to move from one call to the next.
     """
 
     couples: bool = False
@@ -26,6 +27,7 @@ class Coupling:
     extra: str = "none"
     unknown: bool = False
     keeps: bool = False
+    draws: bool = False
 
     @property
     def cut_is_exact(self) -> bool:

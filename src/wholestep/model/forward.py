@@ -1,46 +1,28 @@
 """The objective as a pure function of values: the only place where a model is called."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import keras
 from keras import ops
 
 from wholestep import tree
 from wholestep.embeddings.lookups import Lookups
+from wholestep.engines.protocol import Engine
 from wholestep.model.compiled import own_results, tracked
+from wholestep.model.draws import DrawFact, Draws, compare, drawing
 from wholestep.model.facts import NOTHING_KNOWN, Notes, TraceFacts
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import explained
 from wholestep.model.objective import Objective, Reading, read
+from wholestep.model.outcome import Outcome, Rows, values_after, wide
 from wholestep.model.scope import Scope
 from wholestep.model.terms import as_tensor, by_row, checked, refuse_broadcasts
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 
 NOTHING = Lookups([])
-
-
-class Outcome(NamedTuple):
-    """What one microbatch adds: sums by term as (value, weight), the model's other losses, and the new state.
-
-    `assigned` are the new values of the parameters that the forward pass assigned, in the order of `facts.assigned`.
-    """
-
-    sums: dict[str, tuple[Tensor, Tensor]]
-    extra: Tensor
-    buffers: list
-    metrics: list
-    assigned: list
-
-
-class Rows(NamedTuple):
-    """The same, row by row: each term's (values, weights), both (rows,). For the probe and for naming bad rows."""
-
-    values: dict[str, tuple[Tensor, Tensor]]
-    extra: Tensor
-    buffers: list
 
 
 @dataclass(frozen=True)
@@ -52,6 +34,7 @@ class Forward:
     Args:
         freezes_reads: whether a variable that a traced function reads would be a constant of the program.
         keeps_assigned: whether an assignment to a parameter stays, as in `keras.Model.fit` on this engine.
+        draws_by: the engine whose words random draws are made of, so that they belong to rows; None: Keras draws.
         facts: what is known of the objective.
         notes: where a trace takes notes; None if all is known.
     """
@@ -63,20 +46,34 @@ class Forward:
     training: bool
     freezes_reads: bool
     keeps_assigned: bool = False
+    draws_by: Engine | None = None
     facts: TraceFacts = NOTHING_KNOWN
     notes: Notes | None = None
 
-    def learned(self, trace: Callable[["Forward"], None]) -> "Forward":
+    def learned(
+        self, trace: Callable[["Forward"], None], twice: Callable[["Forward"], None] | None = None
+    ) -> "Forward":
         """Return this function with the facts that are found while `trace` calls it.
 
-        What the objective assigns of other variables is state from then on.
+        What the objective assigns of other variables is state from then on. `twice` calls it on twice as many rows,
+        which tells which axis of a random draw holds rows.
         """
         notes = Notes(self.facts)
         trace(replace(self, notes=notes))
         variables = self.variables
         if notes.written:
             variables = replace(variables, buffers=[*variables.buffers, *notes.written])
-        return replace(self, facts=notes.facts(), variables=variables)
+        facts = replace(notes.facts(), draws=self._draw_facts(notes.draws, twice))
+        return replace(self, facts=facts, variables=variables)
+
+    def _draw_facts(self, draws: Draws | None, twice: Callable[["Forward"], None] | None) -> tuple[DrawFact, ...]:
+        if draws is None or not draws.asked:
+            return ()
+        assert twice is not None
+        more = Notes(self.facts)
+        with suppress(Exception):  # a model may take one number of rows only, and say so in any words
+            twice(replace(self, notes=more))
+        return compare(draws.asked, draws.num_rows, None if more.draws is None else more.draws.asked)
 
     def knows_as(self, other: "Forward") -> bool:
         """Whether both know the same facts, and hold the same variables."""
@@ -103,6 +100,7 @@ class Forward:
         batch: Tree,
         row_weights: Tensor | None,
         places: Sequence[Tensor] = (),
+        first: Tensor | int = 0,
         *,
         lookups: Lookups = NOTHING,
     ) -> Outcome:
@@ -111,31 +109,49 @@ class Forward:
         Args:
             captured: the values of the variables in `facts.captured`; None to read them as they are now.
             places: by group of `lookups`, where each lookup finds its row; `params` hold these rows for its tables.
+            first: the place in the update of the first row, of which its random draws are a function.
         """
         scope = self._scope(params, buffers, metrics, captured, lookups)
         with scope, lookups.answering(params, places):
             # With rows in hand a second look is not possible; there has been one on whole tables before.
             look_again = None if lookups.tables else lambda: self._scope(params, buffers, metrics, captured)
-            reading = self._read(batch, look_again)
+            reading = self._read(batch, look_again, first)
             for score in reading.scores:
                 score.update(row_weights)
             terms = reading.terms | reading.reported
-            sums = {label: tuple(_wide(s) for s in term.sums(row_weights)) for label, term in terms.items()}
+            sums = {label: tuple(wide(s) for s in term.sums(row_weights)) for label, term in terms.items()}
             extra = self._extra(scope, reading)
         assigned = [scope.get_current_value(self.variables.params[i]) for i in self.facts.assigned]
         return Outcome(sums, extra, *self._after(scope, buffers, metrics), assigned)
 
-    def rows(self, params: list, buffers: list, metrics: list, batch: Tree, *, lookups: Lookups = NOTHING) -> Rows:
+    def rows(
+        self,
+        params: list,
+        buffers: list,
+        metrics: list,
+        batch: Tree,
+        first: Tensor | int = 0,
+        *,
+        lookups: Lookups = NOTHING,
+    ) -> Rows:
         """Run the objective and keep each row's own values and weights; what the tables of `lookups` lack is NaN."""
         scope = self._scope(params, buffers, metrics)
         with scope, lookups.noting(params):
-            reading = self._read(batch, lambda: self._scope(params, buffers, metrics))
+            reading = self._read(batch, lambda: self._scope(params, buffers, metrics), first)
             values = {label: by_row(term) for label, term in reading.terms.items()}
             extra = self._extra(scope, reading)
         return Rows(values, extra, self._after(scope, buffers, metrics)[0])
 
     def ids(
-        self, params: list, buffers: list, metrics: list, captured: Sequence[Tensor], batch: Tree, *, lookups: Lookups
+        self,
+        params: list,
+        buffers: list,
+        metrics: list,
+        captured: Sequence[Tensor],
+        batch: Tree,
+        first: Tensor | int,
+        *,
+        lookups: Lookups,
     ) -> list[Tensor]:
         """Return the row numbers that the objective looks up on one (micro)batch, by group of `lookups`.
 
@@ -143,7 +159,7 @@ class Forward:
         """
         scope = self._scope(params, buffers, metrics, captured)
         with scope, lookups.noting(params) as noted:
-            self._call(batch)
+            self._call(batch, first)
         return lookups.ids(noted)
 
     def lookups(
@@ -152,7 +168,7 @@ class Forward:
         """Return what the objective looks up on one (micro)batch, and why each table is had as a whole, if it must."""
         scope = self._scope(params, buffers, metrics, captured)
         with scope, lookups.noting(params) as noted:
-            self._call(batch)
+            self._call(batch, 0)
         return lookups.learned(noted, scope.read, self.variables)
 
     def padded(self, params: list, buffers: list, metrics: list, batch: Tree, num: int) -> tuple[list, list]:
@@ -162,7 +178,7 @@ class Forward:
         for part, row_weights in ((slice(num), None), (slice(None), weights)):
             scope = self._scope(params, buffers, metrics)
             with scope:
-                for score in self._read(batch, lambda: self._scope(params, buffers, metrics)).scores:
+                for score in self._read(batch, lambda: self._scope(params, buffers, metrics), 0).scores:
                     score.part(part).update(row_weights)
             after.append(self._after(scope, buffers, metrics)[1])
         return after[0], after[1]
@@ -176,7 +192,7 @@ class Forward:
             has_mode = self.model._call_has_training_arg
             with explained(self.model, self.objective, inputs, inputs_only=True):
                 outputs = self.model(inputs, training=False) if has_mode else self.model(inputs)
-        return outputs, _values(scope, self.variables.buffers, buffers)
+        return outputs, values_after(scope, self.variables.buffers, buffers)
 
     def results(self, metrics: list, captured: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
         """Return what the Keras metrics say now, by name."""
@@ -210,7 +226,7 @@ class Forward:
         pairs = [(v, p) for v, p in zip(self.variables.params, params, strict=True) if v.regularizer is not None]
         with self._scope([], [], [], captured) as scope:
             scope.state_mapping |= {id(v): p for v, p in pairs}
-            return sum(_wide(v.regularizer(p)) for v, p in pairs)
+            return sum(wide(v.regularizer(p)) for v, p in pairs)
 
     @property
     def has_penalty(self) -> bool:
@@ -245,42 +261,40 @@ class Forward:
         slots = {id(v) for v in self.variables.slots} if self.training else set()
         return [v for v in self.facts.captured if id(v) not in slots]
 
-    def _read(self, batch: Tree, fresh_scope: Callable[[], keras.StatelessScope] | None) -> Reading:
-        reading, num_rows = self._call(batch), tree.num_rows(batch)
+    def _read(
+        self, batch: Tree, fresh_scope: Callable[[], keras.StatelessScope] | None, first: Tensor | int
+    ) -> Reading:
+        reading, num_rows = self._call(batch, first), tree.num_rows(batch)
         terms, reported = (checked(terms, num_rows) for terms in (reading.terms, reading.reported))
         squares = [k for k, t in terms.items() if len(t.values.shape) > 1 and t.values.shape[1] == num_rows > 1]
         if squares and fresh_scope is not None:
             with fresh_scope():
-                shorter = self._call(tree.map_leaves(lambda leaf: leaf[:-1], batch))
+                shorter = self._call(tree.map_leaves(lambda leaf: leaf[:-1], batch), None)
             refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
         reading = reading._replace(terms=terms, reported=reported)
         if self.notes is not None:
             self.notes.note_reading(reading)
         return reading
 
-    def _call(self, batch: Tree) -> Reading:
-        with explained(self.model, self.objective, batch):
+    def _call(self, batch: Tree, first: Tensor | int | None) -> Reading:
+        with explained(self.model, self.objective, batch), self._drawing(batch, first):
             return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
+
+    def _drawing(self, batch: Tree, first: Tensor | int | None) -> AbstractContextManager:
+        """Let random draws belong to rows, of which the first has this place; None where they do not matter."""
+        if self.draws_by is None or first is None:
+            return nullcontext()
+        draws = Draws(self.draws_by, first, tree.num_rows(batch), self.facts.draws if self.notes is None else None)
+        if self.notes is not None:
+            self.notes.draws = draws
+        return drawing(draws)
 
     def _extra(self, scope: keras.StatelessScope, reading: Reading) -> Tensor:
         losses = [] if reading.is_complete else scope.losses
         if self.notes is not None:
             self.notes.has_extra |= bool(losses)
-        return sum((_wide(ops.sum(loss)) for loss in losses), ops.zeros((), keras.config.floatx()))
+        return sum((wide(ops.sum(loss)) for loss in losses), ops.zeros((), keras.config.floatx()))
 
     def _after(self, scope: keras.StatelessScope, buffers: list, metrics: list) -> tuple[list, list]:
         v = self.variables
-        return _values(scope, v.buffers, buffers), _values(scope, v.metrics, metrics)
-
-
-def _values(scope: keras.StatelessScope, variables: list, before: list) -> list:
-    return [_or(scope.get_current_value(v), old) for v, old in zip(variables, before, strict=True)]
-
-
-def _or(value: Tensor, otherwise: Tensor) -> Tensor:
-    return otherwise if value is None else value
-
-
-def _wide(value: Tensor) -> Tensor:
-    """Sums are kept in floatx or wider, whatever the model computes in."""
-    return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())
+        return values_after(scope, v.buffers, buffers), values_after(scope, v.metrics, metrics)

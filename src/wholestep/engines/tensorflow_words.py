@@ -1,0 +1,37 @@
+"""Random words on TensorFlow: its own kernel counts on from any place, and so needs but the first row's."""
+
+import tensorflow as tf
+
+from wholestep.tree import Tensor
+
+_PHILOX = 1
+
+
+class TensorflowWords:
+    """The verbs of `wholestep.engines.protocol` that random draws are made of."""
+
+    shuffles_slices = True  # `keras.random.shuffle` moves whole slices: all rows in one order
+
+    def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
+        """Return for each row the words of its place: (rows, words), by Philox-4x32-10.
+
+        Of the 128 bits that are counted, the lower 64 number the blocks of four words of all rows, the next 32 are the
+        stream. The first words of a row's blocks come first, then the second ones, and so on.
+        """
+        num = -(-num_words // 4)
+        one, two = tf.unstack(tf.bitwise.bitwise_and(tf.cast(seed, tf.int64), 0xFFFFFFFF))
+        key = tf.bitwise.bitwise_or(one, tf.bitwise.left_shift(two, tf.constant(32, tf.int64)))
+        counter = tf.stack([tf.cast(first, tf.int64) * num, tf.cast(stream, tf.int64)])
+        drawn = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[num_rows * num * 4],
+            key=tf.bitcast(key[None], tf.uint64),
+            counter=tf.bitcast(counter, tf.uint64),
+            alg=_PHILOX,
+            dtype=tf.uint32,
+        )
+        blocks = tf.transpose(tf.reshape(drawn, (num_rows, num, 4)), (0, 2, 1))
+        return tf.reshape(blocks, (num_rows, 4 * num))[:, :num_words]
+
+    def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
+        """Return the derivative of a gamma number by its parameter."""
+        return tf.raw_ops.RandomGammaGrad(alpha=alpha, sample=sample)

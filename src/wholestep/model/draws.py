@@ -1,0 +1,270 @@
+"""Draws that belong to rows: what Keras draws while an objective is traced depends on the row's place in the update.
+
+While `drawing` holds, the functions of `keras.random` draw so in this thread. What was asked for by traces of two sizes
+tells which axis of a draw holds rows.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+from keras.src.backend import random as seam
+from keras.src.random.seed_generator import draw_seed
+
+from wholestep.engines.protocol import Engine
+from wholestep.errors import SpecificationError, message
+from wholestep.model import distributions, rejection
+from wholestep.model.words import FLOATS, Words
+from wholestep.tree import Tensor
+
+_OURS: dict[str, Callable[..., Tensor]] = {
+    **{name: getattr(distributions, name) for name in ("uniform", "normal", "truncated_normal", "randint")},
+    **{name: getattr(distributions, name) for name in ("categorical", "dropout", "shuffle")},
+    **{name: getattr(rejection, name) for name in ("gamma", "beta", "binomial")},
+}
+_WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+_OF_TENSORS = {"categorical": "logits", "shuffle": "x"}
+_APART = 1000003
+
+
+class Asked(NamedTuple):
+    """What an objective asked of `keras.random`, once.
+
+    Args:
+        name: the function.
+        shape: of what is drawn; None if it is known only when the program runs.
+        along: the axis along which elements change places, of a shuffle.
+        is_known: whether the function can be carried out with words of rows.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    along: int | None = None
+    is_known: bool = True
+
+
+@dataclass(frozen=True)
+class DrawFact:
+    """What is known of a draw.
+
+    Args:
+        axis: the axis that holds rows; None if there is none, or it is not known.
+        couples: whether rows change places.
+        why: why the draw cannot be given to rows, in plain words; nothing if it is.
+    """
+
+    name: str
+    axis: int | None = None
+    couples: bool = False
+    why: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether any cut of the batch draws the same."""
+        return not (self.why or self.couples)
+
+
+def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) -> tuple[DrawFact, ...]:
+    """Return what is known of draws, from what was asked for on so many rows, and on twice as many (None: refused).
+
+    >>> one = [Asked("uniform", (3, 5)), Asked("normal", (5,)), Asked("uniform", (4, 6))]
+    >>> two = [Asked("uniform", (6, 5)), Asked("normal", (5,)), Asked("uniform", (4, 12))]
+    >>> [fact.axis for fact in compare(one, 3, two)]
+    [0, None, 1]
+    """
+    if two is None or [a.name for a in one] != [a.name for a in two]:
+        why = "of another number of rows the objective draws otherwise"
+        return tuple(DrawFact(asked.name, why=why) for asked in one)
+    return tuple(_fact(a, b, num_rows) for a, b in zip(one, two, strict=True))
+
+
+def _fact(one: Asked, two: Asked, num_rows: int) -> DrawFact:
+    shapes = one.shape, two.shape
+    if not one.is_known:
+        return DrawFact(one.name, why="its arguments are not known here")
+    if one.shape is None or two.shape is None:
+        return DrawFact(one.name, why="its shape is known only when the program runs")
+    if len(one.shape) != len(two.shape):
+        return DrawFact(one.name, why=f"its shape is {shapes[0]} of {num_rows} rows and {shapes[1]} of twice as many")
+    differing = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+    if not differing:
+        return DrawFact(one.name)
+    axis = differing[0]
+    is_odd = one.shape[axis] % num_rows or two.shape[axis] != 2 * one.shape[axis]
+    if len(differing) > 1 or is_odd or (one.name == "categorical" and axis):
+        return DrawFact(one.name, why=f"its shape is {shapes[0]} of {num_rows} rows and {shapes[1]} of twice as many")
+    return DrawFact(one.name, axis, couples=one.along == axis)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What `keras.random` does while an objective is traced on some rows.
+
+    Args:
+        first: the place in the update of the first row.
+        facts: what is known of each draw, in order; None to draw as Keras does.
+        asked: what was asked for by now.
+    """
+
+    engine: Engine
+    first: Tensor | int
+    num_rows: int
+    facts: tuple[DrawFact, ...] | None
+    asked: list[Asked] = field(default_factory=list)
+
+    def draw(self, name: str, keras_own: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
+        """Return what a function of `keras.random` is asked for.
+
+        Raises:
+            SpecificationError: nobody knew that this would be drawn.
+        """
+        if name == "dropout" and isinstance(given["rate"], int | float) and given["rate"] in (0, 1):
+            return keras_own(**given)
+        if name == "dropout":
+            given = given | {"noise_shape": _noise_shape(given["inputs"], given["noise_shape"])}
+        if name in _OF_TENSORS:
+            given = given | {_OF_TENSORS[name]: ops.convert_to_tensor(given[_OF_TENSORS[name]])}
+        asked = _asked(name, given)
+        self.asked.append(asked)
+        if self.facts is None or _is_typed_key(given["seed"]):
+            return keras_own(**given)
+        fact = self._fact(asked)
+        seed = given.pop("seed")
+        state = seed if ops.is_tensor(seed) else draw_seed(seed)
+        if not fact.is_ours:
+            return keras_own(**given, seed=_Given(_apart(state, self.first)))
+        if name == "shuffle" and (fact.axis is None or self.engine.shuffles_slices):
+            return keras_own(**given, seed=_Given(state))
+        if "shape" in given:
+            given["shape"] = asked.shape
+        return _OURS[name](Words(self.engine, state, self.first, self.num_rows, fact.axis), **given)
+
+    def _fact(self, asked: Asked) -> DrawFact:
+        assert self.facts is not None
+        number, shape = len(self.asked) - 1, asked.shape
+        fact = self.facts[number] if number < len(self.facts) else None
+        if fact is not None and fact.name == asked.name and (not fact.is_ours or self._fits(shape, fact.axis)):
+            return fact
+        must = "An objective must draw alike for batches of any number of rows."
+        attempt = "call keras.random in the same order, whatever the batch, with as many numbers for every row."
+        received = f"keras.random.{asked.name} of shape {shape}, for {self.num_rows} rows"
+        raise SpecificationError(message(must, received, attempt))
+
+    def _fits(self, shape: tuple[int, ...] | None, axis: int | None) -> bool:
+        """Whether a draw of this shape can hold as many numbers for every row."""
+        return shape is not None and (axis is None or shape[axis] % max(1, self.num_rows) == 0)
+
+
+def _is_typed_key(seed: object) -> bool:
+    """Whether a seed is a key of JAX's own kind, which is no array of numbers."""
+    return str(getattr(seed, "dtype", "")).startswith("key<")
+
+
+class _Given(keras.random.SeedGenerator):
+    """A seed generator that yields the state that was drawn from another."""
+
+    def __init__(self, state: Tensor):
+        self._drawn = state
+
+    def next(self, ordered: bool = True) -> Tensor:
+        """Return the state."""
+        return self._drawn
+
+
+def _apart(state: Tensor, first: Tensor | int) -> Tensor:
+    """Return another seed for each microbatch: what cannot be given to rows is at least not drawn twice."""
+    first = ops.cast(first, state.dtype) * ops.cast(_APART, state.dtype)
+    return state + ops.stack([first, ops.zeros_like(first)])
+
+
+def _noise_shape(inputs: Tensor, noise_shape: Sequence | None) -> tuple:
+    shape = tuple(ops.shape(inputs))
+    return (
+        shape if noise_shape is None else tuple(a if b is None else b for a, b in zip(shape, noise_shape, strict=True))
+    )
+
+
+def _asked(name: str, given: dict[str, Any]) -> Asked:
+    """Return what is asked for, and whether these arguments are known here."""
+    if name == "dropout":
+        return Asked(name, _static(given["noise_shape"]), is_known=isinstance(given["rate"], int | float))
+    if name == "shuffle":
+        shape = _static(given["x"].shape)
+        return Asked(name, shape, along=None if shape is None else given["axis"] % len(shape))
+    if name == "categorical":
+        return Asked(name, _static(given["logits"].shape), is_known=len(given["logits"].shape) == 2)
+    dtype = keras.backend.standardize_dtype(given["dtype"] or keras.config.floatx())
+    is_known = _spans_a_word(given, dtype) if name == "randint" else dtype in FLOATS
+    return Asked(name, _static(given["shape"]), is_known=is_known and not _is_typed_key(given["seed"]))
+
+
+def _spans_a_word(given: dict[str, Any], dtype: str) -> bool:
+    """Whether whole numbers are of fewer than 2**32 values, as far as bounds and dtype tell."""
+    if dtype in ("int8", "int16", "int32", "uint8", "uint16"):
+        return True
+    bounds = given["minval"], given["maxval"]
+    are_static = all(isinstance(bound, int | np.integer) for bound in bounds)
+    return are_static and dtype in _WHOLE_NUMBERS and 0 < int(bounds[1]) - int(bounds[0]) < 2**32
+
+
+def _static(shape: Sequence) -> tuple[int, ...] | None:
+    """Return a shape as numbers; None if it is known only when the program runs."""
+    try:
+        return tuple(int(size) for size in shape)
+    except TypeError:
+        return None
+
+
+# ---- while an objective is traced ----
+
+_CURRENT: ContextVar[Draws | None] = ContextVar("draws", default=None)
+_KERAS_OWN: dict[str, Callable[..., Tensor]] = {}
+_LOCK = threading.Lock()
+_holders: list[Draws] = []
+
+
+@contextmanager
+def drawing(draws: Draws) -> Iterator[Draws]:
+    """Let `keras.random` draw so in this thread; others draw as ever.
+
+    Replicas are traced in threads that take turns: who comes first puts the functions in, who goes last takes them out.
+    """
+    with _LOCK:
+        if not _holders:
+            for name in _OURS:
+                _KERAS_OWN[name] = getattr(seam, name)
+                setattr(seam, name, _instead(name, _KERAS_OWN[name]))
+        _holders.append(draws)
+    token = _CURRENT.set(draws)
+    try:
+        yield draws
+    finally:
+        _CURRENT.reset(token)
+        with _LOCK:
+            del _holders[-1]
+            if not _holders:
+                for name, keras_own in _KERAS_OWN.items():
+                    setattr(seam, name, keras_own)
+
+
+def _instead(name: str, keras_own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    signature = inspect.signature(keras_own)
+
+    @wraps(keras_own)
+    def draw(*args: Any, **kwargs: Any) -> Tensor:
+        draws = _CURRENT.get()
+        if draws is None:
+            return keras_own(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return draws.draw(name, keras_own, dict(bound.arguments))
+
+    return draw

@@ -1,0 +1,91 @@
+"""The random words of one draw: a function of the seed, the row's place in the update, and the word's place in the row.
+
+The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), a verb of the
+engine: `wholestep.engines.protocol.Engine.words`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import keras
+from keras import ops
+
+from wholestep.engines.protocol import Engine
+from wholestep.tree import Tensor
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+_MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23}
+
+
+@dataclass(frozen=True)
+class Words:
+    """The random words of one draw.
+
+    Args:
+        seed: the state of a seed generator, (2,).
+        first: the place in the update of the first row.
+        num_rows: the rows in hand.
+        axis: the axis that holds rows; None if a draw is the same for all rows.
+    """
+
+    engine: Engine
+    seed: Tensor
+    first: Tensor | int
+    num_rows: int
+    axis: int | None
+
+    def words(self, shape: tuple[int, ...], stream: Tensor | int = 0) -> Tensor:
+        """Return words of this shape, uint32; another stream's are others."""
+        if self.axis is None:
+            return ops.reshape(self.engine.words(self.seed, stream, 0, 1, math.prod(shape)), shape)
+        before, size, after = shape[: self.axis], shape[self.axis], shape[self.axis + 1 :]
+        several = size // max(self.num_rows, 1)
+        num = math.prod(before) * several * math.prod(after)
+        rows = self.engine.words(self.seed, stream, self.first, self.num_rows, num)
+        if self.axis:
+            rows = ops.moveaxis(ops.reshape(rows, (self.num_rows, *before, several, *after)), 0, self.axis)
+        return ops.reshape(rows, shape)
+
+    def below(self, shape: tuple[int, ...], probability: float) -> Tensor:
+        """Return truth values, true with this probability."""
+        limit = min(max(round(probability * 2**32), 0), 2**32 - 1)
+        return self.words(shape) < ops.convert_to_tensor(limit, "uint32")
+
+    def uniform(self, shape: tuple[int, ...], dtype: str, stream: Tensor | int = 0) -> Tensor:
+        """Return numbers of [0, 1), all multiples of a power of two, as many as the dtype tells apart in [1, 2)."""
+        if dtype == "float64":
+            return self._whole(shape, stream) * 2.0**-52
+        num = _MANTISSA[dtype]
+        whole = ops.cast(_shifted(self.words(shape, 2 * stream), 32 - num), "float32")
+        return ops.cast(whole * 2.0**-num, dtype)
+
+    def inside(self, shape: tuple[int, ...], dtype: str, stream: Tensor | int = 0) -> Tensor:
+        """Return numbers of (0, 1), float32 or float64: the middles of equal parts."""
+        if dtype == "float64":
+            return (2.0 * self._whole(shape, stream) + 1.0) * 2.0**-53
+        whole = ops.cast(_shifted(self.words(shape, 2 * stream), 9), "float32")
+        return (2.0 * whole + 1.0) * 2.0**-24
+
+    def _whole(self, shape: tuple[int, ...], stream: Tensor | int) -> Tensor:
+        """Return whole numbers of 52 bits, float64."""
+        high, low = (_shifted(self.words(shape, 2 * stream + i), 6) for i in (0, 1))
+        return ops.cast(high, "float64") * 2.0**26 + ops.cast(low, "float64")
+
+
+def wide(dtype: str) -> str:
+    """Return the dtype in which a distribution of such numbers is computed.
+
+    >>> wide("bfloat16"), wide("float64")
+    ('float32', 'float64')
+    """
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _shifted(words: Tensor, num: int) -> Tensor:
+    """Return the upper bits of words, as many as can be cast to any dtype that holds them."""
+    return ops.right_shift(words, ops.convert_to_tensor(num, "uint32"))
+
+
+def float_dtype(dtype: str | None) -> str:
+    """Return the name of a dtype, of Keras' own where there is none."""
+    return keras.backend.standardize_dtype(dtype or keras.config.floatx())
