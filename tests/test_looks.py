@@ -27,8 +27,14 @@ def carry_out(num, is_looked_after, seconds):
 @pytest.mark.parametrize("period", [2, 7, 50, 200])
 def test_who_looks_regularly_is_expected(period):
     dispatches, in_vain = carry_out(5000, lambda update: update % period == 0, SHORT)
-    assert dispatches < 1.2 * 5000 / period + 10
-    assert in_vain <= 2 * period
+    assert dispatches < 1.2 * 5000 / period + 20
+    assert in_vain <= 4 * period
+
+
+def test_a_look_at_the_beginning_does_not_hide_the_habit():
+    dispatches, in_vain = carry_out(20_000, lambda update: update % 50 == 1, SHORT)
+    assert dispatches < 1000
+    assert in_vain < 200
 
 
 def test_nobody_looks():

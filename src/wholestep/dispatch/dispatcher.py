@@ -6,6 +6,7 @@ out: the updates up to it are carried out once more, from a copy of the state be
 how updates are grouped into dispatches changes no bit of them.)
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class Dispatcher:
         self._sees_looks = engine.sees_looks and engine.processes.count == 1
         self._looks = Looks()
         self._pace = DispatchSize(engine.processes)
+        self._shortest = math.inf  # seconds that an update has taken, with little around it
         self._handed_out = 0  # updates since the latest dispatch, and with it
         self._ahead: _Ahead | None = None
         # Kept on the device: a loop of single updates asks for the same ones in every epoch.
@@ -135,7 +137,7 @@ class Dispatcher:
             self._ahead = ahead
         else:
             self._write(ahead, state)
-            self._looks.note_end(block.num, 0, self._pace.seconds)
+            self._looks.note_end(block.num, 0, self._shortest)
         return numbers
 
     @property
@@ -156,6 +158,7 @@ class Dispatcher:
             return  # several processes would have to agree on what one of them has measured
         if self._handed_out:
             self._pace.note(self._handed_out)
+            self._shortest = min(self._shortest, self._pace.seconds)
         else:
             self._pace.start()
 
@@ -181,7 +184,7 @@ class Dispatcher:
             done = ahead.done
             self._write(ahead, ahead.state if done == ahead.num else ahead.redo(done))
             ahead.seen, self._ahead = done, None
-            self._looks.note_end(done, 0 if done == ahead.num else ahead.num, self._pace.seconds)
+            self._looks.note_end(done, 0 if done == ahead.num else ahead.num, self._shortest)
             return True
 
     def _write(self, ahead: _Ahead, state: State) -> None:

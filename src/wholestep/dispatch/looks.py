@@ -22,13 +22,16 @@ class Looks:
     ...     looks.note_end(sizes[-1], 0, seconds=1e-4)
     >>> sizes
     [2, 4, 8, 16, 32]
-    >>> looks.note_look()  # after 62 updates
+    >>> looks.note_look()
+    >>> looks.note_end(50, 0, seconds=1e-4)
+    >>> looks.note_look()  # 50 updates later
     >>> looks.wanted
-    62
+    50
     """
 
     def __init__(self) -> None:
         self._since = 0  # updates since somebody has looked
+        self._has_seen = False  # since when every look has been seen: only then is the time between two known
         self._gaps: deque[int] = deque(maxlen=4)  # updates between looks
         self._latest = 1
         self._balance = 0.0
@@ -40,13 +43,14 @@ class Looks:
         """How many updates are worth sending at once; 0 if they are to go by themselves, and nobody is watched."""
         if self._rest > 0:
             return 0
-        to_look = min(self._gaps) - self._since if self._gaps else 0
+        to_look = min(self._gaps) - self._since if self._gaps and self._has_seen else 0
         return to_look if to_look > 0 else 2 * self._latest
 
     def note_look(self) -> None:
         """Somebody looks, after all updates that have been noted."""
-        self._gaps.append(self._since)
-        self._since = 0
+        if self._has_seen:
+            self._gaps.append(self._since)
+        self._since, self._has_seen = 0, True
         self._settle(-_LOOK)
 
     def note_end(self, num: int, in_vain: int, seconds: float) -> None:
@@ -65,7 +69,6 @@ class Looks:
         self._balance = min(self._balance + gain, _MOST_CREDIT)
         if self._balance < _MOST_DEBT:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
-            self._balance, self._since, self._latest = _MOST_DEBT / 2, 0, 1
-            self._gaps.clear()
+            self._balance, self._since, self._latest, self._has_seen = _MOST_DEBT / 2, 0, 1, False
         elif self._balance > 0:
             self._next_rest = _REST
