@@ -242,6 +242,5 @@ class Trainer:
 
     @property
     def num_skipped(self) -> int:
-        """How many updates were left out because they were not finite."""
-        self._setup.settle()
-        return self.run.num_skipped
+        """How many updates were left out because they were not finite. Waits for the device."""
+        return self.run.num_skipped if self.executor is None else self.executor.applied.count_skipped(self.run)

@@ -120,8 +120,8 @@ class Dispatcher:
         state, beside = given(run, block.program)
         assert run.variables is not None
         variables, redo = run.variables, self._engine.again(block.program.call)
-        goes_ahead = block.follow > 0 and redo is not None and self._goes_ahead
-        num = self._num_to_send(block, state) if goes_ahead else block.num
+        goes_ahead = block.follow > 0 and redo is not None and self._goes_ahead_from(state)
+        num = self._num_to_send(block) if goes_ahead else block.num
         kept = self._engine.copied(state) if num > block.num else state
         arguments = beside, block.data, *block.table.placed
 
@@ -140,15 +140,13 @@ class Dispatcher:
             self._looks.note_end(block.num, 0, self._shortest)
         return numbers
 
-    @property
-    def _goes_ahead(self) -> bool:
+    def _goes_ahead_from(self, state: State) -> bool:
         """Whether updates may be sent ahead now, or at least whoever looks is seen."""
-        return self._sees_looks and self._pace.seconds <= _MOST_SECONDS and self._looks.wanted > 0
+        is_worth = self._sees_looks and self._pace.seconds <= _MOST_SECONDS and self._looks.wanted > 0
+        return is_worth and tree.num_bytes(list(state)) <= _MOST_BYTES
 
-    def _num_to_send(self, block: Block, state: State) -> int:
+    def _num_to_send(self, block: Block) -> int:
         """Return how many updates to send for a block, at least its own."""
-        if tree.num_bytes(list(state)) > _MOST_BYTES:
-            return block.num
         num = min(self._looks.wanted, self._pace.size, block.num + block.follow)
         return max(1, num // block.num) * block.num
 

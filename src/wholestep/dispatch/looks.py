@@ -51,7 +51,7 @@ class Looks:
         if self._has_seen:
             self._gaps.append(self._since)
         self._since, self._has_seen = 0, True
-        self._settle(-_LOOK)
+        self._note_gain(-_LOOK)
 
     def note_end(self, num: int, in_vain: int, seconds: float) -> None:
         """A dispatch is over, of which so many updates were of use; others have been computed in vain.
@@ -63,9 +63,9 @@ class Looks:
             self._rest = max(0, self._rest - num)  # meanwhile nobody is seen to look
         else:
             self._latest, self._since = num, self._since + num
-            self._settle(num - 1 - in_vain * min(max(0.5, seconds / _SAVED), 8.0))
+            self._note_gain(num - 1 - in_vain * min(max(0.5, seconds / _SAVED), 8.0))
 
-    def _settle(self, gain: float) -> None:
+    def _note_gain(self, gain: float) -> None:
         self._balance = min(self._balance + gain, _MOST_CREDIT)
         if self._balance < _MOST_DEBT:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)

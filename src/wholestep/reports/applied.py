@@ -1,6 +1,7 @@
 """What became of the updates that were sent: applied, left out, or the end of the run."""
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import keras
@@ -37,11 +38,16 @@ class Applied:
         self._unread: Report | None = None
         self._ending: Ending | None = None
         self._latest: Callable[[], Report | None] = lambda: None
+        self._unnoted: deque[Callable[[], Report | None]] = deque()  # which may have left updates out
         self._iterations: Tensor | None = None
 
     def note_sent(self, report: Report) -> None:
         """Take note of updates that were sent; nothing waits."""
         self._latest = weakref.ref(report)  # weakly, not to keep its batch
+        if self._skips:
+            while self._unnoted and ((first := self._unnoted[0]()) is None or first.is_noted):
+                self._unnoted.popleft()
+            self._unnoted.append(self._latest)
 
     def note_written(self) -> None:
         """Take note that the optimizer's variables hold what an update has made of them."""
@@ -61,6 +67,12 @@ class Applied:
             self.note_failures(run, latest)
         run.number = self._num_applied + run.num_skipped
         self._iterations = self._optimizer.iterations.value
+
+    def count_skipped(self, run: Run) -> int:
+        """Return how many updates were left out, also of those that nobody has read yet. Waits."""
+        self.settle(run)
+        self.note_skipped(run, filter(None, [report() for report in self._unnoted]))
+        return run.num_skipped
 
     def count_exactly(self, run: Run) -> int:
         """Return how many updates were left out, also unseen ones; `run.place` has the numbers of the last. Waits.
