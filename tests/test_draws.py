@@ -295,21 +295,39 @@ def test_update_steps_and_fit_draw_alike():
         np.testing.assert_allclose(one, three, rtol=1e-5, atol=1e-6)
 
 
-def test_a_cut_batch_asks_for_no_more_words(monkeypatch):
-    """An update in microbatches draws, in all of them together, as much as the whole batch does."""
-    asked, honest = [], type(engines.choose()).words
+def zero_by(function, first):
+    """Return a 0 that the host is asked for whenever the program needs what it is added to: of rows from this place."""
+
+    def answer(first):
+        function()
+        return np.uint32(0)
+
+    if JAX:
+        import jax
+
+        return jax.pure_callback(answer, jax.ShapeDtypeStruct((), "uint32"), first)
+    import tensorflow as tf
+
+    return tf.numpy_function(answer, [first], tf.uint32, stateful=False)
+
+
+def test_a_cut_batch_draws_no_more_words(monkeypatch):
+    """An update in microbatches draws, in all of them together, as much as the whole batch does.
+
+    The pass that weighs the rows beforehand asks for draws as well, which nobody needs.
+    """
+    drawn, honest = [], type(engines.choose()).words
 
     def counting(engine, seed, stream, first, num_rows, num_words):
-        asked.append((num_rows, num_words))
-        return honest(engine, seed, stream, first, num_rows, num_words)
+        zero = zero_by(lambda: drawn.append((num_rows, num_words)), first)
+        return honest(engine, seed, stream, first, num_rows, num_words) + zero
 
     monkeypatch.setattr(type(engines.choose()), "words", counting)
-    of_a_row = []
-    for size in (16, 4):
-        asked.clear()
+    for size in (16, 8, 2):
+        drawn.clear()
         trained(size)
-        of_a_row.append({num_words for num_rows, num_words in asked if num_rows == size})
-    assert of_a_row == [{4}, {4}]  # two layers of 4 features, of as many rows as there are
+        # Two layers of 4 features, for each of as many rows as there are.
+        assert [one for one in drawn if one[0] == size] == [(size, 4)] * 2 * (16 // size)
 
 
 # ---- nothing of Keras stays changed ----
@@ -404,6 +422,15 @@ class HeadsFirst(Square):
         return x * ops.reshape(R.uniform((2 * num, 1), seed=self.seed_generator), (2, num, 1))[1]
 
 
+class RarelyHeadsFirst(HeadsFirst):
+    """The same, for a mask that hardly ever drops anything."""
+
+    def call(self, x, training=False):
+        num = ops.shape(x)[0]
+        kept = ops.reshape(R.uniform((2 * num, 1), seed=self.seed_generator), (2, num, 1))[1] > 1e-6
+        return x * ops.cast(kept, x.dtype)
+
+
 class Shuffled(Square):
     def call(self, x, training=False):
         return x + R.shuffle(x, seed=self.seed_generator)
@@ -422,6 +449,7 @@ SAID = {
     Square: r"differ between cuts: keras\.random\.uniform \(its shape is \(10, 10\) of 10 rows and \(20, 20\)",
     Behind: "Random draws differ between cuts: something draws behind Keras' back",
     HeadsFirst: "Random draws differ between cuts: an axis that is a multiple of the rows",
+    RarelyHeadsFirst: "Random draws differ between cuts: an axis that is a multiple of the rows",
     Shuffled: "Not cut freely: the rows of a batch see each other",
     Odd: r"Random draws differ between cuts: keras\.random\.uniform \(of another number of rows the objective draws",
 }
@@ -435,6 +463,43 @@ def test_what_does_not_belong_to_rows_is_said(layer):
     said = trainer.explain()
     assert re.search(SAID[layer], said), said
     assert "Cutting changes nothing" not in said
+
+
+def compiled_by_itself(function):
+    if JAX:
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function)
+
+
+@pytest.mark.parametrize("is_called_before", [False, True])
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+def test_a_function_compiled_by_itself_that_draws_trains_and_keeps_nothing_of_ours(is_called_before):
+    """On JAX it is traced anew, and draws for rows; on TensorFlow it keeps its trace, draws as ever, which is said."""
+    noisy = compiled_by_itself(lambda x: x + R.uniform(ops.shape(x), seed=4))
+
+    class Noisy(L.Layer):
+        def call(self, x, training=False):
+            return noisy(noisy(x)) if training else x
+
+    made = model(Noisy())
+    before = ops.convert_to_numpy(noisy(ops.ones((20, 6)))) if is_called_before else None
+    trainer = ws.Trainer(made, microbatch_size=5)
+    trainer.fit(X, Y, batch_size=20, shuffle=False, epochs=2, verbose=0)
+    cut = values(made)
+    said = "Cutting changes nothing" if JAX else "Random draws differ between cuts: something draws behind Keras' back"
+    assert said in trainer.explain()
+    after = ops.convert_to_numpy(noisy(ops.ones((20, 6))))
+    if is_called_before:
+        np.testing.assert_array_equal(after, before)
+    if JAX:
+        made = model(Noisy())
+        ws.Trainer(made).fit(X, Y, batch_size=20, shuffle=False, epochs=2, verbose=0)
+        for one, two in zip(values(made), cut, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
 # ---- how random it is ----
@@ -591,7 +656,7 @@ def test_whole_numbers_of_more_than_a_word_are_the_engines_own():
     with drawing(asked):
         keras.random.randint((4, 3), 0, 2**40, dtype="int64", seed=1)
         keras.random.randint((4, 3), 0, 2**31, dtype="int64", seed=1)
-    assert [a.is_known for a in asked.asked] == [False, True]
+    assert [bool(a.why) for a in asked.asked] == [True, False]
     with drawing(Draws(engines.choose(), 0, 4, compare(asked.asked, 4, None))):
         assert int(ops.max(keras.random.randint((4, 3), 0, 2**40, dtype="int64", seed=1))) > 2**32
 
@@ -604,7 +669,10 @@ def test_seeds_and_logits_that_keras_takes_are_taken():
         keys.append(jax.random.key(3))
     for seed in keys:
         asked = Draws(engines.choose(), 0, 4, None)
-        for facts in (None, (compare([Asked("uniform", (4, 3), is_known=isinstance(seed, int))], 4, None))):
+        for facts in (
+            None,
+            (compare([Asked("uniform", (4, 3), why="" if isinstance(seed, int) else "a key")], 4, None)),
+        ):
             with drawing(asked if facts is None else Draws(engines.choose(), 0, 4, facts)):
                 assert keras.random.uniform((4, 3), seed=seed).shape == (4, 3)
     if not JAX:

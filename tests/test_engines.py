@@ -651,6 +651,52 @@ def holds_is_traced_in(case):
     assert seen == {"here": True, "inside": False, "one row of several": False}
 
 
+def holds_is_kept(case):
+    """A function that is compiled by itself, called twice in a program; JAX keeps no trace for others."""
+    seen = {}
+
+    def program(x, state, num):
+        frame = case.engine.frame()
+
+        def inside(i, state):
+            seen["in a loop"] = case.engine.is_kept(frame)
+            return state, ops.ones((1,))
+
+        def of_its_own(x):
+            seen["in a function"] = case.engine.is_kept(frame)
+            return x * 2
+
+        seen["here"] = case.engine.is_kept(frame)
+        return case.engine.repeat(inside, num, state, ops.zeros((2, 1)))[1], compiled_by_itself(of_its_own)(x)
+
+    case.run(program, case.data, case.read(), case.engine.place(np.int32(2)))
+    assert seen == {"here": False, "in a loop": False, "in a function": case.engine.name == "tensorflow"}
+
+
+def holds_tracing_anew(case):
+    calls = []
+    function = compiled_by_itself(lambda x: calls.append(1) or x * 2)
+
+    def program(x):
+        with case.engine.tracing_anew():
+            return function(x)
+
+    for num in range(2):
+        calls.clear()
+        equal(case.run(lambda x, num=num: program(x) + num, case.data), 2 * DATA + num)
+        assert len(calls) == (case.engine.name == "jax" or num == 0)
+
+
+def compiled_by_itself(function):
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function)
+
+
 def holds_gather(case):
     data = case.engine.place({"x": DATA, "y": [ROWS]})
     found = case.run(lambda data, rows: case.engine.gather(data, rows), data, case.rows)

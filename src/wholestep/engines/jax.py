@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _INT32 = np.iinfo(np.int32)
+_TRACED_FOR = jax.make_user_context(None)
 
 
 class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxWords):
@@ -122,11 +124,19 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxWords):
 
     def frame(self) -> object:
         """Return what stands for the function that is being traced, or the body of a loop in it."""
-        return jnp.zeros(())._trace
+        return getattr(jnp.zeros(()), "_trace", None)
 
     def is_traced_in(self, frame: object, value: Tensor) -> bool:
         """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
         return self.frame() is frame and getattr(value, "_trace", frame) is frame
+
+    def is_kept(self, frame: object) -> bool:
+        """Return False: what is traced anew is kept for nobody else."""
+        return False
+
+    def tracing_anew(self) -> AbstractContextManager:
+        """Return a context in which every function compiled by itself is traced for this context alone."""
+        return _TRACED_FOR(object())
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""

@@ -5,6 +5,7 @@ TensorFlow, but for `wholestep.processes.group` and `wholestep.processes.store`.
 """
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import keras
@@ -176,6 +177,12 @@ class Engine(Protocol):
 
     def is_traced_in(self, frame: object, value: Tensor) -> bool:
         """True if the frame is being traced, and the value is not that of one row which stands for several."""
+
+    def is_kept(self, frame: object) -> bool:
+        """True if a function compiled by itself, inside of the frame, keeps what is traced now for other frames."""
+
+    def tracing_anew(self) -> AbstractContextManager:
+        """A function compiled by itself is traced within, as if for the first time, unless it is one that `is_kept`."""
 
     def gather(self, data: Tree, rows: Tensor) -> Tree:
         """Every leaf has these rows, in this order; row numbers are in range."""

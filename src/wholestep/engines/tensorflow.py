@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 
 import keras
 import numpy as np
@@ -19,6 +20,7 @@ from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
+_BODIES = "WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph"  # which nobody calls but the loop
 
 
 class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowWords):
@@ -136,6 +138,18 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowWords)
         """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
         scopes = tf.get_current_name_scope().split("/")
         return self.frame() is frame and not any(scope.startswith(_ONE_OF_SEVERAL) for scope in scopes)
+
+    def is_kept(self, frame: object) -> bool:
+        """Whether a `tf.function` is being traced inside of a frame: it may be called from anywhere afterwards."""
+        graph, is_kept = self.frame(), False
+        while graph is not frame and graph is not None:
+            is_kept |= type(graph).__name__ not in _BODIES
+            graph = getattr(graph, "outer_graph", None)
+        return is_kept and graph is not None
+
+    def tracing_anew(self) -> AbstractContextManager:
+        """Return a context that changes nothing: every `tf.function` keeps its traces, whoever asked for them."""
+        return nullcontext()
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
         """Return shapes and dtypes of what a traced function would return."""

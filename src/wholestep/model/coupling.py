@@ -4,11 +4,13 @@ The content of the other rows is changed, same shapes and seeds: if the value of
 coupled (BatchNormalization, in-batch negatives). Every probed row takes its turn, if its own content moves its value.
 If the forward pass moves floating state (moving statistics), padding would enter it. What `add_loss` and activity
 regularisers add up to is found by cutting four rows into two and two. Whether a cut changes random draws is found by
-moving rows up, as the first ones of a later microbatch: if their values move, they were drawn for otherwise.
+moving rows up, as the first ones of a later microbatch: if their values move, they were drawn for otherwise. And by
+drawing the least and the greatest numbers for the later rows: if others move, the draws are theirs as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import keras
@@ -55,7 +57,7 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
     extra = _extra(run, first, size, one) if forward.facts.has_extra else "none"
     draws = bool(moved(one, run(first)).any())
     if not (draws or couples or whole):
-        draws = _are_redrawn(run, first, size, one, moved)
+        draws = _are_redrawn(run, first, size, one, moved) or _draw_together(run, first, size, one, moved)
     return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()), draws=draws)
 
 
@@ -67,6 +69,14 @@ def _are_redrawn(
     later = run(_rows(batch, np.roll(np.arange(size), -start)), start)
     values = {label: (np.roll(v, start, 0) if len(v) == size else v, w) for label, (v, w) in later.values.items()}
     return bool(np.broadcast_to(moved(one, later._replace(values=values)), (size,))[start:].any())
+
+
+def _draw_together(
+    run: Callable[..., Rows], batch: Tree, size: int, one: Rows, moved: Callable[[Rows, Rows], np.ndarray]
+) -> bool:
+    """Whether a row's value moves if what is drawn for later rows does: at both extremes, as a mask may be rare."""
+    extremes = (run(batch, extreme=extreme) for extreme in (-1, 1))
+    return any(np.broadcast_to(moved(one, other), (size,))[: size // 2].any() for other in extremes)
 
 
 def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
@@ -138,12 +148,13 @@ def _shaken(batch: Tree) -> Tree:
 def _runner(engine: Engine, forward: Forward, state: State) -> Callable[..., Rows]:
     programs: dict[int, Callable] = {}
 
-    def function(state: State, batch: Tree, start: Tensor) -> Rows:
+    def function(state: State, batch: Tree, start: Tensor, extreme: Tensor) -> Rows:
         params = [_wiggled(p) for p in engine.params(state)]
-        return forward.rows(params, state.buffers, state.metrics, batch, start)
+        return replace(forward, extreme=extreme).rows(params, state.buffers, state.metrics, batch, start)
 
-    def run(batch: Tree, start: int = 0) -> Rows:
-        arguments, size = (state, *engine.place((batch, np.int32(start)))), tree.num_rows(batch)
+    def run(batch: Tree, start: int = 0, extreme: int = 0) -> Rows:
+        given = engine.place((batch, np.int32(start), np.int32(extreme)))
+        arguments, size = (state, *given), tree.num_rows(batch)
         if size not in programs:
             programs[size] = engine.compile(function, arguments, spends=False)
         return engine.fetch(programs[size](*arguments))

@@ -7,9 +7,9 @@ tells which axis of a draw holds rows.
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -42,13 +42,15 @@ class Asked(NamedTuple):
         name: the function.
         shape: of what is drawn; None if it is known only when the program runs.
         along: the axis along which elements change places, of a shuffle.
-        is_known: whether the function can be carried out with words of rows.
+        why: why the function cannot be carried out with words of rows, in plain words; nothing if it can.
+        is_inside: whether it was asked by a function, or the body of a loop, that is traced by itself.
     """
 
     name: str
     shape: tuple[int, ...] | None
     along: int | None = None
-    is_known: bool = True
+    why: str = ""
+    is_inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,14 @@ class DrawFact:
         axis: the axis that holds rows; None if there is none, or it is not known.
         couples: whether rows change places.
         why: why the draw cannot be given to rows, in plain words; nothing if it is.
+        is_inside: whether it is drawn in a function, or the body of a loop, that is traced by itself.
     """
 
     name: str
     axis: int | None = None
     couples: bool = False
     why: str = ""
+    is_inside: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -82,25 +86,25 @@ def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) ->
     """
     if two is None or [a.name for a in one] != [a.name for a in two]:
         why = "of another number of rows the objective draws otherwise"
-        return tuple(DrawFact(asked.name, why=why) for asked in one)
-    return tuple(_fact(a, b, num_rows) for a, b in zip(one, two, strict=True))
+        return tuple(DrawFact(asked.name, why=why, is_inside=asked.is_inside) for asked in one)
+    return tuple(replace(_fact(a, b, num_rows), is_inside=a.is_inside) for a, b in zip(one, two, strict=True))
 
 
 def _fact(one: Asked, two: Asked, num_rows: int) -> DrawFact:
-    shapes = one.shape, two.shape
-    if not one.is_known:
-        return DrawFact(one.name, why="its arguments are not known here")
+    if one.why:
+        return DrawFact(one.name, why=one.why)
     if one.shape is None or two.shape is None:
         return DrawFact(one.name, why="its shape is known only when the program runs")
+    shapes = f"its shape is {one.shape} of {num_rows} rows and {two.shape} of twice as many"
     if len(one.shape) != len(two.shape):
-        return DrawFact(one.name, why=f"its shape is {shapes[0]} of {num_rows} rows and {shapes[1]} of twice as many")
+        return DrawFact(one.name, why=shapes)
     differing = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
     if not differing:
         return DrawFact(one.name)
     axis = differing[0]
     is_odd = one.shape[axis] % num_rows or two.shape[axis] != 2 * one.shape[axis]
     if len(differing) > 1 or is_odd or (one.name == "categorical" and axis):
-        return DrawFact(one.name, why=f"its shape is {shapes[0]} of {num_rows} rows and {shapes[1]} of twice as many")
+        return DrawFact(one.name, why=shapes)
     return DrawFact(one.name, axis, couples=one.along == axis)
 
 
@@ -111,6 +115,8 @@ class Draws:
     Args:
         first: the place in the update of the first row.
         facts: what is known of each draw, in order; None to draw as Keras does.
+        extreme: see `Words`.
+        frame: what the engine traces while this is entered; None if nothing.
         asked: what was asked for by now.
     """
 
@@ -118,7 +124,14 @@ class Draws:
     first: Tensor | int
     num_rows: int
     facts: tuple[DrawFact, ...] | None
+    extreme: Tensor | None = None
+    frame: object = None
     asked: list[Asked] = field(default_factory=list)
+
+    def tracing(self) -> AbstractContextManager:
+        """Return the context in which a function that is traced by itself asks for its draws again."""
+        is_asked = self.facts is None or any(fact.is_inside for fact in self.facts)
+        return self.engine.tracing_anew() if is_asked else nullcontext()
 
     def draw(self, name: str, keras_own: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
         """Return what a function of `keras.random` is asked for.
@@ -126,13 +139,14 @@ class Draws:
         Raises:
             SpecificationError: nobody knew that this would be drawn.
         """
-        if name == "dropout" and isinstance(given["rate"], int | float) and given["rate"] in (0, 1):
+        is_kept = self.engine.is_kept(self.frame)
+        if is_kept or (name == "dropout" and _is_number(given["rate"]) and given["rate"] in (0, 1)):
             return keras_own(**given)
         if name == "dropout":
             given = given | {"noise_shape": _noise_shape(given["inputs"], given["noise_shape"])}
         if name in _OF_TENSORS:
             given = given | {_OF_TENSORS[name]: ops.convert_to_tensor(given[_OF_TENSORS[name]])}
-        asked = _asked(name, given)
+        asked = _asked(name, given)._replace(is_inside=self.engine.frame() is not self.frame)
         self.asked.append(asked)
         if self.facts is None or _is_typed_key(given["seed"]):
             return keras_own(**given)
@@ -145,7 +159,8 @@ class Draws:
             return keras_own(**given, seed=_Given(state))
         if "shape" in given:
             given["shape"] = asked.shape
-        return _OURS[name](Words(self.engine, state, self.first, self.num_rows, fact.axis), **given)
+        words = Words(self.engine, state, self.first, self.num_rows, fact.axis, self.extreme)
+        return _OURS[name](words, **given)
 
     def _fact(self, asked: Asked) -> DrawFact:
         assert self.facts is not None
@@ -193,26 +208,35 @@ def _noise_shape(inputs: Tensor, noise_shape: Sequence | None) -> tuple:
 
 
 def _asked(name: str, given: dict[str, Any]) -> Asked:
-    """Return what is asked for, and whether these arguments are known here."""
+    """Return what is asked for, and why it cannot be carried out with words of rows, if so."""
     if name == "dropout":
-        return Asked(name, _static(given["noise_shape"]), is_known=isinstance(given["rate"], int | float))
+        why = "" if _is_number(given["rate"]) else "its rate is a tensor"
+        return Asked(name, _static(given["noise_shape"]), why=why)
     if name == "shuffle":
         shape = _static(given["x"].shape)
         return Asked(name, shape, along=None if shape is None else given["axis"] % len(shape))
     if name == "categorical":
-        return Asked(name, _static(given["logits"].shape), is_known=len(given["logits"].shape) == 2)
+        why = "" if len(given["logits"].shape) == 2 else f"its logits have the shape {tuple(given['logits'].shape)}"
+        return Asked(name, _static(given["logits"].shape), why=why)
     dtype = keras.backend.standardize_dtype(given["dtype"] or keras.config.floatx())
-    is_known = _spans_a_word(given, dtype) if name == "randint" else dtype in FLOATS
-    return Asked(name, _static(given["shape"]), is_known=is_known and not _is_typed_key(given["seed"]))
+    why = _why_no_randint(given, dtype) if name == "randint" else "" if dtype in FLOATS else f"its dtype is {dtype}"
+    return Asked(name, _static(given["shape"]), why="its seed is a key of JAX" if _is_typed_key(given["seed"]) else why)
 
 
-def _spans_a_word(given: dict[str, Any], dtype: str) -> bool:
-    """Whether whole numbers are of fewer than 2**32 values, as far as bounds and dtype tell."""
+def _is_number(value: object) -> bool:
+    """Whether a value is a number on the host."""
+    return isinstance(value, int | float | np.number)
+
+
+def _why_no_randint(given: dict[str, Any], dtype: str) -> str:
+    """Return why whole numbers cannot be made of a word, as far as bounds and dtype tell."""
     if dtype in ("int8", "int16", "int32", "uint8", "uint16"):
-        return True
+        return ""
     bounds = given["minval"], given["maxval"]
-    are_static = all(isinstance(bound, int | np.integer) for bound in bounds)
-    return are_static and dtype in _WHOLE_NUMBERS and 0 < int(bounds[1]) - int(bounds[0]) < 2**32
+    if dtype not in _WHOLE_NUMBERS or not all(isinstance(bound, int | np.integer) for bound in bounds):
+        return f"its bounds are not known here, or its dtype ({dtype}) is not of whole numbers"
+    is_known = 0 < int(bounds[1]) - int(bounds[0]) < 2**32
+    return "" if is_known else "its bounds are 2**32 or more apart, or in the wrong order"
 
 
 def _static(shape: Sequence) -> tuple[int, ...] | None:
@@ -245,7 +269,8 @@ def drawing(draws: Draws) -> Iterator[Draws]:
         _holders.append(draws)
     token = _CURRENT.set(draws)
     try:
-        yield draws
+        with draws.tracing():
+            yield draws
     finally:
         _CURRENT.reset(token)
         with _LOCK:

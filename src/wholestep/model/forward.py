@@ -37,6 +37,7 @@ class Forward:
         draws_by: the engine whose words random draws are made of, so that they belong to rows; None: Keras draws.
         facts: what is known of the objective.
         notes: where a trace takes notes; None if all is known.
+        extreme: what the later half of the rows draw, see `wholestep.model.words.Words`; None but in a probe.
     """
 
     model: keras.Model
@@ -49,6 +50,7 @@ class Forward:
     draws_by: Engine | None = None
     facts: TraceFacts = NOTHING_KNOWN
     notes: Notes | None = None
+    extreme: Tensor | None = None
 
     def learned(
         self, trace: Callable[["Forward"], None], twice: Callable[["Forward"], None] | None = None
@@ -60,9 +62,8 @@ class Forward:
         """
         notes = Notes(self.facts)
         trace(replace(self, notes=notes))
-        variables = self.variables
-        if notes.written:
-            variables = replace(variables, buffers=[*variables.buffers, *notes.written])
+        variables, written = self.variables, notes.written
+        variables = replace(variables, buffers=[*variables.buffers, *written]) if written else variables
         facts = replace(notes.facts(), draws=self._draw_facts(notes.draws, twice))
         return replace(self, facts=facts, variables=variables)
 
@@ -176,8 +177,7 @@ class Forward:
         weights = ops.cast(ops.arange(tree.num_rows(batch)) < num, keras.config.floatx())
         after = []
         for part, row_weights in ((slice(num), None), (slice(None), weights)):
-            scope = self._scope(params, buffers, metrics)
-            with scope:
+            with self._scope(params, buffers, metrics) as scope:
                 for score in self._read(batch, lambda: self._scope(params, buffers, metrics), 0).scores:
                     score.part(part).update(row_weights)
             after.append(self._after(scope, buffers, metrics)[1])
@@ -187,8 +187,7 @@ class Forward:
         self, params: list, buffers: list, metrics: list, captured: Sequence[Tensor], inputs: Tree
     ) -> tuple[Tree, list]:
         """Return the model's outputs, and the buffers after them."""
-        scope = self._scope(params, buffers, metrics, captured)
-        with scope:
+        with self._scope(params, buffers, metrics, captured) as scope:
             has_mode = self.model._call_has_training_arg
             with explained(self.model, self.objective, inputs, inputs_only=True):
                 outputs = self.model(inputs, training=False) if has_mode else self.model(inputs)
@@ -284,7 +283,8 @@ class Forward:
         """Let random draws belong to rows, of which the first has this place; None where they do not matter."""
         if self.draws_by is None or first is None:
             return nullcontext()
-        draws = Draws(self.draws_by, first, tree.num_rows(batch), self.facts.draws if self.notes is None else None)
+        facts = self.facts.draws if self.notes is None else None
+        draws = Draws(self.draws_by, first, tree.num_rows(batch), facts, self.extreme, self.draws_by.frame())
         if self.notes is not None:
             self.notes.draws = draws
         return drawing(draws)

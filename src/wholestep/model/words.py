@@ -26,6 +26,8 @@ class Words:
         first: the place in the update of the first row.
         num_rows: the rows in hand.
         axis: the axis that holds rows; None if a draw is the same for all rows.
+        extreme: 0, or -1 or 1 to draw the least or the greatest numbers for the later half of the rows, (): what the
+            other rows draw does not change then.
     """
 
     engine: Engine
@@ -33,6 +35,7 @@ class Words:
     first: Tensor | int
     num_rows: int
     axis: int | None
+    extreme: Tensor | None = None
 
     def words(self, shape: tuple[int, ...], stream: Tensor | int = 0) -> Tensor:
         """Return words of this shape, uint32; another stream's are others."""
@@ -42,9 +45,18 @@ class Words:
         several = size // max(self.num_rows, 1)
         num = math.prod(before) * several * math.prod(after)
         rows = self.engine.words(self.seed, stream, self.first, self.num_rows, num)
+        if self.extreme is not None:
+            rows = self._at_extremes(rows, self.extreme, is_tried=not isinstance(stream, int))
         if self.axis:
             rows = ops.moveaxis(ops.reshape(rows, (self.num_rows, *before, several, *after)), 0, self.axis)
         return ops.reshape(rows, shape)
+
+    def _at_extremes(self, rows: Tensor, extreme: Tensor, is_tried: bool) -> Tensor:
+        """Return the words with those of the later rows replaced; where numbers are tried, by others at least."""
+        is_later = (ops.arange(self.num_rows) >= self.num_rows // 2)[:, None]
+        least, greatest = (ops.full_like(rows, word) for word in (0, 2**32 - 1))
+        least, greatest = (ops.bitwise_not(rows),) * 2 if is_tried else (least, greatest)
+        return ops.where(is_later & (extreme < 0), least, ops.where(is_later & (extreme > 0), greatest, rows))
 
     def below(self, shape: tuple[int, ...], probability: float) -> Tensor:
         """Return truth values, true with this probability."""
@@ -87,5 +99,6 @@ def _shifted(words: Tensor, num: int) -> Tensor:
 
 
 def float_dtype(dtype: str | None) -> str:
-    """Return the name of a dtype, of Keras' own where there is none."""
-    return keras.backend.standardize_dtype(dtype or keras.config.floatx())
+    """Return the name of the dtype that comes out: Keras' own where none is asked for, float32 without 64 bits."""
+    dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
+    return keras.backend.standardize_dtype(ops.cast(0, dtype).dtype) if dtype == "float64" else dtype
