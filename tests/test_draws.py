@@ -17,7 +17,8 @@ from small import X, Y, model, values
 import wholestep as ws
 from wholestep import engines
 from wholestep.model import distributions, rejection
-from wholestep.model.draws import Asked, Draws, compare, drawing
+from wholestep.model.draw_facts import Asked, compare
+from wholestep.model.draws import Draws, drawing
 from wholestep.model.forward import Forward
 from wholestep.model.words import Words
 
@@ -463,6 +464,20 @@ def test_what_does_not_belong_to_rows_is_said(layer):
     said = trainer.explain()
     assert re.search(SAID[layer], said), said
     assert "Cutting changes nothing" not in said
+
+
+def test_who_draws_otherwise_than_before_draws_as_ever_and_is_told(recwarn):
+    """A layer may ask Python's own random numbers what to draw."""
+    facts = compare([Asked("uniform", (4, 3))] * 2, 4, [Asked("uniform", (8, 3))] * 2)
+    with drawing(nobody(4, facts)):
+        expected = [ops.convert_to_numpy(R.uniform((4, 3), seed=1)) for _ in range(2)]
+    assert not recwarn
+    np.testing.assert_array_equal(*expected)
+    with drawing(nobody(4, facts)):
+        with pytest.warns(UserWarning, match=r"An objective draws alike .* keras\.random\.normal of shape \(4, 3\)"):
+            assert R.normal((4, 3), seed=1).shape == (4, 3)
+        assert np.all(ops.convert_to_numpy(R.uniform((4, 3), seed=1)) != expected[1])  # which may be another's fact
+    assert len(recwarn) == 0
 
 
 def compiled_by_itself(function):

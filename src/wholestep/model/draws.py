@@ -1,17 +1,17 @@
 """Draws that belong to rows: what Keras draws while an objective is traced depends on the row's place in the update.
 
-While `drawing` holds, the functions of `keras.random` draw so in this thread. What was asked for by traces of two sizes
-tells which axis of a draw holds rows.
+While `drawing` holds, the functions of `keras.random` draw so in this thread.
 """
 
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,8 +20,8 @@ from keras.src.backend import random as seam
 from keras.src.random.seed_generator import draw_seed
 
 from wholestep.engines.protocol import Engine
-from wholestep.errors import SpecificationError, message
 from wholestep.model import distributions, rejection
+from wholestep.model.draw_facts import Asked, DrawFact
 from wholestep.model.words import FLOATS, Words
 from wholestep.tree import Tensor
 
@@ -33,79 +33,10 @@ _OURS: dict[str, Callable[..., Tensor]] = {
 _WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 _OF_TENSORS = {"categorical": "logits", "shuffle": "x"}
 _APART = 1000003
-
-
-class Asked(NamedTuple):
-    """What an objective asked of `keras.random`, once.
-
-    Args:
-        name: the function.
-        shape: of what is drawn; None if it is known only when the program runs.
-        along: the axis along which elements change places, of a shuffle.
-        why: why the function cannot be carried out with words of rows, in plain words; nothing if it can.
-        is_inside: whether it was asked by a function, or the body of a loop, that is traced by itself.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None
-    along: int | None = None
-    why: str = ""
-    is_inside: bool = False
-
-
-@dataclass(frozen=True)
-class DrawFact:
-    """What is known of a draw.
-
-    Args:
-        axis: the axis that holds rows; None if there is none, or it is not known.
-        couples: whether rows change places.
-        why: why the draw cannot be given to rows, in plain words; nothing if it is.
-        is_inside: whether it is drawn in a function, or the body of a loop, that is traced by itself.
-    """
-
-    name: str
-    axis: int | None = None
-    couples: bool = False
-    why: str = ""
-    is_inside: bool = False
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether any cut of the batch draws the same."""
-        return not (self.why or self.couples)
-
-
-def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) -> tuple[DrawFact, ...]:
-    """Return what is known of draws, from what was asked for on so many rows, and on twice as many (None: refused).
-
-    >>> one = [Asked("uniform", (3, 5)), Asked("normal", (5,)), Asked("uniform", (4, 6))]
-    >>> two = [Asked("uniform", (6, 5)), Asked("normal", (5,)), Asked("uniform", (4, 12))]
-    >>> [fact.axis for fact in compare(one, 3, two)]
-    [0, None, 1]
-    """
-    if two is None or [a.name for a in one] != [a.name for a in two]:
-        why = "of another number of rows the objective draws otherwise"
-        return tuple(DrawFact(asked.name, why=why, is_inside=asked.is_inside) for asked in one)
-    return tuple(replace(_fact(a, b, num_rows), is_inside=a.is_inside) for a, b in zip(one, two, strict=True))
-
-
-def _fact(one: Asked, two: Asked, num_rows: int) -> DrawFact:
-    if one.why:
-        return DrawFact(one.name, why=one.why)
-    if one.shape is None or two.shape is None:
-        return DrawFact(one.name, why="its shape is known only when the program runs")
-    shapes = f"its shape is {one.shape} of {num_rows} rows and {two.shape} of twice as many"
-    if len(one.shape) != len(two.shape):
-        return DrawFact(one.name, why=shapes)
-    differing = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
-    if not differing:
-        return DrawFact(one.name)
-    axis = differing[0]
-    is_odd = one.shape[axis] % num_rows or two.shape[axis] != 2 * one.shape[axis]
-    if len(differing) > 1 or is_odd or (one.name == "categorical" and axis):
-        return DrawFact(one.name, why=shapes)
-    return DrawFact(one.name, axis, couples=one.along == axis)
+_STRAYED = (
+    "An objective draws alike for batches of any number of rows, if cuts are to change nothing. {} was not asked for "
+    "before: this draw and those after it depend on how the batch is cut."
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +58,7 @@ class Draws:
     extreme: Tensor | None = None
     frame: object = None
     asked: list[Asked] = field(default_factory=list)
+    _strayed: list[Asked] = field(default_factory=list)
 
     def tracing(self) -> AbstractContextManager:
         """Return the context in which a function that is traced by itself asks for its draws again."""
@@ -134,11 +66,7 @@ class Draws:
         return self.engine.tracing_anew() if is_asked else nullcontext()
 
     def draw(self, name: str, keras_own: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
-        """Return what a function of `keras.random` is asked for.
-
-        Raises:
-            SpecificationError: nobody knew that this would be drawn.
-        """
+        """Return what a function of `keras.random` is asked for: as ever, if nobody knew that this would be drawn."""
         is_kept = self.engine.is_kept(self.frame)
         if is_kept or (name == "dropout" and _is_number(given["rate"]) and given["rate"] in (0, 1)):
             return keras_own(**given)
@@ -163,19 +91,17 @@ class Draws:
         return _OURS[name](words, **given)
 
     def _fact(self, asked: Asked) -> DrawFact:
+        """Return what is known of the latest draw: nothing, once a draw was another than the one that is known."""
         assert self.facts is not None
-        number, shape = len(self.asked) - 1, asked.shape
-        fact = self.facts[number] if number < len(self.facts) else None
-        if fact is not None and fact.name == asked.name and (not fact.is_ours or self._fits(shape, fact.axis)):
-            return fact
-        must = "An objective must draw alike for batches of any number of rows."
-        attempt = "call keras.random in the same order, whatever the batch, with as many numbers for every row."
-        received = f"keras.random.{asked.name} of shape {shape}, for {self.num_rows} rows"
-        raise SpecificationError(message(must, received, attempt))
-
-    def _fits(self, shape: tuple[int, ...] | None, axis: int | None) -> bool:
-        """Whether a draw of this shape can hold as many numbers for every row."""
-        return shape is not None and (axis is None or shape[axis] % max(1, self.num_rows) == 0)
+        number = len(self.asked) - 1
+        if number < len(self.facts) and not self._strayed:
+            fact = self.facts[number]
+            if fact.name == asked.name and (not fact.is_ours or fact.fits(asked.shape, self.num_rows)):
+                return fact
+        if not self._strayed:
+            self._strayed.append(asked)
+            warnings.warn(_STRAYED.format(f"keras.random.{asked.name} of shape {asked.shape}"), stacklevel=2)
+        return DrawFact(asked.name, why="the objective drew otherwise before")
 
 
 def _is_typed_key(seed: object) -> bool:

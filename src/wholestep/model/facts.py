@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import keras
 
 from wholestep.errors import SpecificationError, message
-from wholestep.model.draws import DrawFact, Draws
+from wholestep.model.draw_facts import DrawFact
+from wholestep.model.draws import Draws
 from wholestep.model.objective import Reading
 from wholestep.model.terms import Term, Whole
 from wholestep.state import Variables

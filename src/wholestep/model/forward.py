@@ -11,7 +11,8 @@ from wholestep import tree
 from wholestep.embeddings.lookups import Lookups
 from wholestep.engines.protocol import Engine
 from wholestep.model.compiled import own_results, tracked
-from wholestep.model.draws import DrawFact, Draws, compare, drawing
+from wholestep.model.draw_facts import DrawFact, compare
+from wholestep.model.draws import Draws, drawing
 from wholestep.model.facts import NOTHING_KNOWN, Notes, TraceFacts
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import explained
@@ -68,9 +69,8 @@ class Forward:
         return replace(self, facts=facts, variables=variables)
 
     def _draw_facts(self, draws: Draws | None, twice: Callable[["Forward"], None] | None) -> tuple[DrawFact, ...]:
-        if draws is None or not draws.asked:
+        if twice is None or draws is None or not draws.asked:
             return ()
-        assert twice is not None
         more = Notes(self.facts)
         with suppress(Exception):  # a model may take one number of rows only, and say so in any words
             twice(replace(self, notes=more))

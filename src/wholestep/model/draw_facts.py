@@ -1,0 +1,86 @@
+"""What is known of an objective's random draws: traces on two sizes tell which axis of a draw holds rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class Asked(NamedTuple):
+    """What an objective asked of `keras.random`, once.
+
+    Args:
+        name: the function.
+        shape: of what is drawn; None if it is known only when the program runs.
+        along: the axis along which elements change places, of a shuffle.
+        why: why the function cannot be carried out with words of rows, in plain words; nothing if it can.
+        is_inside: whether it was asked by a function, or the body of a loop, that is traced by itself.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    along: int | None = None
+    why: str = ""
+    is_inside: bool = False
+
+
+@dataclass(frozen=True)
+class DrawFact:
+    """What is known of a draw.
+
+    Args:
+        axis: the axis that holds rows; None if there is none, or it is not known.
+        couples: whether rows change places.
+        why: why the draw cannot be given to rows, in plain words; nothing if it is.
+        is_inside: whether it is drawn in a function, or the body of a loop, that is traced by itself.
+        rank: how many axes it has.
+    """
+
+    name: str
+    axis: int | None = None
+    couples: bool = False
+    why: str = ""
+    is_inside: bool = False
+    rank: int = 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether any cut of the batch draws the same."""
+        return not (self.why or self.couples)
+
+    def fits(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
+        """Whether a draw of this shape can be this one, with as many numbers for every row."""
+        if shape is None or len(shape) != self.rank:
+            return False
+        return self.axis is None or shape[self.axis] % max(1, num_rows) == 0
+
+
+def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) -> tuple[DrawFact, ...]:
+    """Return what is known of draws, from what was asked for on so many rows, and on twice as many (None: refused).
+
+    >>> one = [Asked("uniform", (3, 5)), Asked("normal", (5,)), Asked("uniform", (4, 6))]
+    >>> two = [Asked("uniform", (6, 5)), Asked("normal", (5,)), Asked("uniform", (4, 12))]
+    >>> [fact.axis for fact in compare(one, 3, two)]
+    [0, None, 1]
+    """
+    if two is None or [a.name for a in one] != [a.name for a in two]:
+        why = "of another number of rows the objective draws otherwise"
+        return tuple(DrawFact(asked.name, why=why, is_inside=asked.is_inside) for asked in one)
+    return tuple(replace(_fact(a, b, num_rows), is_inside=a.is_inside) for a, b in zip(one, two, strict=True))
+
+
+def _fact(one: Asked, two: Asked, num_rows: int) -> DrawFact:
+    if one.why:
+        return DrawFact(one.name, why=one.why)
+    if one.shape is None or two.shape is None:
+        return DrawFact(one.name, why="its shape is known only when the program runs")
+    shapes = f"its shape is {one.shape} of {num_rows} rows and {two.shape} of twice as many"
+    if len(one.shape) != len(two.shape):
+        return DrawFact(one.name, why=shapes)
+    differing = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+    if not differing:
+        return DrawFact(one.name, rank=len(one.shape))
+    axis = differing[0]
+    is_odd = one.shape[axis] % num_rows or two.shape[axis] != 2 * one.shape[axis]
+    if len(differing) > 1 or is_odd or (one.name == "categorical" and axis):
+        return DrawFact(one.name, why=shapes)
+    return DrawFact(one.name, axis, couples=one.along == axis, rank=len(one.shape))
