@@ -109,7 +109,9 @@ def build(chosen: dict) -> keras.Model:
     loss = _made(losses[chosen["loss"]])
     if isinstance(loss, K.Loss):
         loss.reduction = chosen["reduction"]
-    optimizer = getattr(keras.optimizers, chosen["optimizer"])(0.02, **chosen["settings"])
+    # A gradient that cancels to nothing but rounding moves nothing: divided by its own size it would.
+    bounded = {} if chosen["optimizer"] in ("SGD", "Lion") else {"epsilon": 1e-4}
+    optimizer = getattr(keras.optimizers, chosen["optimizer"])(0.02, **bounded, **chosen["settings"])
     seen = [_made(metrics[i]) for i in chosen["metrics"]]
     more = {"weighted_metrics": [_made(metrics[0])]} if chosen["weighted metrics"] else {}
     model.compile(optimizer, loss, metrics=seen, **more)
