@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import keras
 import numpy as np
-from exact import build, data, num_rows_of, snapshot
+from exact import build, data, integers, num_rows_of, snapshot
 
 import wholestep as ws
 from wholestep.processes import heartbeat
@@ -59,7 +59,20 @@ def all_cases(many=False):
     """Return the digests of every case under a plan of its own; `many`: under every plan."""
     plans = [("auto", False, False), (6, False, True), (6, True, True)]
     pairs = itertools.product(CASES, plans) if many else zip(CASES, plans, strict=True)
-    return {str((case, *plan)): one_update(case, *plan) for case, plan in pairs}
+    return {str((case, *plan)): one_update(case, *plan) for case, plan in pairs} | {"dropout": with_dropout()}
+
+
+def with_dropout():
+    """Return the digest of an update of whole numbers that drops half of them."""
+    keras.utils.clear_session()
+    layers = [keras.layers.Dense(4), keras.layers.Dropout(0.5, seed=7), keras.layers.Dense(4)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    for i, variable in enumerate(model.trainable_weights):
+        variable.assign(integers(*variable.shape, seed=i))
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    batches = ws.Batches((integers(16, 4, seed=1), integers(16, 4, seed=2)), 16, shuffle=False)
+    (step,) = ws.Trainer(model, microbatch_size=6).steps(batches)
+    return digest(snapshot(model) | {"own loss": step.loss})
 
 
 def rows_loaded():
