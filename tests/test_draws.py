@@ -396,6 +396,18 @@ def test_replicas_are_traced_in_turns_and_the_last_takes_the_functions_out():
 # ---- what cannot be given to rows is said ----
 
 
+class Weighed(ws.Objective):
+    def __call__(self, model, batch, training):
+        return ws.Mean(ops.mean(model(batch["x"], training=training), axis=-1), batch["weight"])
+
+
+def test_rows_that_weigh_unlike_draw_for_themselves():
+    made = model(L.Dropout(0.5, seed=1))
+    trainer = ws.Trainer(made, Weighed(), optimizer=keras.optimizers.SGD(0.1), microbatch_size=5)
+    trainer.fit({"x": X, "weight": np.resize([1.0, 0.0, 3.0], len(X)).astype("float32")}, batch_size=10, verbose=0)
+    assert "Cutting changes nothing" in trainer.explain()
+
+
 class Square(L.Layer):
     def __init__(self):
         super().__init__()
@@ -432,6 +444,21 @@ class RarelyHeadsFirst(HeadsFirst):
         return x * ops.cast(kept, x.dtype)
 
 
+class MixedSometimes(Square):
+    """One draw for all rows decides whether they are mixed; mostly they are not."""
+
+    def call(self, x, training=False):
+        is_mixed = R.uniform((), seed=self.seed_generator) < 1e-6
+        return ops.where(is_mixed, (x + ops.flip(x, 0)) / 2, x)
+
+
+class TakesParts(Square):
+    """Rows take the first of as many numbers as there may ever be."""
+
+    def call(self, x, training=False):
+        return ops.where(R.uniform((64, 1), seed=self.seed_generator)[: x.shape[0]] < 1e-6, 0.0, x)
+
+
 class Shuffled(Square):
     def call(self, x, training=False):
         return x + R.shuffle(x, seed=self.seed_generator)
@@ -451,6 +478,8 @@ SAID = {
     Behind: "Random draws differ between cuts: something draws behind Keras' back",
     HeadsFirst: "Random draws differ between cuts: an axis that is a multiple of the rows",
     RarelyHeadsFirst: "Random draws differ between cuts: an axis that is a multiple of the rows",
+    MixedSometimes: "Not cut freely: the rows of a batch see each other",
+    TakesParts: "Random draws differ between cuts: rows take parts of a draw whose shape does not grow with them",
     Shuffled: "Not cut freely: the rows of a batch see each other",
     Odd: r"Random draws differ between cuts: keras\.random\.uniform \(of another number of rows the objective draws",
 }
@@ -488,6 +517,48 @@ def compiled_by_itself(function):
     import tensorflow as tf
 
     return tf.function(function)
+
+
+def drawn_again(x, seed):
+    """Dropout that draws its mask once more for the gradient, instead of keeping it."""
+    if not JAX:
+        return keras.remat(lambda x: R.dropout(x, 0.5, seed=seed))(x)
+    import jax
+
+    again = jax.custom_vjp(lambda x: R.dropout(x, 0.5, seed=seed))
+    again.defvjp(lambda x: (again(x), ()), lambda _, upstream: (R.dropout(upstream, 0.5, seed=seed),))
+    return again(x)
+
+
+@pytest.mark.parametrize("size", ["auto", 6])
+def test_what_is_drawn_again_for_the_gradient_is_the_same(size):
+    found = []
+    for drop in (R.dropout, drawn_again):
+        made = model(L.Lambda(lambda x, drop=drop: drop(x, seed=4) if drop is drawn_again else drop(x, 0.5, seed=4)))
+        ws.Trainer(made, microbatch_size=size).fit(X, Y, batch_size=20, shuffle=False, verbose=0)
+        found.append(values(made))
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+class NoisyGradient(Square):
+    def call(self, x, training=False):
+        noisy = ops.custom_gradient(lambda x: (x * 1.0, lambda *up: up[-1] + R.normal(ops.shape(up[-1]), seed=4)))
+        return noisy(x)
+
+
+def test_what_is_drawn_for_the_gradient_alone_is_drawn_as_ever_and_said():
+    made = model(NoisyGradient())
+    with pytest.warns(UserWarning, match=r"keras\.random\.normal of shape .* was not asked for before"):
+        ws.Trainer(made).fit(X, Y, verbose=0)
+    assert np.all(np.isfinite(values(made)[0]))
+
+
+@pytest.mark.skipif(not JAX, reason="TensorFlow traces a loop's gradient where its value is")
+def test_what_a_loop_draws_again_for_the_gradient_is_refused():
+    layer = L.Lambda(lambda x: ops.scan(lambda c, row: (c, drawn_again(row, 4)), 0.0, x)[1])
+    with pytest.raises(ws.SpecificationError, match=r"draws in its forward pass alone\. .* keras\.random\.dropout"):
+        ws.Trainer(model(layer)).fit(X, Y, verbose=0)
 
 
 @pytest.mark.parametrize("is_called_before", [False, True])

@@ -324,6 +324,26 @@ def holds_freezes_reads(case):
     equal(case.engine.fetch(program(case.data)), DATA + (1 if case.engine.freezes_reads else 2))
 
 
+def holds_closes_over(case):
+    """A function that is compiled by itself, and multiplies its gradient by a value of the program."""
+
+    def program(x):
+        outside = ops.sum(x)
+
+        @ops.custom_gradient
+        def scaled(x):
+            return x * 1.0, lambda *upstream: upstream[-1] * outside
+
+        inside = compiled_by_itself(scaled)
+        return case.engine.differentiate(lambda params: (ops.sum(inside(params[0])), ()), [x])[0][0]
+
+    if case.engine.closes_over:
+        equal(case.run(program, case.data), np.full_like(DATA, np.sum(DATA)))
+    else:
+        with pytest.raises(TypeError, match="Tracer"):
+            case.run(program, case.data)
+
+
 def holds_keeps_assigned(case):
     before = case.held()[0]
 

@@ -4,6 +4,8 @@ from wholestep.cut import Cut
 from wholestep.engines.protocol import Engine
 from wholestep.plan import Planner
 
+_UNSEEN = "behind Keras' back, as tf.random, jax.random and numpy do, or in a tf.function of its own"
+
 
 def explain(planner: Planner, sharded: list[str], data: str) -> str:
     """Return how an update is carried out, in plain words.
@@ -50,12 +52,12 @@ def _drawn(planner: Planner) -> list[str]:
         return [f"Random draws differ between cuts: {'; '.join(dict.fromkeys(unknown))}."]
     if coupling is None or not coupling.draws:
         return []
-    if any(fact.axis is not None for fact in facts):
-        why = (
-            "an axis that is a multiple of the rows does not hold them outermost, or something draws behind Keras' back"
-        )
-    else:
-        why = "something draws behind Keras' back, as tf.random, jax.random and numpy do"
+    reasons = {
+        "an axis that is a multiple of the rows does not hold them outermost": any(f.axis is not None for f in facts),
+        "rows take parts of a draw whose shape does not grow with them": any(f.axis is None for f in facts),
+        f"something draws {_UNSEEN}": True,
+    }
+    why = ", or ".join(reason for reason, may_be in reasons.items() if may_be)
     return [f"Random draws differ between cuts: {why}."]
 
 

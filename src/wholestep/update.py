@@ -28,6 +28,7 @@ from wholestep.microbatches import (
     section,
     weights_of_rows,
 )
+from wholestep.model.draws import backwards
 from wholestep.model.forward import Forward
 from wholestep.model.outcome import Outcome
 from wholestep.model.terms import Mean
@@ -155,10 +156,12 @@ class Update:
 
     def _part(self, cut: Cut, row_plan: RowPlan) -> Callable:
         """One microbatch: its share of the gradient, and what it adds to every sum."""
-        sums = self._sums
+        sums, own = self._sums, self.forward.sums
         if row_plan.tables:
-            sums = self.engine.traced(partial(self.forward.sums, lookups=row_plan.lookups))
-        sums = self.engine.inlined(sums)
+            own = partial(self.forward.sums, lookups=row_plan.lookups)
+            sums = self.engine.traced(own)
+        # What is drawn again for the gradient is drawn in this function, which knows the place of the first row.
+        sums = own if self.forward.facts.draws else self.engine.inlined(sums)
 
         def part(
             params, buffers, metrics, captured, places, weights, scale, data, rows, first, count
@@ -174,7 +177,9 @@ class Update:
                 outcome = outcome._replace(extra=extra)
                 return self.epoch_sums.loss(outcome.sums, extra, weights) * ops.cast(scale, extra.dtype), outcome
 
-            return self.engine.differentiate(share, params)
+            facts = self.forward.facts.draws
+            with backwards(self.forward.draws_by, facts, tree.num_rows(batch), own_first):
+                return self.engine.differentiate(share, params)
 
         return part
 

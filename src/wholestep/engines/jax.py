@@ -60,6 +60,7 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxWords):
 
     coupling_layers: tuple = ()
     freezes_reads = True  # what a traced function reads is a constant of the program
+    closes_over = False  # the gradient of a loop, or of a function that is compiled by itself
     keeps_assigned = False  # `keras.Model.fit` drops what the forward pass assigns to a parameter
 
     def for_evaluation(self) -> Engine:

@@ -88,6 +88,10 @@ class Engine(Protocol):
         """True if a variable that a function reads is a constant of the program."""
 
     @property
+    def closes_over(self) -> bool:
+        """True if the gradient of a function that is traced by itself may use values of the program around it."""
+
+    @property
     def keeps_assigned(self) -> bool:
         """True if an update starts from what the forward pass assigned to a parameter."""
 

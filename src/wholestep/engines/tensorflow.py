@@ -28,6 +28,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowWords)
 
     name = "tensorflow"
     freezes_reads = False  # a program reads variables anew whenever it runs
+    closes_over = True  # a function's gradient is traced where its value is
     keeps_assigned = True  # `keras.Model.fit` keeps what the forward pass assigns to a parameter
 
     def __init__(

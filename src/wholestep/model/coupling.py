@@ -5,7 +5,8 @@ coupled (BatchNormalization, in-batch negatives). Every probed row takes its tur
 If the forward pass moves floating state (moving statistics), padding would enter it. What `add_loss` and activity
 regularisers add up to is found by cutting four rows into two and two. Whether a cut changes random draws is found by
 moving rows up, as the first ones of a later microbatch: if their values move, they were drawn for otherwise. And by
-drawing the least and the greatest numbers for the later rows: if others move, the draws are theirs as well.
+drawing the least and the greatest numbers for the later rows: if others move, the draws are theirs as well. Where draws
+decide whether rows see each other, they do at one of the extremes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +25,13 @@ from wholestep.model.compiled import layers
 from wholestep.model.findings import Coupling
 from wholestep.model.forward import Forward
 from wholestep.model.outcome import Rows
+from wholestep.model.words import ALL, LATER, PAIRS
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _ROWS = 4
+
+Moved = Callable[[Rows, Rows], np.ndarray]
 
 
 def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupling:
@@ -46,7 +50,8 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
     if not moved(one, run(other)).any():
         other = _shaken(first)
     can_move = moved(one, run(other))
-    couples = any(moved(one, run(_but(other, first, row)))[row] for row in np.flatnonzero(can_move).tolist())
+    extremes = (0, ALL, -ALL) if forward.facts.draws else (0,)
+    couples = any(_sees_others(run, first, other, one, moved, can_move, extreme) for extreme in extremes)
     couples |= any(fact.couples for fact in forward.facts.draws)
     before = engine.fetch(state.buffers)
     moves = any(
@@ -57,25 +62,40 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
     extra = _extra(run, first, size, one) if forward.facts.has_extra else "none"
     draws = bool(moved(one, run(first)).any())
     if not (draws or couples or whole):
-        draws = _are_redrawn(run, first, size, one, moved) or _draw_together(run, first, size, one, moved)
+        extremes = (0, PAIRS, -PAIRS) if forward.facts.draws else (0,)
+        draws = any(_are_redrawn(run, first, size, moved, extreme) for extreme in extremes)
+        draws = draws or _draw_together(run, first, size, one, moved)
     return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()), draws=draws)
 
 
-def _are_redrawn(
-    run: Callable[..., Rows], batch: Tree, size: int, one: Rows, moved: Callable[[Rows, Rows], np.ndarray]
+def _sees_others(
+    run: Callable[..., Rows],
+    batch: Tree,
+    other: Tree,
+    one: Rows,
+    moved: Moved,
+    can_move: np.ndarray,
+    extreme: int,
 ) -> bool:
+    """Whether a row's value moves with the content of the others, where all draws are as they are, or extreme."""
+    one = run(batch, extreme=extreme) if extreme else one
+    rows = np.flatnonzero(can_move).tolist()
+    return any(moved(one, run(_but(other, batch, row), extreme=extreme))[row] for row in rows)
+
+
+def _are_redrawn(run: Callable[..., Rows], batch: Tree, size: int, moved: Moved, extreme: int) -> bool:
     """Whether rows have other values as the first ones of a later microbatch, where none sees others."""
     start = size // 2
-    later = run(_rows(batch, np.roll(np.arange(size), -start)), start)
-    values = {label: (np.roll(v, start, 0) if len(v) == size else v, w) for label, (v, w) in later.values.items()}
+    later = run(_rows(batch, np.roll(np.arange(size), -start)), start, extreme)
+    back = [np.roll(part, start, 0) if len(part) == size else part for pair in later.values.values() for part in pair]
+    values = dict(zip(later.values, zip(back[::2], back[1::2], strict=True), strict=True))
+    one = run(batch, extreme=extreme)
     return bool(np.broadcast_to(moved(one, later._replace(values=values)), (size,))[start:].any())
 
 
-def _draw_together(
-    run: Callable[..., Rows], batch: Tree, size: int, one: Rows, moved: Callable[[Rows, Rows], np.ndarray]
-) -> bool:
+def _draw_together(run: Callable[..., Rows], batch: Tree, size: int, one: Rows, moved: Moved) -> bool:
     """Whether a row's value moves if what is drawn for later rows does: at both extremes, as a mask may be rare."""
-    extremes = (run(batch, extreme=extreme) for extreme in (-1, 1))
+    extremes = (run(batch, extreme=extreme) for extreme in (LATER, -LATER))
     return any(np.broadcast_to(moved(one, other), (size,))[: size // 2].any() for other in extremes)
 
 

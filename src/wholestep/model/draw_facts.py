@@ -32,7 +32,7 @@ class DrawFact:
         couples: whether rows change places.
         why: why the draw cannot be given to rows, in plain words; nothing if it is.
         is_inside: whether it is drawn in a function, or the body of a loop, that is traced by itself.
-        rank: how many axes it has.
+        of_row: the shape that it had first; along the axis of rows, of one row.
     """
 
     name: str
@@ -40,7 +40,7 @@ class DrawFact:
     couples: bool = False
     why: str = ""
     is_inside: bool = False
-    rank: int = 0
+    of_row: tuple[int, ...] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -49,9 +49,15 @@ class DrawFact:
 
     def fits(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
         """Whether a draw of this shape can be this one, with as many numbers for every row."""
-        if shape is None or len(shape) != self.rank:
+        if shape is None or len(shape) != len(self.of_row):
             return False
         return self.axis is None or shape[self.axis] % max(1, num_rows) == 0
+
+    def is_like(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
+        """Whether a draw of this shape has for every row the shape that this one had first."""
+        if shape is None or not self.fits(shape, num_rows):
+            return False
+        return tuple(size // (max(1, num_rows) if i == self.axis else 1) for i, size in enumerate(shape)) == self.of_row
 
 
 def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) -> tuple[DrawFact, ...]:
@@ -78,9 +84,10 @@ def _fact(one: Asked, two: Asked, num_rows: int) -> DrawFact:
         return DrawFact(one.name, why=shapes)
     differing = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
     if not differing:
-        return DrawFact(one.name, rank=len(one.shape))
+        return DrawFact(one.name, of_row=one.shape)
     axis = differing[0]
     is_odd = one.shape[axis] % num_rows or two.shape[axis] != 2 * one.shape[axis]
     if len(differing) > 1 or is_odd or (one.name == "categorical" and axis):
         return DrawFact(one.name, why=shapes)
-    return DrawFact(one.name, axis, couples=one.along == axis, rank=len(one.shape))
+    of_row = tuple(size // (num_rows if i == axis else 1) for i, size in enumerate(one.shape))
+    return DrawFact(one.name, axis, couples=one.along == axis, of_row=of_row)

@@ -20,6 +20,7 @@ from keras.src.backend import random as seam
 from keras.src.random.seed_generator import draw_seed
 
 from wholestep.engines.protocol import Engine
+from wholestep.errors import SpecificationError, message
 from wholestep.model import distributions, rejection
 from wholestep.model.draw_facts import Asked, DrawFact
 from wholestep.model.words import FLOATS, Words
@@ -48,6 +49,7 @@ class Draws:
         facts: what is known of each draw, in order; None to draw as Keras does.
         extreme: see `Words`.
         frame: what the engine traces while this is entered; None if nothing.
+        is_backward: whether the gradient is traced, not the objective.
         asked: what was asked for by now.
     """
 
@@ -57,16 +59,21 @@ class Draws:
     facts: tuple[DrawFact, ...] | None
     extreme: Tensor | None = None
     frame: object = None
+    is_backward: bool = False
     asked: list[Asked] = field(default_factory=list)
     _strayed: list[Asked] = field(default_factory=list)
 
     def tracing(self) -> AbstractContextManager:
         """Return the context in which a function that is traced by itself asks for its draws again."""
         is_asked = self.facts is None or any(fact.is_inside for fact in self.facts)
-        return self.engine.tracing_anew() if is_asked else nullcontext()
+        return self.engine.tracing_anew() if is_asked and not self.is_backward else nullcontext()
 
     def draw(self, name: str, keras_own: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
-        """Return what a function of `keras.random` is asked for: as ever, if nobody knew that this would be drawn."""
+        """Return what a function of `keras.random` is asked for: as ever, if nobody knew that this would be drawn.
+
+        Raises:
+            SpecificationError: it is asked for where the place of the first row is not to be had.
+        """
         is_kept = self.engine.is_kept(self.frame)
         if is_kept or (name == "dropout" and _is_number(given["rate"]) and given["rate"] in (0, 1)):
             return keras_own(**given)
@@ -79,6 +86,12 @@ class Draws:
         if self.facts is None or _is_typed_key(given["seed"]):
             return keras_own(**given)
         fact = self._fact(asked)
+        if self.is_backward and asked.is_inside and not self.engine.closes_over:
+            if not fact.is_ours:
+                return keras_own(**given)
+            must = "A loop, or a function that is compiled by itself, draws in its forward pass alone."
+            received = f"keras.random.{name} in the backward pass of one"
+            raise SpecificationError(message(must, received, "jax.checkpoint, which draws nothing again."))
         seed = given.pop("seed")
         state = seed if ops.is_tensor(seed) else draw_seed(seed)
         if not fact.is_ours:
@@ -91,13 +104,17 @@ class Draws:
         return _OURS[name](words, **given)
 
     def _fact(self, asked: Asked) -> DrawFact:
-        """Return what is known of the latest draw: nothing, once a draw was another than the one that is known."""
+        """Return what is known of the latest draw; nothing, once there was another than those that are known."""
         assert self.facts is not None
         number = len(self.asked) - 1
-        if number < len(self.facts) and not self._strayed:
+        named = [fact for fact in self.facts if fact.name == asked.name]
+        if not (self._strayed or self.is_backward) and number < len(self.facts):
             fact = self.facts[number]
-            if fact.name == asked.name and (not fact.is_ours or fact.fits(asked.shape, self.num_rows)):
+            if fact in named and (not fact.is_ours or fact.fits(asked.shape, self.num_rows)):
                 return fact
+        alike = [fact for fact in named if fact.is_ours and fact.is_like(asked.shape, self.num_rows)]
+        if not self._strayed and len({fact.axis for fact in alike}) == 1:
+            return alike[0]  # it is asked for once more, as by a function whose gradient is its own
         if not self._strayed:
             self._strayed.append(asked)
             warnings.warn(_STRAYED.format(f"keras.random.{asked.name} of shape {asked.shape}"), stacklevel=2)
@@ -204,6 +221,18 @@ def drawing(draws: Draws) -> Iterator[Draws]:
             if not _holders:
                 for name, keras_own in _KERAS_OWN.items():
                     setattr(seam, name, keras_own)
+
+
+def backwards(
+    engine: Engine | None, facts: tuple[DrawFact, ...], num_rows: int, first: Tensor | int
+) -> AbstractContextManager:
+    """Let what is drawn while a gradient is traced be the same: a function that is computed again draws again.
+
+    Which of the objective's draws comes again is told by its function and shape. `engine`: None to draw as ever.
+    """
+    if engine is None:
+        return nullcontext()
+    return drawing(Draws(engine, first, num_rows, facts, frame=engine.frame(), is_backward=True))
 
 
 def _instead(name: str, keras_own: Callable[..., Tensor]) -> Callable[..., Tensor]:

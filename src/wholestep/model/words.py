@@ -8,12 +8,14 @@ import math
 from dataclasses import dataclass
 
 import keras
+import numpy as np
 from keras import ops
 
 from wholestep.engines.protocol import Engine
 from wholestep.tree import Tensor
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+LATER, ALL, PAIRS = 1, 2, 3
 _MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23}
 
 
@@ -26,8 +28,8 @@ class Words:
         first: the place in the update of the first row.
         num_rows: the rows in hand.
         axis: the axis that holds rows; None if a draw is the same for all rows.
-        extreme: 0, or -1 or 1 to draw the least or the greatest numbers for the later half of the rows, (): what the
-            other rows draw does not change then.
+        extreme: 0, or for a probe that draws the least numbers at some places, or the greatest (negative): `LATER` half
+            of the rows, `ALL`, or every second pair of what is the same for all rows, `PAIRS`; ().
     """
 
     engine: Engine
@@ -40,23 +42,19 @@ class Words:
     def words(self, shape: tuple[int, ...], stream: Tensor | int = 0) -> Tensor:
         """Return words of this shape, uint32; another stream's are others."""
         if self.axis is None:
-            return ops.reshape(self.engine.words(self.seed, stream, 0, 1, math.prod(shape)), shape)
+            words = ops.reshape(self.engine.words(self.seed, stream, 0, 1, math.prod(shape)), shape)
+            extreme = self.extreme
+            return words if extreme is None else _at_extremes(words, extreme, PAIRS, _is_in_second_pair(shape), stream)
         before, size, after = shape[: self.axis], shape[self.axis], shape[self.axis + 1 :]
         several = size // max(self.num_rows, 1)
         num = math.prod(before) * several * math.prod(after)
         rows = self.engine.words(self.seed, stream, self.first, self.num_rows, num)
         if self.extreme is not None:
-            rows = self._at_extremes(rows, self.extreme, is_tried=not isinstance(stream, int))
+            is_later = np.arange(self.num_rows)[:, None] >= self.num_rows // 2
+            rows = _at_extremes(rows, self.extreme, LATER, is_later, stream)
         if self.axis:
             rows = ops.moveaxis(ops.reshape(rows, (self.num_rows, *before, several, *after)), 0, self.axis)
         return ops.reshape(rows, shape)
-
-    def _at_extremes(self, rows: Tensor, extreme: Tensor, is_tried: bool) -> Tensor:
-        """Return the words with those of the later rows replaced; where numbers are tried, by others at least."""
-        is_later = (ops.arange(self.num_rows) >= self.num_rows // 2)[:, None]
-        least, greatest = (ops.full_like(rows, word) for word in (0, 2**32 - 1))
-        least, greatest = (ops.bitwise_not(rows),) * 2 if is_tried else (least, greatest)
-        return ops.where(is_later & (extreme < 0), least, ops.where(is_later & (extreme > 0), greatest, rows))
 
     def below(self, shape: tuple[int, ...], probability: float) -> Tensor:
         """Return truth values, true with this probability."""
@@ -82,6 +80,22 @@ class Words:
         """Return whole numbers of 52 bits, float64."""
         high, low = (_shifted(self.words(shape, 2 * stream + i), 6) for i in (0, 1))
         return ops.cast(high, "float64") * 2.0**26 + ops.cast(low, "float64")
+
+
+def _at_extremes(words: Tensor, extreme: Tensor, which: int, places: np.ndarray, stream: Tensor | int) -> Tensor:
+    """Return words with those at some places replaced, if that is asked for: at `places` by `which`, or at all.
+
+    Words with which a number is tried are turned into others, as it might be tried forever.
+    """
+    is_replaced = (places & (abs(extreme) == which)) | (abs(extreme) == ALL)
+    least, greatest = (ops.full_like(words, word) for word in (0, 2**32 - 1))
+    by = ops.where(extreme > 0, least, greatest) if isinstance(stream, int) else ops.bitwise_not(words)
+    return ops.where(is_replaced, by, words)
+
+
+def _is_in_second_pair(shape: tuple[int, ...]) -> np.ndarray:
+    """Return which elements lie in every second pair along any axis: elsewhere than those two places before."""
+    return np.asarray(sum(np.indices(shape) // 2) % 2 == 1)
 
 
 def wide(dtype: str) -> str:
