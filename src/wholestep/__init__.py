@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wholestep.errors import BatchError, NonFiniteError, PeerError, SpecificationError, WholestepError
+from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerError, SpecificationError, WholestepError
 
 if TYPE_CHECKING:
     from wholestep.data.batches import Batches
@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchError",
     "Batches",
+    "CheckpointError",
     "Mean",
     "NonFiniteError",
     "Objective",

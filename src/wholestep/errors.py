@@ -30,6 +30,10 @@ class PeerError(WholestepError, RuntimeError):
     """The processes of a run do not fit together, or one of them is lost. Raised in every process that can raise."""
 
 
+class CheckpointError(WholestepError, RuntimeError):
+    """A checkpoint cannot be written, or is not what was written. Nothing has been changed by it."""
+
+
 def message(must: str, received: object, attempt: str) -> str:
     """Return the message of an error: what must hold, what came, what to try.
 

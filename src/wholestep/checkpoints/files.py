@@ -1,0 +1,119 @@
+"""Files that are whole or not there: created anew, synced, renamed; and a folder that one process writes to."""
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from wholestep.errors import CheckpointError, message
+
+_CHUNK = 1 << 24
+
+
+class Lock:
+    """A folder's lock, held until it is released or the process ends, however it ends.
+
+    Raises:
+        CheckpointError: another process holds it.
+    """
+
+    def __init__(self, folder: Path):
+        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(self._file, 1000).decode(errors="replace").strip()
+            os.close(self._file)
+            must = f"One run at a time writes to {folder}."
+            received = f"a folder in use by {owner or 'another process'}"
+            raise CheckpointError(message(must, received, "wait for that run, or choose another folder.")) from error
+        os.ftruncate(self._file, 0)
+        me = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        os.pwrite(self._file, json.dumps(me).encode(), 0)
+
+    def release(self) -> None:
+        """Let others write. More than once does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def create(path: Path) -> int:
+    """Return the descriptor of a new file; there must be none of that name."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def write_all(file: int, content: Any) -> None:
+    """Write all of a bytes-like object."""
+    view = memoryview(content).cast("B")
+    while view:
+        view = view[os.write(file, view[:_CHUNK]) :]
+
+
+def sync_folder(path: Path) -> None:
+    """Let what was created, renamed and removed in a folder survive a loss of power."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def open_regular(path: Path, nbytes: int | None = None, most: int | None = None) -> int:
+    """Return the descriptor of a file that is to be read: a regular one, of exactly or of at most so many bytes.
+
+    Raises:
+        CheckpointError: it is missing, a link, no regular file, or of another size.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be opened: {error.strerror or error}.") from error
+    found = os.fstat(file)
+    why = "" if stat.S_ISREG(found.st_mode) else f"{path.name} is not a regular file."
+    if not why and nbytes is not None and found.st_size != nbytes:
+        why = f"{path.name} must have {nbytes} bytes. It has {found.st_size}."
+    if not why and most is not None and found.st_size > most:
+        why = f"{path.name} may have at most {most} bytes. It has {found.st_size}."
+    if why:
+        os.close(file)
+        raise CheckpointError(why)
+    return file
+
+
+def read_into(file: int, content: Any) -> None:
+    """Fill a writable bytes-like object from a file.
+
+    Raises:
+        CheckpointError: the file ends before.
+    """
+    view = memoryview(content).cast("B")
+    while view:
+        num = os.readv(file, [view[:_CHUNK]])
+        if num == 0:
+            raise CheckpointError(f"A file ended {len(view)} bytes too early.")
+        view = view[num:]
+
+
+def check_room(folder: Path, nbytes: int) -> None:
+    """Refuse to write what there is no room for.
+
+    Raises:
+        CheckpointError: as said.
+    """
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        must = f"A checkpoint of {nbytes} bytes needs as much room in {folder}."
+        raise CheckpointError(message(must, f"{free} bytes free", "remove something, or keep fewer checkpoints."))
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or a file, of which nothing may be left; what is gone already is no error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

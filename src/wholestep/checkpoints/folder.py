@@ -1,0 +1,195 @@
+"""A folder of checkpoints: each is there as a whole, or not at all; damaged ones are set aside.
+
+    lock   step-00000500/{manifest.json, 00000-of-00001-00.safetensors, ...}   bad-00000450-1/{..., why.json}
+
+A checkpoint is written beside the others under a name of its own, synced, and renamed: that is its commit. Then the
+files are read back and verified, and only then do older ones go.
+"""
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wholestep.checkpoints import arrays as carrier
+from wholestep.checkpoints import manifest as manifests
+from wholestep.checkpoints.files import check_room, create, remove, sync_folder, write_all
+from wholestep.checkpoints.manifest import Manifest
+from wholestep.errors import CheckpointError, SpecificationError, message
+
+Arrays = Mapping[str, np.ndarray]
+Facts = Mapping[str, Any]
+
+_STEP = re.compile(r"step-(\d{8,18})")
+_ROOM = 1 << 16  # bytes beside the arrays
+
+
+class Folder:
+    """A folder of checkpoints, by the number of updates before each.
+
+    Raises:
+        SpecificationError: the folder is no path of a file system.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     kept = Folder(folder)
+    ...     _ = kept.write(7, {"w": np.ones(3)}, {"epoch": 0})
+    ...     manifest, arrays = kept.read(7)
+    ...     kept.steps(), manifest.facts, arrays["w"].tolist()
+    ([7], {'epoch': 0}, [1.0, 1.0, 1.0])
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        if "://" in os.fspath(folder):
+            must = "Checkpoints are written to a file system, which can rename a folder and lock a file."
+            attempt = "write to a local or a network folder, and copy a step-* folder when it is there."
+            raise SpecificationError(message(must, os.fspath(folder), attempt))
+        self.folder = Path(folder)
+
+    def steps(self) -> list[int]:
+        """Return the steps that are there, newest first; none has been looked into."""
+        if not self.folder.is_dir():
+            return []
+        found = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of a step is, or would be."""
+        return self.folder / f"step-{step:08d}"
+
+    def bad(self) -> list[Path]:
+        """Return what has been set aside."""
+        return sorted(self.folder.glob("bad-*")) if self.folder.is_dir() else []
+
+    # ---- writing ----
+
+    def write(
+        self,
+        step: int,
+        arrays: Mapping[str, np.ndarray],
+        facts: Mapping[str, Any],
+        rest: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write the checkpoint of a step, and return its folder once it has been read back and verified.
+
+        Raises:
+            CheckpointError: it could not be written, or is there; the others are as they were.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_room(self.folder, sum(array.nbytes for array in arrays.values()) + _ROOM)
+        new, path = self.folder / f".new-{uuid.uuid4().hex[:12]}", self.path(step)
+        try:
+            if path.exists():
+                raise FileExistsError(17, "there is one of this step already", str(path))
+            new.mkdir()
+            self._fill(new, Manifest(step, [], [], dict(facts), dict(rest or {})), arrays)
+            os.rename(new, path)
+        except OSError as error:
+            remove(new)
+            needed = sum(array.nbytes for array in arrays.values())
+            must = f"The checkpoint of step {step} ({needed} bytes) could not be written to {self.folder}."
+            attempt = "look at that folder and its disk; the checkpoints before this one are as they were."
+            raise CheckpointError(message(must, error.strerror or error, attempt)) from error
+        except BaseException:
+            remove(new)
+            raise
+        sync_folder(self.folder)
+        self.verify(step)
+        return path
+
+    def _fill(self, new: Path, manifest: Manifest, arrays: Arrays) -> None:
+        groups = carrier.shared_out(arrays)
+        for i, names in enumerate(groups):
+            part = {name: arrays[name] for name in names}
+            file, leaves = carrier.write(new / f"00000-of-00001-{i:02d}.safetensors", part)
+            manifest.files.append(file)
+            manifest.leaves.extend(leaves)
+        sync_folder(new)
+        manifests.write(new, manifest)
+        sync_folder(new)
+
+    def clear(self) -> None:
+        """Remove what writers left that were stopped. Only whoever holds the lock may."""
+        for path in [*self.folder.glob(".new-*"), *self.folder.glob(".old-*")]:
+            remove(path)
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint of a step; nobody finds half of it."""
+        old = self.folder / f".old-{uuid.uuid4().hex[:12]}"
+        os.rename(self.path(step), old)
+        remove(old)
+
+    # ---- reading ----
+
+    def manifest(self, step: int) -> Manifest:
+        """Return what the checkpoint of a step holds, without reading it.
+
+        Raises:
+            CheckpointError: there is no manifest that verifies.
+        """
+        manifest = manifests.read(self.path(step))
+        if manifest.step != step:
+            raise CheckpointError(
+                f"The manifest of {self.path(step).name} must be of its step. It is of {manifest.step}."
+            )
+        return manifest
+
+    def verify(self, step: int) -> Manifest:
+        """Read all of a checkpoint, and return what it holds.
+
+        Raises:
+            CheckpointError: something is not what was written.
+        """
+        manifest = self.manifest(step)
+        for file in manifest.files:
+            carrier.verify(self.path(step), file)
+        return manifest
+
+    def read(
+        self, step: int, check: Callable[[Manifest], None] = lambda manifest: None
+    ) -> tuple[Manifest, dict[str, np.ndarray]]:
+        """Return what a checkpoint holds, and its arrays, all of which have been verified.
+
+        Args:
+            check: raises an error if these are not the arrays that are wanted, before room is made for one of them.
+
+        Raises:
+            CheckpointError: something is not what was written.
+        """
+        manifest, arrays = self.manifest(step), dict[str, np.ndarray]()
+        check(manifest)
+        for file in manifest.files:
+            arrays |= carrier.read(self.path(step), file, [leaf for leaf in manifest.leaves if leaf.file == file.name])
+        return manifest, arrays
+
+    def newest(
+        self, check: Callable[[Manifest], None] = lambda manifest: None
+    ) -> Iterator[tuple[Manifest, dict[str, np.ndarray]]]:
+        """Yield checkpoints that have been verified, newest first; damaged ones are set aside on the way."""
+        for step in self.steps():
+            try:
+                found = self.read(step, check)
+            except CheckpointError as error:
+                self.set_aside(step, str(error))
+                continue
+            yield found
+
+    def set_aside(self, step: int, why: str) -> Path:
+        """Keep a damaged checkpoint under a name that nobody reads, with the reason."""
+        num = 1
+        while (bad := self.folder / f"bad-{step:08d}-{num}").exists():
+            num += 1
+        os.rename(self.path(step), bad)
+        file = create(bad / "why.json") if not (bad / "why.json").exists() else -1
+        if file >= 0:
+            try:
+                write_all(file, json.dumps({"step": step, "why": why}).encode())
+            finally:
+                os.close(file)
+        sync_folder(self.folder)
+        return bad

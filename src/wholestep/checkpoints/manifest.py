@@ -1,0 +1,174 @@
+"""The manifest: what a checkpoint holds, in one line of JSON, and that line's digest in the next.
+
+A checkpoint without a manifest that verifies does not exist. What is unknown in one is kept, and shown.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
+from wholestep.checkpoints.files import create, open_regular, read_into, write_all
+from wholestep.errors import CheckpointError
+
+FORMAT = 1
+NAME = "manifest.json"
+_MOST_BYTES = 64 << 20
+_MOST_INTEGER = 1 << 62
+_FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Args:
+        step: the number of updates before it.
+        files: of arrays.
+        leaves: the arrays in them.
+        facts: where the training stood, as JSON.
+        rest: whatever else the manifest says.
+    """
+
+    step: int
+    files: list[FileFacts]
+    leaves: list[Leaf]
+    facts: dict[str, Any]
+    rest: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all files of arrays."""
+        return sum(file.nbytes for file in self.files)
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a folder's files, synced."""
+    said = {
+        **manifest.rest,
+        "format": FORMAT,
+        "step": manifest.step,
+        "files": [asdict(file) for file in manifest.files],
+        "leaves": [asdict(leaf) for leaf in manifest.leaves],
+        "facts": manifest.facts,
+    }
+    line = json.dumps(finite(said), separators=(",", ":"), allow_nan=False).encode()
+    file = create(folder / NAME)
+    try:
+        write_all(file, line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def read(folder: Path) -> Manifest:
+    """Return the manifest of a folder; no byte of an array is read.
+
+    Raises:
+        CheckpointError: it is missing, damaged, of an unknown format, or says what cannot be.
+    """
+    said = _verified(folder / NAME)
+    if said.get("format") != FORMAT:
+        raise CheckpointError(f"{NAME} must be of format {FORMAT}. It is of format {said.get('format')!r}.")
+    try:
+        files = [_file(part) for part in said["files"]]
+        leaves = [_leaf(part) for part in said["leaves"]]
+        step, facts = _count(said["step"]), said["facts"]
+        if not isinstance(facts, dict) or not isinstance(said["leaves"], list):
+            raise TypeError("facts and leaves")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{NAME} does not say what a manifest says ({error!r}).") from error
+    check_leaves(files, leaves)
+    known = ("format", "step", "files", "leaves", "facts")
+    rest = {key: value for key, value in said.items() if key not in known}
+    return Manifest(step, files, leaves, infinite(facts), infinite(rest))
+
+
+def _verified(path: Path) -> dict[str, Any]:
+    file = open_regular(path, most=_MOST_BYTES)
+    try:
+        content = bytearray(os.fstat(file).st_size)
+        read_into(file, content)
+    finally:
+        os.close(file)
+    line, _, digest = bytes(content).partition(b"\n")
+    found = xxhash.xxh3_128_hexdigest(line)
+    if digest != found.encode() + b"\n":
+        told = digest[:40].decode(errors="replace").strip()
+        raise CheckpointError(
+            f"{path.name} must have the digest {told or 'that its second line says'}. It has {found}."
+        )
+    try:
+        said = json.loads(line, object_pairs_hook=_once, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} is no JSON that can be read ({error}).") from error
+    if not isinstance(said, dict):
+        raise CheckpointError(f"{path.name} must hold a JSON object.")
+    return said
+
+
+def _file(said: Mapping[str, Any]) -> FileFacts:
+    return FileFacts(_matching(_FILE, said["name"]), _count(said["nbytes"]), _matching(_DIGEST, said["digest"]))
+
+
+def _leaf(said: Mapping[str, Any]) -> Leaf:
+    if not isinstance(said["name"], str) or not isinstance(said["dtype"], str):
+        raise TypeError("a leaf's name and dtype")
+    shape = tuple(_count(size) for size in said["shape"])
+    if math.prod(shape) > _MOST_INTEGER:
+        raise ValueError("a leaf's shape")
+    file, digest = _matching(_FILE, said["file"]), _matching(_DIGEST, said["digest"])
+    return Leaf(said["name"], shape, said["dtype"], file, _count(said["offset"]), digest)
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST_INTEGER:
+        raise ValueError(f"a number of at least 0 expected, not {str(value)[:40]}")
+    return value
+
+
+def _matching(pattern: re.Pattern, value: object) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value) or ".." in value:
+        raise ValueError(f"a name such as {pattern.pattern} expected, not {str(value)[:40]!r}")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def finite(value: Any) -> Any:
+    """Return JSON in which numbers that are not finite are words.
+
+    >>> infinite(finite({"best": float("-inf"), "word": "nan"}))
+    {'best': -inf, 'word': 'nan'}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def infinite(value: Any) -> Any:
+    """Return what `finite` was given."""
+    if isinstance(value, dict):
+        if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
+            return float(value["float"])
+        return {key: infinite(part) for key, part in value.items()}
+    return [infinite(part) for part in value] if isinstance(value, list) else value

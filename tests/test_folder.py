@@ -1,0 +1,390 @@
+"""A checkpoint is there as a whole or not at all, damage is found, and nothing but numbers is read. Needs no engine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import wholestep as ws
+from wholestep.checkpoints import arrays as carrier
+from wholestep.checkpoints.files import Lock
+from wholestep.checkpoints.folder import Folder
+
+RNG = np.random.default_rng(0)
+DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint32", "uint8", "bool", ml_dtypes.bfloat16)
+
+
+def some(num=12):
+    """Return arrays of every kind and shape that a state may hold."""
+    shapes = [(), (3,), (0, 4), (2, 3, 5), (7, 1)]
+    return {f"params/{i}": RNG.integers(0, 2, shapes[i % 5]).astype(DTYPES[i % len(DTYPES)]) for i in range(num)}
+
+
+def equal(one, two):
+    assert list(one) == list(two)
+    for name, array in one.items():
+        assert array.dtype == two[name].dtype
+        assert array.shape == two[name].shape
+        assert array.tobytes() == two[name].tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path / "runs")
+
+
+# ---- what comes back ----
+
+
+def test_what_was_written_comes_back_to_the_bit(folder):
+    assert folder.steps() == []
+    kept, facts = some(), {"best": float("-inf"), "epoch": 3, "names": ["a", None, True], "rate": 0.1}
+    path = folder.write(500, kept, facts, {"time": 1.5})
+    assert path.name == "step-00000500"
+    manifest, arrays = folder.read(500)
+    equal(arrays, kept)
+    assert (manifest.step, manifest.facts, manifest.rest) == (500, facts, {"time": 1.5})
+    assert sorted(p.name for p in folder.folder.iterdir()) == ["step-00000500"]
+
+
+def test_arrays_that_do_not_lie_in_order_are_written_in_order(folder):
+    kept = {"a": np.arange(12.0).reshape(3, 4).T, "b": np.arange(9)[::2], "c": np.arange(3, dtype=">i4")}
+    folder.write(1, kept, {})
+    arrays = folder.read(1)[1]
+    for name, array in kept.items():
+        np.testing.assert_array_equal(arrays[name], array)
+
+
+def test_many_bytes_go_in_several_files(folder, monkeypatch):
+    monkeypatch.setattr(carrier, "_MOST_BYTES", 100)
+    kept = {str(i): np.full(i * 10, i, "uint8") for i in range(1, 16)}
+    path = folder.write(1, kept, {})
+    assert len(list(path.glob("*.safetensors"))) > 5
+    equal(folder.read(1)[1], kept)
+
+
+def test_other_tools_can_read_the_files(folder):
+    kept = {"a": np.arange(6, dtype="float32").reshape(2, 3), "b": np.ones(2, ml_dtypes.bfloat16)}
+    (file,) = folder.write(1, kept, {}).glob("*.safetensors")
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    assert size % 8 == 0
+    assert header["a"] == {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    assert header["b"] == {"dtype": "BF16", "shape": [2], "data_offsets": [24, 28]}
+    assert content[8 + size : 32 + size] == kept["a"].tobytes()
+
+
+def test_what_is_not_known_is_kept_and_an_unknown_format_is_refused_by_name(folder):
+    folder.write(1, some(), {"later": {"than": [1]}}, {"news": "of a later release"})
+    manifest = folder.manifest(1)
+    assert manifest.facts["later"] == {"than": [1]}
+    assert manifest.rest["news"] == "of a later release"
+    rewrite(folder, 1, format=2)
+    with pytest.raises(ws.CheckpointError, match=r"must be of format 1\. It is of format 2"):
+        folder.manifest(1)
+
+
+def test_numbers_that_no_file_holds_are_refused_before_anything_is_there(folder):
+    folder.write(1, some(), {})
+    with pytest.raises(ws.CheckpointError, match="must be of numbers that a file can hold"):
+        folder.write(2, {"z": np.ones(2, complex)}, {})
+    assert os.listdir(folder.folder) == ["step-00000001"]
+
+
+def test_no_address_of_a_store_is_taken_for_a_folder():
+    with pytest.raises(ws.SpecificationError, match="gs://bucket/run"):
+        Folder("gs://bucket/run")
+
+
+# ---- damage ----
+
+
+def rewrite(folder, step, **said):
+    """Change what a manifest says, and its digest with it."""
+    import xxhash
+
+    path = folder.path(step) / "manifest.json"
+    line = json.dumps(json.loads(path.read_text().splitlines()[0]) | said).encode()
+    path.write_bytes(line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n")
+
+
+def truncated(path, folder):
+    path.write_bytes(path.read_bytes()[: int(RNG.integers(0, path.stat().st_size))])
+
+
+def bit_flipped(path, folder):
+    content = bytearray(path.read_bytes())
+    content[RNG.integers(len(content))] ^= 1 << int(RNG.integers(8))
+    path.write_bytes(content)
+
+
+def page_zeroed(path, folder):
+    content = bytearray(path.read_bytes())
+    start = int(RNG.integers(max(1, len(content) - 4096)))
+    content[start : start + 4096] = bytes(len(content[start : start + 4096]))
+    path.write_bytes(content)
+
+
+def deleted(path, folder):
+    path.unlink()
+
+
+def extended(path, folder):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def stale(path, folder):
+    path.write_bytes((folder.path(1) / path.name).read_bytes())
+
+
+def swapped(path, folder):
+    one, two = sorted(path.parent.glob("*.safetensors"))[:2]
+    content = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(content)
+
+
+def a_link(path, folder):
+    other = folder.folder / "elsewhere"
+    path.rename(other)
+    path.symlink_to(other)
+
+
+def a_pipe(path, folder):
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = [truncated, bit_flipped, page_zeroed, deleted, extended, stale, swapped, a_link, a_pipe]
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.large)])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_every_damage_is_found_and_the_next_older_is_taken(folder, damage, times, monkeypatch):
+    monkeypatch.setattr(carrier, "_MOST_BYTES", 9000)
+    kept = {step: {str(i): RNG.normal(size=(1000,)) + step for i in range(3)} for step in (1, 2)}
+    for step, arrays in kept.items():
+        folder.write(step, arrays, {"step": step})
+    for num in range(times):
+        files = sorted(folder.path(2).iterdir())
+        damage(files[num % len(files)], folder)
+        with pytest.raises(ws.CheckpointError, match=r"manifest|safetensors|file"):
+            folder.verify(2)
+        manifest, arrays = next(folder.newest())
+        assert manifest.step == 1
+        equal(arrays, kept[1])
+        (bad,) = folder.bad()
+        assert bad.name == "bad-00000002-1"
+        assert json.loads((bad / "why.json").read_text())["step"] == 2
+        for file in bad.iterdir():
+            file.unlink()
+        bad.rmdir()
+        folder.write(2, kept[2], {"step": 2})
+    assert [manifest.step for manifest, _ in folder.newest()] == [2, 1]
+    assert folder.bad() == []
+
+
+def hostile(said):
+    leaf, file = dict(said["leaves"][0]), dict(said["files"][0])
+    return {
+        "a path that leaves the folder": {"files": [file | {"name": "../../etc/passwd"}]},
+        "an absolute path": {"files": [file | {"name": "/etc/passwd"}]},
+        "a name with a backslash": {"files": [file | {"name": "a\\b"}]},
+        "an empty name": {"files": [file | {"name": ""}]},
+        "a name of bytes": {"files": [file | {"name": "a\0b"}]},
+        "a negative offset": {"leaves": [leaf | {"offset": -8}]},
+        "an offset in the header's length": {"leaves": [leaf | {"offset": 4}]},
+        "an offset beyond the file": {"leaves": [leaf | {"offset": 1 << 40}]},
+        "an offset beyond all files": {"leaves": [leaf | {"offset": 1 << 63}]},
+        "an offset of a word": {"leaves": [leaf | {"offset": "8"}]},
+        "an offset of a truth": {"leaves": [leaf | {"offset": True}]},
+        "a shape that overflows": {"leaves": [leaf | {"shape": [1 << 33, 1 << 33]}]},
+        "a shape of less than nothing": {"leaves": [leaf | {"shape": [-1]}]},
+        "a shape of many axes": {"leaves": [leaf | {"shape": [1] * 99}]},
+        "a shape that fills the memory": {"leaves": [leaf | {"shape": [1 << 50]}]},
+        "a shape that is no list": {"leaves": [leaf | {"shape": None}]},
+        "objects": {"leaves": [leaf | {"dtype": "O"}]},
+        "a dtype of a class": {"leaves": [leaf | {"dtype": {"__class__": "os.system"}}]},
+        "a leaf twice": {"leaves": [*said["leaves"], leaf]},
+        "leaves that overlap": {"leaves": [leaf, leaf | {"name": "other"}]},
+        "a file twice": {"files": [*said["files"], file]},
+        "a leaf in no file": {"leaves": [leaf | {"file": "99999-of-00001-00.safetensors"}]},
+        "a leaf in the manifest": {"leaves": [leaf | {"file": "manifest.json"}]},
+        "a file of less than nothing": {"files": [file | {"nbytes": -1}]},
+        "a digest of words": {"files": [file | {"digest": "no"}]},
+        "no files": {"files": None},
+        "no leaves": {"leaves": {}},
+        "a leaf that is a list": {"leaves": [[1, 2]]},
+        "facts that are a list": {"facts": []},
+        "another step": {"step": 7},
+        "a step of a word": {"step": "1"},
+        "no step": {"step": None},
+    }
+
+
+def test_what_no_writer_says_is_refused_before_room_is_made(folder):
+    folder.write(1, some(), {})
+    path = folder.path(1) / "manifest.json"
+    good = path.read_bytes()
+    said = json.loads(good.splitlines()[0])
+    for what, change in hostile(said).items():
+        path.write_bytes(good)
+        rewrite(folder, 1, **change)
+        with pytest.raises(ws.CheckpointError):
+            pytest.fail(f"{what}: {folder.read(1)}")
+    import xxhash
+
+    for line in (
+        b"[" * 100_000,
+        b'{"format": 1, "format": 1}',
+        b'{"format": NaN}',
+        b"[]",
+        b"null",
+        b"",
+        b"\xff",
+        b'{"format": 1}',
+    ):
+        path.write_bytes(line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n")
+        with pytest.raises(ws.CheckpointError):
+            pytest.fail(f"{line[:40]!r}: {folder.read(1)}")
+
+
+def test_arrays_that_are_not_wanted_are_refused_before_they_are_read(folder, monkeypatch):
+    folder.write(1, some(), {})
+    monkeypatch.setattr(carrier, "read", lambda *_: pytest.fail("an array was read"))
+
+    def refuse(manifest):
+        raise ws.SpecificationError(f"not these {len(manifest.leaves)}")
+
+    with pytest.raises(ws.SpecificationError, match="not these 12"):
+        folder.read(1, refuse)
+
+
+# ---- whoever is stopped ----
+
+STOPPED = """
+import json, os, sys
+import numpy as np
+from wholestep.checkpoints.folder import Folder
+
+folder = Folder(sys.argv[1])
+arrays = [{str(i): np.full(100, step * 10 + i, "float32") for i in range(3)} for step in range(3)]
+folder.write(1, arrays[1], {})
+CALLS = ("open", "write", "pwrite", "mkdir", "rename", "fsync", "unlink", "rmdir", "close", "ftruncate")
+outcomes = []
+for stop in range(1, 10_000):
+    child = os.fork()
+    if child == 0:
+        left = [stop]
+        def stopping(call):
+            def stopped(*arguments, **options):
+                left[0] -= 1
+                if left[0] == 0:
+                    os._exit(9)  # before the call: the one before it was the last
+                return call(*arguments, **options)
+            return stopped
+        for name in CALLS:
+            setattr(os, name, stopping(getattr(os, name)))
+        folder.clear()
+        folder.write(2, arrays[2], {})
+        folder.remove(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    found = folder.steps()
+    newest, kept = next(folder.newest())
+    same = all(np.array_equal(kept[k], arrays[newest.step][k]) for k in kept) and len(kept) == 3
+    litter = [p.name for p in folder.folder.iterdir() if p.name.startswith(".")]
+    outcomes.append([found, newest.step, bool(same), len(litter), len(folder.bad())])
+    for step in folder.steps():
+        if step == 2:
+            folder.remove(2)
+    if 1 not in folder.steps():
+        folder.write(1, arrays[1], {})
+    if os.waitstatus_to_exitcode(status) == 0:
+        break
+print(json.dumps(outcomes))
+"""
+
+
+def test_a_writer_that_is_stopped_before_any_call_leaves_whole_checkpoints(tmp_path):
+    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(ws.__file__).parent.parent)])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout)
+    assert len(outcomes) > 25
+    assert all(same and not bad for _, _, same, _, bad in outcomes)
+    steps = [newest for _, newest, *_ in outcomes]
+    assert steps == sorted(steps)  # once the new one is there, it stays
+    assert {1, 2} == set(steps)
+    assert outcomes[-1][:2] == [[2], 2]
+    assert max(litter for *_, litter, _ in outcomes) <= 1
+
+
+FAULTS = ["open", "write", "mkdir", "rename", "fsync"]
+
+
+@pytest.mark.parametrize("call", FAULTS)
+@pytest.mark.parametrize("number", [28, 5, 30, 24], ids=["ENOSPC", "EIO", "EROFS", "EMFILE"])
+def test_a_disk_that_fails_leaves_the_checkpoint_before(folder, call, number, monkeypatch):
+    kept = some()
+    folder.write(1, kept, {})
+    real, seen = getattr(os, call), []
+
+    def fails(*arguments, **options):
+        seen.append(arguments)
+        if len(seen) == 2 or call == "mkdir":  # that of a folder which is there fails in any case
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(ws.CheckpointError, match=rf"step 2 .*{os.strerror(number)}") as caught:
+        folder.write(2, kept, {})
+    monkeypatch.undo()
+    assert str(folder.folder) in str(caught.value)
+    assert os.listdir(folder.folder) == ["step-00000001"]
+    equal(next(folder.newest())[1], kept)
+
+
+def test_a_full_disk_is_found_before_anything_is_written(folder, monkeypatch):
+    folder.write(1, some(), {})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    with pytest.raises(ws.CheckpointError, match="100 bytes free"):
+        folder.write(2, {"a": np.zeros(10_000)}, {})
+    assert folder.steps() == [1]
+
+
+# ---- whoever else is there ----
+
+
+def test_one_writes_and_a_second_is_told_who(tmp_path):
+    lock = Lock(tmp_path)
+    with pytest.raises(ws.CheckpointError, match=rf'"pid": {os.getpid()}'):
+        Lock(tmp_path)
+    lock.release()
+    lock.release()
+    Lock(tmp_path).release()
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    source = str(Path(ws.__file__).parent.parent)
+    script = "import os, sys; from pathlib import Path; from wholestep.checkpoints.files import Lock\n"
+    script += "lock = Lock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    environment = os.environ | {"PYTHONPATH": source}
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment).returncode == -9
+    Lock(tmp_path).release()
+
+
+def test_what_stopped_writers_left_is_cleared(folder):
+    folder.write(1, some(), {})
+    (folder.folder / ".new-123").mkdir()
+    (folder.folder / ".old-123").mkdir()
+    (folder.folder / ".old-123" / "file").touch()
+    folder.clear()
+    assert os.listdir(folder.folder) == ["step-00000001"]
