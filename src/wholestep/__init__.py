@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerError, SpecificationError, WholestepError
 
 if TYPE_CHECKING:
+    from wholestep.checkpoints.settings import Checkpoints
     from wholestep.data.batches import Batches
     from wholestep.model.objective import Objective
     from wholestep.model.terms import Mean, Sum
@@ -18,6 +19,7 @@ __all__ = [
     "BatchError",
     "Batches",
     "CheckpointError",
+    "Checkpoints",
     "Mean",
     "NonFiniteError",
     "Objective",
@@ -31,6 +33,7 @@ __all__ = [
 
 _HOMES = {
     "Batches": "data.batches",
+    "Checkpoints": "checkpoints.settings",
     "Mean": "model.terms",
     "Objective": "model.objective",
     "Step": "steps",

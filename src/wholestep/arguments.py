@@ -8,6 +8,7 @@ import numpy as np
 from keras.optimizers import Optimizer
 
 from wholestep import tree
+from wholestep.checkpoints.settings import Checkpoints
 from wholestep.data.batches import Batches
 from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.errors import BatchError, SpecificationError, message
@@ -268,3 +269,16 @@ def check_weighting(class_weight: object, sample_weight: Tree) -> None:
     if class_weight is not None and sample_weight is not None:
         must = "class_weight and sample_weight cannot both be given."
         raise SpecificationError(message(must, "both", "multiply them into sample_weight."))
+
+
+def check_saves_steps(asked: Checkpoints | None) -> None:
+    """Refuse what checkpoints of a loop of one's own cannot do."""
+    if asked is not None and asked.keep_best is not None:
+        must = "keep_best needs the logs of an epoch, which fit has."
+        raise SpecificationError(message(must, "keep_best for steps", "trainer.save(path) where a step was good."))
+
+
+def check_restores(only: object) -> None:
+    """Refuse a part of a checkpoint that cannot be restored alone."""
+    if only not in (None, "weights"):
+        raise SpecificationError(message("only must be 'weights'.", repr(only), "leave it out to restore all."))

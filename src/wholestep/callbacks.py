@@ -34,7 +34,7 @@ class Hooks:
     """The hooks of a batch, told once for so many batches (`steps_per_execution`), as Keras tells them."""
 
     def __init__(self, each: int, begin: Callable, end: Callable):
-        self.each = self.left = each
+        self.each = each
         self._begin, self._end = begin, end
         self._open: tuple | None = None
 
@@ -46,14 +46,13 @@ class Hooks:
     def end(self, step: int, logs: dict | None) -> None:
         """Tell that a batch has ended, if it is the last of several."""
         self._open = step - step % self.each + self.each - 1, logs
-        self.left = self._open[0] - step
-        if self.left == 0:
+        if step == self._open[0]:
             self.close()
 
     def close(self) -> None:
         """Tell the end of several batches that are fewer than the others."""
         if self._open is not None:
-            last, self._open, self.left = self._open, None, self.each
+            last, self._open = self._open, None
             self._end(*last)
 
 
@@ -156,10 +155,15 @@ class CallbackRunner:
             if i is not None:
                 _put_back(callback, left.pop(i)[1])
 
+    def left(self, step: int) -> int:
+        """Return how many updates, from this one on, may be carried out before the callbacks are told."""
+        return self.each - step % self.each
+
     @property
-    def left(self) -> int:
-        """How many updates may follow before the callbacks are told."""
-        return self._train.left
+    def unknown(self) -> list[str]:
+        """The callbacks of the user's own of which nobody knows a state: they start anew where a run goes on."""
+        own = [c for c in self.callbacks.callbacks if not type(c).__module__.startswith("keras.")]
+        return [type(c).__name__ for c in own if not hasattr(c, "get_state") and not _known_attributes(c)]
 
     def _looks_at(self, *hooks: str) -> bool:
         """Whether a callback has one of these hooks; the progress bar, which has, may be told late."""
@@ -173,9 +177,12 @@ class CallbackRunner:
 
 
 def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    names = {name for kind in _KEPT if isinstance(callback, kind) for name in _KEPT[kind]}
-    own = {name: getattr(callback, name) for name in sorted(names) if hasattr(callback, name)}
+    own = {name: getattr(callback, name) for name in _known_attributes(callback) if hasattr(callback, name)}
     return {**own, **({"own": callback.get_state()} if hasattr(callback, "get_state") else {})}
+
+
+def _known_attributes(callback: keras.callbacks.Callback) -> list[str]:
+    return sorted({name for kind in _KEPT if isinstance(callback, kind) for name in _KEPT[kind]})
 
 
 def _put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
@@ -184,6 +191,19 @@ def _put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None
     for name, value in state.items():
         if name != "own":
             setattr(callback, name, value)
+
+
+def refuse_backup(callbacks: Callbacks) -> None:
+    """Refuse a callback that would say as well in which epoch a run goes on.
+
+    Raises:
+        SpecificationError: as said.
+    """
+    ready = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
+    known = keras.tree.flatten(callbacks or []) if ready is None else ready.callbacks
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in known):
+        must = "Either checkpoints or BackupAndRestore says where a run goes on."
+        raise SpecificationError(message(must, "both", "leave BackupAndRestore out: a checkpoint holds more."))
 
 
 def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:

@@ -1,6 +1,7 @@
 """`evaluate` and `predict`: a data set gone through in evaluation mode, and what watches it told."""
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,14 +16,26 @@ from wholestep.run import Run
 from wholestep.tree import Tensor
 
 
-def run_evaluation(executor: Executor, run: Run, through: Pass, steps: int | None, watch: CallbackRunner) -> dict:
-    """Return the logs over `steps` batches (None: all)."""
+def run_evaluation(
+    executor: Executor,
+    run: Run,
+    through: Pass,
+    steps: int | None,
+    watch: CallbackRunner,
+    look: Callable[[], None] = lambda: None,
+) -> dict:
+    """Return the logs over `steps` batches (None: all).
+
+    Args:
+        look: called between any two dispatches; what it raises ends the evaluation.
+    """
     told, at, logs = watch.callbacks, through.run, None
     executor.model.stop_evaluating = False
     told.on_test_begin()
     executor.begin_evaluation(through)
     size = (lambda: 1) if through.look.one_by_one else (lambda: MOST_UPDATES)
     for found, block in through.updates(executor.evaluation, steps, size, lambda: watch.test.begin(at.number)):
+        look()
         logs = partial(executor.show_evaluation, found, block)
         watch.test.end(at.number - 1, logs() if watch.has_test_hooks else None)
         if executor.model.stop_evaluating:

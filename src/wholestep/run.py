@@ -8,10 +8,12 @@ from typing import Any, Protocol, TypeVar
 import keras
 import numpy as np
 
+from wholestep.checkpoints.data import check_goes_on, go_to, note
 from wholestep.checkpoints.place import DataPlace, Keeps, Place
 from wholestep.checkpoints.snapshot import Snapshot, put_together, taken_apart
 from wholestep.data.batches import Batches
 from wholestep.data.block import Block
+from wholestep.data.facts import layout_of
 from wholestep.data.feed import Feed
 from wholestep.dispatch.repeat import EPOCH
 from wholestep.errors import SpecificationError, message
@@ -20,6 +22,7 @@ from wholestep.reports.layout import ReportLayout
 from wholestep.state import State, Variables
 
 Sent = TypeVar("Sent", covariant=True)
+Copied = Callable[[str, np.ndarray], np.ndarray]
 
 
 @dataclass
@@ -106,8 +109,8 @@ class Run:
 
     def _note_data(self) -> None:
         if self._batches is not None:
-            (epoch, step), num = self._batches.position, self._batches.num_batches
-            self.data.position, self.data.num_batches = (epoch, step), num
+            note(self.data, self._batches)
+            epoch, step = self.data.position
             self.epochs = max(self.epochs, epoch + (step > 0))
 
     def put_back_also(self, snapshot: Snapshot) -> None:
@@ -120,7 +123,7 @@ class Run:
         """Let the call stand at the beginning of an epoch."""
         self.place = Place(self.place.call, epoch, began=position[0])
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, copied: Copied = lambda name, array: np.array(array)) -> Snapshot:
         """Return where the training stands. Waits for the device.
 
         Arrays are the parameters ("params/0", ...), the optimizer's variables ("slots/..."), moving statistics, seeds
@@ -128,6 +131,9 @@ class Run:
         JSON. A snapshot may be taken between calls, between two steps, after a failure, and in any hook of a callback.
         In the hooks of a batch, the callbacks after this one in the list have not been told of the batch: let this one
         be the last.
+
+        Args:
+            copied: returns a copy of a value that is to be kept, by its name.
 
         Raises:
             SpecificationError: nothing has been trained yet, or the model has been compiled since.
@@ -142,10 +148,11 @@ class Run:
             raise SpecificationError(message(must, "a trainer that has not trained", "take it after the first update."))
         self._note_data()
         groups = groups_of(self.variables)
-        arrays = {f"{k}/{i}": np.array(_numbers(v)) for k, held in groups.items() for i, v in enumerate(held)}
+        # The groups first: to read a variable brings the state up to date.
+        arrays = {f"{k}/{i}": copied(f"{k}/{i}", _numbers(v)) for k, held in groups.items() for i, v in enumerate(held)}
         # What Keras' metrics show is another's, where an evaluation has been in between.
         for name, held in (("sums", self.state.sums), ("running", self.state.metrics)):
-            arrays |= {f"{name}/{i}": np.array(_numbers(each)) for i, each in enumerate(held)}
+            arrays |= {f"{name}/{i}": copied(f"{name}/{i}", _numbers(each)) for i, each in enumerate(held)}
         facts = {
             "format": 1,
             "number": self.number,
@@ -213,37 +220,14 @@ class Run:
         if snapshot is None or not self.place.call:
             if not are_given:
                 batches.seek(self.epochs)
-            elif snapshot is not None and batches.num_batches == self.data.num_batches:
-                self._go_to_data(batches)
+            elif snapshot is not None and layout_of(batches) == self.data.layout:
+                check_goes_on(self.place, self.data, self.place.call, batches)
+                go_to(self.data, batches)
             self.restored, self.place, self.data = None, Place(call), DataPlace()
             return None
-        if self.place.call != call:
-            must = f"A run that was left inside of {self.place.call} goes on with {self.place.call}."
-            attempt = f"call {self.place.call} with the arguments it had, or restore(snapshot, goes_on=False)."
-            raise SpecificationError(message(must, call, attempt))
-        if batches.num_batches != self.data.num_batches:
-            must = "A run goes on with the data that it had."
-            received = f"{batches.num_batches} batches an epoch, {self.data.num_batches} before"
-            raise SpecificationError(message(must, received, "pass the same data, in batches of the same size."))
-        self._go_to_data(batches)
+        check_goes_on(self.place, self.data, call, batches)
+        go_to(self.data, batches)
         return snapshot
-
-    def _go_to_data(self, batches: Batches) -> None:
-        """Let the batches stand where they were; a later call goes on by itself.
-
-        Raises:
-            SpecificationError: they come one after the other, and some have been used.
-        """
-        if batches.position == self.data.position:
-            return
-        if batches.position == (0, 0):
-            batches.run_forward(*self.data.position)
-        elif not batches.is_ready:
-            batches.seek(*self.data.position)
-        else:
-            must = "Ready-made batches run forward to where they were from their beginning."
-            received = f"batches that stand at {batches.position}, to go on at {self.data.position}"
-            raise SpecificationError(message(must, received, "open the data anew."))
 
 
 def groups_of(variables: Variables) -> dict[str, list[keras.Variable]]:
@@ -270,7 +254,7 @@ def updates(
     size: Callable[[], int],
     *,
     once: bool = False,
-    before: Callable[[], None] = lambda: None,
+    before: Callable[[], bool | None] = lambda: None,
     looks: bool = False,
 ) -> Generator[Sent, None, None]:
     """Carry out the updates that a feed yields; yield what tells of each block as soon as the block is sent.
@@ -281,11 +265,12 @@ def updates(
         num: how many updates (None: to the end of the epoch).
         size: how many may go in the next dispatch.
         once: whether they end with the epoch in any case.
-        before: called before a block is sent.
+        before: called before a block is sent, where the run may be taken out; False ends the loop.
         looks: whether somebody may look at the state after each block.
     """
     for block in feed.blocks(num, size, once=once, looks=looks):
-        before()
+        if before() is False:
+            return
         sent = line.send(run, feed, block)
         run.place.done += block.num
         yield sent

@@ -9,11 +9,14 @@ import keras
 
 from wholestep import arguments
 from wholestep.callbacks import CallbackRunner
+from wholestep.checkpoints.saver import Saver
+from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import Snapshot, leaves_of, put
+from wholestep.checkpoints.unsaved import Unsaved
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.leaves import is_nest_of_arrays, without_none
-from wholestep.engines import scope
+from wholestep.engines import num_processes, scope
 from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
 from wholestep.model import compiled
@@ -165,13 +168,47 @@ class Setup:
         if executor is not None and optimizer is not None and optimizer.built:
             executor.put_back(self.run, snapshot)
         elif self.model.built:
-            slots = optimizer.variables if optimizer is not None and optimizer.built else []
-            held = Variables(self.model.trainable_variables, slots, self.model.non_trainable_variables, [])
-            groups = {name: variables for name, variables in groups_of(held).items() if variables}
+            groups = self._groups()
             for name, arrays in leaves_of(snapshot, groups).items():
                 put(arrays, groups.get(name, []))
             if executor is not None:  # which evaluates and predicts, and nothing more
                 self.run.restored = None
+
+    def _groups(self) -> dict[str, list[keras.Variable]]:
+        """Return the variables that are there by now, by what they are."""
+        optimizer = getattr(self.model, "optimizer", None)
+        slots = optimizer.variables if optimizer is not None and optimizer.built else []
+        held = Variables(self.model.trainable_variables, slots, self.model.non_trainable_variables, [])
+        return {name: variables for name, variables in groups_of(held).items() if variables}
+
+    def check_snapshot(self, snapshot: Snapshot) -> None:
+        """Refuse another model's snapshot, as far as the model is built.
+
+        Raises:
+            SpecificationError: as said; nothing has been changed.
+        """
+        if self.model.built:
+            leaves_of(snapshot, self._groups())
+
+    def check_weights(self, snapshot: Snapshot) -> None:
+        """Refuse the weights of another model.
+
+        Raises:
+            SpecificationError: as said; nothing has been changed.
+        """
+        if not self.model.built:
+            must = "A model must be built before it is given weights."
+            raise SpecificationError(message(must, "one that is not", "call it on a batch, or model.build(shape)."))
+        leaves_of(snapshot, self._weights())
+
+    def put_weights(self, snapshot: Snapshot) -> None:
+        """Let the model hold the weights of a snapshot, and nothing else change."""
+        groups = self._weights()
+        for name, arrays in leaves_of(snapshot, groups).items():
+            put(arrays, groups.get(name, []))
+
+    def _weights(self) -> dict[str, list[keras.Variable]]:
+        return {name: held for name, held in self._groups().items() if name in ("params", "buffers")}
 
     def _arrive(self) -> None:
         assert self.run.restored is not None
@@ -215,6 +252,20 @@ class Setup:
             self.run.findings.pads = pads
 
     # ---- around ----
+
+    def saver(self, asked: Checkpoints | None, call: str, batches: Batches) -> Saver | Unsaved:
+        """Return who saves the run while a call moves it.
+
+        Raises:
+            SpecificationError: there are several processes.
+        """
+        if asked is None:
+            return Unsaved()
+        if (num := num_processes()) > 1:
+            must = "Checkpoints are written by a run of one process."
+            attempt = "leave checkpoints out, and let keras.callbacks.ModelCheckpoint save the weights."
+            raise SpecificationError(message(must, f"{num} processes", attempt))
+        return Saver(asked, self.run, call, batches, self.check_snapshot)
 
     def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
         """Return what tells these callbacks of `steps` batches an epoch."""

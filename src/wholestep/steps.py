@@ -7,7 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from wholestep.checkpoints.place import Place
+from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.snapshot import Snapshot
+from wholestep.checkpoints.unsaved import Unsaved
 from wholestep.data.batches import Batches
 from wholestep.data.feed import Feed, Loaded
 from wholestep.executor import Executor
@@ -59,7 +61,13 @@ class Step:
 
 
 def run_steps(
-    executor: Executor, run: Run, batches: Batches, epochs: int, guard: Guard, resumed: Snapshot | None
+    executor: Executor,
+    run: Run,
+    batches: Batches,
+    epochs: int,
+    guard: Guard,
+    saver: Saver | Unsaved,
+    resumed: Snapshot | None,
 ) -> Iterator[Step]:
     """Carry out one update after the other, for a loop of the user's own.
 
@@ -67,8 +75,11 @@ def run_steps(
     the trainer there.
 
     Args:
+        saver: saves the run before the next update, when that is due: what the loop's body has changed is in.
         resumed: the snapshot in the middle of which the loop goes on, if any.
     """
+    if resumed is not None:
+        run.put_back_also(resumed)
     feed = executor.feed(run, batches)
     for epoch in range(run.place.epoch, epochs):
         with guard:
@@ -91,6 +102,9 @@ def run_steps(
                         if executor.was_moved(run):
                             _check_applied(executor, run, feed, unread, 0)
                             executor.applied.recount(run)
+                        if saver.is_due:
+                            _check_applied(executor, run, feed, unread, 0)
+                            saver.save()
                         report = next(sent, None)
                         _check_applied(executor, run, feed, unread, 0 if report is None else _MOST_UNREAD)
                     if report is None:

@@ -1,16 +1,21 @@
 """Trainer: `fit`, `evaluate`, `predict`, and the user's own loop. Every argument is checked here."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from wholestep import arguments
+from wholestep.checkpoints.by_hand import read_one, save_once
+from wholestep.checkpoints.facts import facts_of
+from wholestep.checkpoints.settings import Checkpoints
 from wholestep.data.batches import Batches
 from wholestep.evaluate import Look
 from wholestep.executor import Executor
 from wholestep.explain import explain
-from wholestep.fit import Epochs, Validation, fit
+from wholestep.fit import Epochs, Validation, Watching, fit
 from wholestep.model import compiled
 from wholestep.model.objective import Objective
 from wholestep.passes import run_evaluation, run_prediction
@@ -106,12 +111,16 @@ class Trainer:
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
         validation_freq: Any = 1,
+        checkpoints: Checkpoints | Path | str | None = None,
     ) -> keras.callbacks.History:
         """Train for `epochs` epochs, with the arguments, callbacks and History of `keras.Model.fit`.
 
         The order of the rows goes on from call to call; `initial_epoch` begins with the rows of that epoch, also of
         `Batches` that stand elsewhere. An iterator that ends before the last epoch ends the run with a warning; as
         validation data its batches are kept on the host, and are the same after every epoch.
+
+        Args:
+            checkpoints: a folder, or `Checkpoints`: where the training saves itself, and from where it goes on.
 
         Returns:
             The History: each epoch's loss and metrics. The loss of an epoch is the sum of all weighted values over the
@@ -120,6 +129,7 @@ class Trainer:
         Raises:
             BatchError: the data cannot make an update.
             NonFiniteError: a loss or gradient was not finite; that update was not applied.
+            CheckpointError: a checkpoint could not be written, or none could be read.
         """
         given = Given(x, y, sample_weight, batch_size, shuffle, class_weight)
         asked = Epochs(epochs, initial_epoch, steps_per_epoch)
@@ -128,10 +138,13 @@ class Trainer:
         )
         asked.check()
         validation.check()
+        watching = Watching(callbacks, verbose, Checkpoints.of(checkpoints))
         with self._guard:
-            return fit(self._setup, given, asked, validation, callbacks, verbose)
+            return fit(self._setup, given, asked, validation, watching)
 
-    def steps(self, data: Tree, epochs: int = 1) -> Iterator[Step]:
+    def steps(
+        self, data: Tree, epochs: int = 1, *, checkpoints: Checkpoints | Path | str | None = None
+    ) -> Iterator[Step]:
         """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
 
         The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
@@ -142,6 +155,8 @@ class Trainer:
         Args:
             data: `Batches`, or whatever they take (then in batches of 32, in the order of the trainer's next epoch).
             epochs: how many epochs of the data, from where they stand.
+            checkpoints: as for `fit`. The run is saved before the next update, with what the loop has changed; a loop
+                that is left early saves nothing more.
 
         Yields:
             A `Step` for every update.
@@ -151,12 +166,17 @@ class Trainer:
                 with the update, so up to two steps later than it was yielded, unless its numbers were read.
         """
         arguments.check_epochs(epochs=epochs)
+        asked, are_given = Checkpoints.of(checkpoints), isinstance(data, Batches)
+        arguments.check_saves_steps(asked)
         batches = self._setup.ready_batches(data)
-        with self._guard:
-            executor = self._setup.executor_to_train(batches)
-            executor.be_quiet(False)
-        with self.run.under_way("steps", batches, are_given=isinstance(data, Batches)) as resumed:
-            yield from run_steps(executor, self.run, batches, epochs, self._guard, resumed)
+        with self._setup.saver(asked, "steps", batches) as saver:
+            with self._guard:
+                executor = self._setup.executor_to_train(batches)
+                executor.be_quiet(False)
+                saver.open(executor, [])
+            with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
+                yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
+                saver.finish()
         self._setup.finish()
 
     def update(self, batch: Tree) -> Mapping[str, Any]:
@@ -231,6 +251,38 @@ class Trainer:
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, Look(True, are_whole, watch.has_predict_hooks))
             return run_prediction(executor, self.run, through, steps, watch)
+
+    # ---- checkpoints ----
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write a checkpoint of the run as it stands into a folder, and return the checkpoint's own folder.
+
+        May be called between calls, between two steps, and by callbacks. Waits until all is written and verified.
+
+        Raises:
+            SpecificationError: nothing has been trained yet.
+            CheckpointError: it could not be written.
+        """
+        return save_once(path, self.run, {} if self.executor is None else facts_of(self.executor))
+
+    def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
+        """Go on from a checkpoint: the model has its values, and the next `fit` or `steps` goes on where it was taken.
+
+        Args:
+            path: a folder of checkpoints, of which the newest good one is taken, or one checkpoint's own folder.
+            only: "weights" puts back the model's weights and seeds, and nothing else.
+
+        Raises:
+            CheckpointError: there is none, or none is good.
+            SpecificationError: it is another model's; nothing has been changed.
+        """
+        arguments.check_restores(only)
+        with self._guard:
+            found = read_one(path, self._setup.check_weights if only else self._setup.check_snapshot)
+            if only:
+                self._setup.put_weights(found.snapshot)
+            else:
+                self.run.restore(found.snapshot)
 
     def explain(self) -> str:
         """Return how updates are carried out, in plain words. Complete once one has been."""

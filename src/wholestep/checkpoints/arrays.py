@@ -76,6 +76,11 @@ def check_dtype(name: str, dtype: np.dtype) -> str:
     return found
 
 
+def dtype_of(name: str) -> np.dtype:
+    """Return numpy's dtype for what it is called in a file."""
+    return _DTYPES[name]
+
+
 def shared_out(arrays: Mapping[str, np.ndarray]) -> list[list[str]]:
     """Return which arrays go in which file, in their order.
 

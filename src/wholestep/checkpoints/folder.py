@@ -18,7 +18,7 @@ import numpy as np
 
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import manifest as manifests
-from wholestep.checkpoints.files import check_room, create, remove, sync_folder, write_all
+from wholestep.checkpoints.files import Lock, check_room, create, remove, sync_folder, write_all
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.errors import CheckpointError, SpecificationError, message
 
@@ -26,6 +26,7 @@ Arrays = Mapping[str, np.ndarray]
 Facts = Mapping[str, Any]
 
 _STEP = re.compile(r"step-(\d{8,18})")
+_REPLACED = ".replaced-"
 _ROOM = 1 << 16  # bytes beside the arrays
 
 
@@ -68,14 +69,32 @@ class Folder:
 
     # ---- writing ----
 
+    def lock(self) -> Lock:
+        """Return the lock of the folder, which is made if there is none.
+
+        Raises:
+            CheckpointError: somebody else holds the lock, or the folder cannot be written to.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return Lock(self.folder)
+        except OSError as error:
+            must = f"Checkpoints need a folder that can be written to: {self.folder}."
+            raise CheckpointError(message(must, error.strerror or error, "another folder.")) from error
+
     def write(
         self,
         step: int,
         arrays: Mapping[str, np.ndarray],
         facts: Mapping[str, Any],
         rest: Mapping[str, Any] | None = None,
+        *,
+        replaces: bool = False,
     ) -> Path:
         """Write the checkpoint of a step, and return its folder once it has been read back and verified.
+
+        Args:
+            replaces: whether it takes the place of one of this step.
 
         Raises:
             CheckpointError: it could not be written, or is there; the others are as they were.
@@ -84,10 +103,14 @@ class Folder:
         check_room(self.folder, sum(array.nbytes for array in arrays.values()) + _ROOM)
         new, path = self.folder / f".new-{uuid.uuid4().hex[:12]}", self.path(step)
         try:
-            if path.exists():
+            if path.exists() and not replaces:
                 raise FileExistsError(17, "there is one of this step already", str(path))
             new.mkdir()
             self._fill(new, Manifest(step, [], [], dict(facts), dict(rest or {})), arrays)
+            if path.exists():
+                os.rename(
+                    path, self.folder / f"{_REPLACED}{step:08d}"
+                )  # whoever comes next puts it back, or removes it
             os.rename(new, path)
         except OSError as error:
             remove(new)
@@ -100,6 +123,7 @@ class Folder:
             raise
         sync_folder(self.folder)
         self.verify(step)
+        remove(self.folder / f"{_REPLACED}{step:08d}")
         return path
 
     def _fill(self, new: Path, manifest: Manifest, arrays: Arrays) -> None:
@@ -115,6 +139,9 @@ class Folder:
 
     def clear(self) -> None:
         """Remove what writers left that were stopped. Only whoever holds the lock may."""
+        for path in self.folder.glob(f"{_REPLACED}*"):
+            home = self.folder / f"step-{path.name.removeprefix(_REPLACED)}"
+            remove(path) if home.exists() else os.rename(path, home)
         for path in [*self.folder.glob(".new-*"), *self.folder.glob(".old-*")]:
             remove(path)
 
@@ -168,16 +195,37 @@ class Folder:
         return manifest, arrays
 
     def newest(
-        self, check: Callable[[Manifest], None] = lambda manifest: None
+        self,
+        check: Callable[[Manifest], None] = lambda manifest: None,
+        tell: Callable[[int, str], object] | None = None,
     ) -> Iterator[tuple[Manifest, dict[str, np.ndarray]]]:
-        """Yield checkpoints that have been verified, newest first; damaged ones are set aside on the way."""
+        """Yield checkpoints that have been verified, newest first.
+
+        Args:
+            check: as of `read`.
+            tell: is told of damaged ones, and why; None if they are to be set aside.
+        """
+        tell = tell or self.set_aside
         for step in self.steps():
             try:
                 found = self.read(step, check)
             except CheckpointError as error:
-                self.set_aside(step, str(error))
+                if self.path(step).exists():  # its writer may have removed it meanwhile
+                    tell(step, str(error))
                 continue
             yield found
+
+    def check_any(self) -> None:
+        """Refuse to begin where nothing is left but what has been set aside.
+
+        Raises:
+            CheckpointError: as said.
+        """
+        if self.bad() and not self.steps():
+            names = ", ".join(path.name for path in self.bad())
+            must = f"One checkpoint in {self.folder} at least must be good."
+            attempt = "look at their why.json; to begin anew, move them away, or choose another folder."
+            raise CheckpointError(message(must, f"{names} alone", attempt))
 
     def set_aside(self, step: int, why: str) -> Path:
         """Keep a damaged checkpoint under a name that nobody reads, with the reason."""

@@ -45,14 +45,16 @@ class DataPlace:
         position: the epoch and the number of the next batch in it.
         largest: by the shapes of a row, the most rows that a ready-made batch has had.
         num_batches: the batches of an epoch, if that is known.
+        layout: which rows make which batch, in words; see `wholestep.data.facts`.
     """
 
     position: tuple[int, int] = (0, 0)
     largest: dict[str, int] = field(default_factory=dict)
     num_batches: int | None = None
+    layout: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_json(cls, facts: dict[str, Any]) -> "DataPlace":
         """Return what was made JSON of."""
         epoch, step = facts["position"]
-        return cls((int(epoch), int(step)), facts["largest"], facts["num_batches"])
+        return cls((int(epoch), int(step)), facts["largest"], facts["num_batches"], facts["layout"])

@@ -85,7 +85,17 @@ def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) ->
             received = "; ".join(differing) or f"{len(given)} in the snapshot, {len(known)} here"
             must = f"A snapshot must be of the same model and optimizer ({name})."
             raise SpecificationError(message(must, received, "build and compile them as they were."))
+        for variable, array in zip(variables, kept[name], strict=False):
+            _check_fits(variable, array)
     return kept
+
+
+def _check_fits(variable: keras.Variable, array: np.ndarray) -> None:
+    """Refuse whole numbers that a variable cannot hold: engines keep seeds and counters in integers of other sizes."""
+    dtype = _dtype(variable)
+    if dtype != array.dtype and dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array):
+        must = f"{variable.path} must hold the numbers that it held."
+        raise SpecificationError(message(must, f"{array.dtype} numbers beyond {dtype}", "go on with the same engine."))
 
 
 def put(kept: list[np.ndarray], variables: list[keras.Variable]) -> None:

@@ -37,3 +37,12 @@ def scope(model: keras.Model) -> AbstractContextManager:
     """Return the context in which the variables of a model are made, as `keras.Model.fit` makes them."""
     strategy = getattr(model, "distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()
+
+
+def num_processes() -> int:
+    """Return how many processes make every update of a run together."""
+    if keras.backend.backend() != "jax":
+        return 1
+    from wholestep.processes import group
+
+    return group.connect().count

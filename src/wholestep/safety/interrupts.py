@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM, held back for the moment in which they would leave something half done."""
 
+import contextlib
 import importlib
 import signal
 import threading
@@ -70,3 +71,45 @@ def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
     >>> before = signal.signal(signal.SIGINT, before)
     """
     return _Held(twice)
+
+
+class Termination:
+    """Takes note of a first SIGTERM for as long as a block lasts. A second one means what it meant before the block.
+
+    Signals come to the main thread; in another one, nothing is taken note of.
+
+    >>> before = signal.signal(signal.SIGTERM, lambda *_: print("terminated"))
+    >>> with Termination() as termination:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     print(termination.has_come)
+    ...     signal.raise_signal(signal.SIGTERM)
+    True
+    terminated
+    >>> before = signal.signal(signal.SIGTERM, before)
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self._before: Callable | int | None = None
+        self._lasts = False
+
+    def __enter__(self) -> "Termination":
+        if threading.current_thread() is threading.main_thread():
+            self._before, self._lasts = signal.getsignal(signal.SIGTERM), True
+            if self._before is None:  # set by another language, and not to be put back
+                self._lasts = False
+            else:
+                signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        lasts, self._lasts = self._lasts, False
+        if lasts and signal.getsignal(signal.SIGTERM) == self._note:
+            with contextlib.suppress(ValueError):  # a generator may be closed by another thread
+                signal.signal(signal.SIGTERM, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+        if not self._lasts:  # the block is over, and whoever left it could not put the handler back
+            signal.raise_signal(signal.SIGTERM)
+        self.has_come = True

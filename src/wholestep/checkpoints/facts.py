@@ -1,0 +1,74 @@
+"""The circumstances of a training, as its checkpoints tell them: what may change the bits from here on."""
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from wholestep.errors import SpecificationError, message
+from wholestep.executor import Executor
+
+_NO_MATTER = ("script",)
+
+
+def facts_of(executor: Executor) -> dict[str, Any]:
+    """Return versions, engine, devices, replicas, and what was said of how updates are carried out."""
+    options = executor.options
+    packages = ("wholestep", "keras", "numpy", executor.engine.name)
+    return {
+        **{package: _version(package) for package in packages},
+        "engine": executor.engine.name,
+        "machine": platform.machine(),
+        "devices": ", ".join(sorted({device.split(":")[0] for device in keras.distribution.list_devices()})),
+        "replicas": executor.engine.num_replicas,
+        "microbatch size": options.microbatch_size,
+        "memory limit": options.memory_limit,
+        "XLA": options.jit_compile,
+        "float policy": f"{keras.config.dtype_policy().name}, {keras.config.floatx()}",
+        "script": Path(sys.argv[0]).name,
+    }
+
+
+def differences(before: dict[str, Any], here: dict[str, Any]) -> str:
+    """Return what is otherwise than it was, in words, and what that means; nothing if all is the same.
+
+    >>> differences({"replicas": 1, "jax": "0.9"}, {"replicas": 2, "jax": "0.9"})
+    'replicas 2 (1 before): from here not bit for bit'
+    >>> differences({"script": "a.py"}, {"script": "b.py"})
+    'script b.py (a.py before)'
+    """
+    names = [name for name in here if name in before and before[name] != here[name]]
+    words = ", ".join(f"{name} {here[name]} ({before[name]} before)" for name in names)
+    return f"{words}: from here not bit for bit" if set(names).difference(_NO_MATTER) else words
+
+
+def direction(executor: Executor, keep_best: tuple | None) -> str:
+    """Return whether less or more of the number is better by which checkpoints are kept: "min" or "max".
+
+    Raises:
+        SpecificationError: neither the user nor Keras says.
+    """
+    name, _, mode = (*(keep_best or ("loss", 1)), "auto")[:3]
+    bare = name.removeprefix("val_")
+    known = [*executor.metrics, *(m for metric in executor.model.metrics for m in _inside(metric))]
+    ways = [metric._direction for metric in known if metric.name == bare and hasattr(metric, "_direction")]
+    if mode != "auto":
+        return mode
+    if bare != "loss" and not ways:
+        must = "keep_best must say whether less or more is better, where Keras does not know."
+        raise SpecificationError(message(must, name, f'("{name}", 1, "max"), or "min".'))
+    return "max" if ways and ways[0] == "up" else "min"
+
+
+def _inside(metric: keras.metrics.Metric) -> list[keras.metrics.Metric]:
+    return [metric, *getattr(metric, "metrics", [])]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,132 @@
+"""What a user says of checkpoints: where, how often, and which ones stay."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.place import Keeps
+from wholestep.checkpoints.retention import best_first, values_of
+from wholestep.errors import CheckpointError, SpecificationError, message
+
+_MODES = ("auto", "min", "max")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where a training saves itself, how often, and what stays of it; for `fit` and `steps`.
+
+    A checkpoint is the whole run. Who calls `fit` or `steps` again with the same arguments, in another process too,
+    goes on from the newest one, with the same bits. One is also written at the end, and when SIGTERM comes, which then
+    ends the process with exit code 143; Ctrl-C saves nothing. Checkpoints are written by a thread while training goes
+    on. Not in them: Python's and numpy's global random numbers.
+
+    Args:
+        folder: a local or network folder, made if it is missing. One run at a time writes to it.
+        every_steps: a checkpoint when the number of the last update is a multiple of this.
+        every_seconds: a checkpoint when so many seconds have gone by since the last one; None for no such.
+        keep: how many of the newest stay.
+        keep_best: (name, number) or (name, number, mode): so many epochs whose number of this name is best stay as
+            well, for `fit`: ("val_loss", 2). The mode is "min", "max", or "auto" for what Keras knows of the metric.
+        resume: whether the call goes on from the newest checkpoint; if not, the folder must have none.
+        also: what goes with the run besides, by name: objects with `get_state()`, which returns nested numbers, words
+            and arrays, and `set_state(state)`.
+
+    Raises:
+        SpecificationError: a choice that cannot mean anything.
+
+    >>> import tempfile, keras, numpy as np, wholestep as ws
+    >>> x, y = np.arange(24, dtype="float32").reshape(8, 3), np.ones((8, 1), "float32")
+    >>> def fresh():
+    ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ...     model.compile("adam", "mse")
+    ...     return ws.Trainer(model)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first = fresh().fit(x, y, epochs=3, verbose=0, checkpoints=folder)
+    ...     ended = fresh().fit(x, y, epochs=3, verbose=0, checkpoints=folder)
+    ...     first.history == ended.history
+    True
+    """
+
+    folder: str | os.PathLike
+    _: KW_ONLY
+    every_steps: int | None = None
+    every_seconds: float | None = 600
+    keep: int = 3
+    keep_best: tuple[str, int] | tuple[str, int, str] | None = None
+    resume: bool = True
+    also: Mapping[str, Keeps] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike):
+            raise SpecificationError(message("folder must be a path.", repr(self.folder), '"runs/a".'))
+        Folder(self.folder)
+        if self.every_steps is not None:
+            _check_count("every_steps", self.every_steps)
+        _check_count("keep", self.keep)
+        seconds = self.every_seconds
+        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0):
+            raise SpecificationError(message("every_seconds must be above 0.", repr(seconds), "600, or None."))
+        if seconds is not None and math.isnan(seconds):
+            raise SpecificationError(message("every_seconds must be a number.", "nan", "600, or None."))
+        if self.keep_best is not None:
+            _check_best(self.keep_best)
+        if not isinstance(self.resume, bool):
+            raise SpecificationError(message("resume must be True or False.", repr(self.resume), "leave it out."))
+        _check_also(self.also)
+
+    @classmethod
+    def of(cls, given: "str | os.PathLike | Checkpoints | None") -> "Checkpoints | None":
+        """Return what a call's argument `checkpoints` says: a path stands for all other choices as they are."""
+        return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint of the epoch whose number was best so far, as `keep_best` names it.
+
+        Raises:
+            SpecificationError: there is no `keep_best`.
+            CheckpointError: there is no such checkpoint.
+        """
+        if self.keep_best is None:
+            must = "The best checkpoint is the best by a number."
+            raise SpecificationError(message(must, "no keep_best", 'keep_best=("val_loss", 1).'))
+        folder = Folder(self.folder)
+        values = values_of(folder, self.keep_best[0])
+        ordered = best_first(values)
+        if not ordered:
+            must = f"The best checkpoint needs one that was saved at an epoch's end with {self.keep_best[0]}."
+            raise CheckpointError(message(must, f"none in {self.folder}", "train with keep_best."))
+        return folder.path(ordered[0])
+
+
+def _check_best(asked: object) -> None:
+    parts = asked if isinstance(asked, tuple | list) else ()
+    is_good = len(parts) in (2, 3) and isinstance(parts[0], str) and _is_count(parts[1])
+    if not is_good or (len(parts) == 3 and parts[2] not in _MODES):
+        must = "keep_best must be a name, a number of at least 1, and perhaps a mode (auto, min or max)."
+        raise SpecificationError(message(must, repr(asked), '("val_loss", 2).'))
+
+
+def _check_also(also: object) -> None:
+    if not isinstance(also, Mapping) or not all(isinstance(name, str) for name in also):
+        raise SpecificationError(message("also must be a dict of objects by name.", repr(also), '{"name": object}.'))
+    for name, held in also.items():
+        if name == "callbacks":
+            must = "The callbacks go with a run as they are."
+            raise SpecificationError(message(must, "also={'callbacks': ...}", "another name."))
+        if not all(callable(getattr(held, verb, None)) for verb in ("get_state", "set_state")):
+            must = f"{name} must have get_state() and set_state(state)."
+            raise SpecificationError(message(must, type(held).__name__, "give its class these two methods."))
+
+
+def _check_count(name: str, value: object) -> None:
+    if not _is_count(value):
+        must = f"{name} must be a whole number of at least 1."
+        raise SpecificationError(message(must, repr(value), f"{name}=100, or leave it out."))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

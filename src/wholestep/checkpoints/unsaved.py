@@ -1,0 +1,40 @@
+"""A call without checkpoints."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from wholestep.checkpoints.place import Keeps
+from wholestep.executor import Executor
+
+
+class Unsaved:
+    """What `Saver` is, for a call without checkpoints."""
+
+    also: Mapping[str, Keeps] = {}
+    is_due = False
+
+    def left(self) -> int:
+        """Return how many updates may go by before a boundary must be met."""
+        return sys.maxsize
+
+    def open(self, executor: Executor, unknown: list[str]) -> None:
+        """Say from where the run goes on."""
+
+    def save(self) -> None:
+        """Save the run."""
+
+    def end_epoch(self, logs: Mapping[str, Any]) -> None:
+        """Save the run, if that is due."""
+
+    def look(self) -> None:
+        """Look whether the process is to end."""
+
+    def finish(self) -> None:
+        """Save the run at the end of its call."""
+
+    def __enter__(self) -> "Unsaved":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,44 @@
+"""What describes data in short words, so that whoever goes on with them later knows them again."""
+
+import numpy as np
+import xxhash
+
+from wholestep import tree
+from wholestep.data.batches import Batches
+from wholestep.data.sampler import FixedSize
+from wholestep.data.source import BatchStream
+
+
+def layout_of(batches: Batches) -> dict[str, str]:
+    """Return what says which rows make which batch: their number, the rule, the order. Reads no rows.
+
+    >>> layout_of(Batches({"x": np.zeros((10, 2), "float32")}, 4, seed=7))["rows"]
+    '10 rows, 4 in a batch, seed 7'
+    """
+    told = {"source": type(batches.source).__name__, "batches in an epoch": str(batches.num_batches)}
+    if batches.arrays is not None:
+        for name, leaf in tree.named_leaves(batches.arrays):
+            told[name] = f"{'x'.join(map(str, leaf.shape))} {leaf.dtype}"
+    if isinstance(batches.source, BatchStream):
+        return told
+    sampler = batches.sampler
+    if isinstance(sampler, FixedSize):
+        order = sampler.order
+        rule = f"seed {order.seed}" if order.shuffle else "in their own order"
+        told["rows"] = f"{order.num_rows} rows, {sampler.size} in a batch, {rule}"
+    if batches.shapes:
+        told["shapes"] = ", ".join("x".join(map(str, shape)) for shape in batches.shapes)
+    told["order"] = _digest(b"".join(batches.rows(epoch, 0).tobytes() for epoch in (0, 1)))
+    return told
+
+
+def content_of(batches: Batches) -> dict[str, str]:
+    """Return a digest of each array that the data are; none where rows are loaded, as they may be made anew."""
+    if batches.arrays is None:
+        return {}
+    leaves = [(name, leaf) for name, leaf in tree.named_leaves(batches.arrays) if leaf.dtype != object]
+    return {name: _digest(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data) for name, leaf in leaves}
+
+
+def _digest(content: bytes | memoryview) -> str:
+    return xxhash.xxh3_128_hexdigest(content)

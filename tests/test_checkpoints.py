@@ -1,0 +1,410 @@
+"""A run that is stopped anywhere goes on from its folder with the bits of the run that was never stopped."""
+
+import json
+import os
+import shutil
+import threading
+
+import keras
+import numpy as np
+import pytest
+from shares import on, share
+from test_snapshot import BATCHES, SIZE, SOURCES, Takes, X, Y, check_same_bits, leaves, made, rows, small
+
+import wholestep as ws
+from wholestep.checkpoints.folder import Folder
+
+HOW = {"batch_size": SIZE, "epochs": 3, "verbose": 0}
+LAST = 3 * BATCHES
+
+
+def steps_in(folder):
+    return sorted(Folder(folder).steps())
+
+
+def taken_from(folder, step, to):
+    """Return a folder of its own for one checkpoint."""
+    shutil.copytree(Folder(folder).path(step), Folder(to).path(step))
+    return to
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("wholestep-")]
+
+
+# ---- going on ----
+
+
+def saved_at_every_step(tmp_path, data, make, **how):
+    """Train and save after every update; return the trainer, its History, what its batches were told, the folder."""
+    trainer = ws.Trainer(make())
+    takes = Takes(trainer.run)
+    asked = ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
+    history = trainer.fit(*data(), callbacks=[takes], checkpoints=asked, **how)
+    return trainer, history, takes.told, tmp_path / "whole"
+
+
+@pytest.mark.parametrize("name", share(SOURCES))
+def test_fit_goes_on_from_every_checkpoint(name, tmp_path):
+    data, how = SOURCES[name]
+    how = {"epochs": 3, "verbose": 0, **how}
+    whole, history, told, folder = saved_at_every_step(tmp_path, data, small, **how)
+    assert steps_in(folder) == list(range(1, len(told) + 1))
+    other = ws.Trainer(small(seed=1))
+    wanted = range(1, len(told) + 1) if name == "arrays" else (2, BATCHES, BATCHES + 1, len(told))
+    for step in wanted:
+        again = Takes(other.run)
+        own = taken_from(folder, step, tmp_path / str(step))
+        resumed = other.fit(*data(), callbacks=[again], checkpoints=own, **how)
+        check_same_bits(leaves(whole.model), leaves(other.model))
+        assert (resumed.history, resumed.epoch) == (history.history, history.epoch)
+        assert again.told == told[step:]
+        assert steps_in(own)[-1] == len(told)
+
+
+def test_every_piece_of_state_goes_on_also_where_nobody_watches(tmp_path):
+    plain = ws.Trainer(made()).fit(X, Y, **HOW)
+    whole = ws.Trainer(made())
+    asked = ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
+    history = whole.fit(X, Y, checkpoints=asked, **HOW)
+    check_same_bits(leaves(plain.model), leaves(whole.model))  # the updates were cut otherwise into dispatches
+    other = ws.Trainer(made(seed=1))
+    for step in (BATCHES - 1, 2 * BATCHES + 3, LAST):
+        own = taken_from(tmp_path / "whole", step, tmp_path / str(step))
+        assert other.fit(X, Y, checkpoints=own, **HOW).history == history.history == plain.history
+        check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+@pytest.mark.parametrize("every", share([4, 5]))
+def test_checkpoints_come_when_they_are_asked_for(every, tmp_path):
+    asked = ws.Checkpoints(tmp_path, every_steps=every, keep=100)
+    ws.Trainer(small()).fit(X, Y, checkpoints=asked, **HOW)
+    assert steps_in(tmp_path) == [*range(every, LAST, every), LAST]
+
+
+def test_a_clock_may_ask_for_checkpoints(tmp_path, monkeypatch):
+    seconds = iter(range(10_000))
+    monkeypatch.setattr("wholestep.checkpoints.saver.time.monotonic", lambda: next(seconds))
+    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, every_seconds=1, keep=100), **HOW)
+    assert len(steps_in(tmp_path)) > 3
+
+
+def loop(trainer, folder=None, most=None, **asked):
+    """Carry out a loop that changes the learning rate in its body; return what its steps said."""
+    told = []
+    checkpoints = None if folder is None else ws.Checkpoints(folder, keep=100, **asked)
+    for step in trainer.steps(ws.Batches((X, Y), SIZE), epochs=2, checkpoints=checkpoints):
+        told.append((step.number, step.epoch, step.batch, step.loss, step.logs))
+        if step.number % 4 == 3:
+            trainer.model.optimizer.learning_rate = 0.5 / step.number
+        if step.number == most:
+            break
+    return told
+
+
+def test_a_loop_goes_on_with_what_its_body_has_changed(tmp_path):
+    plain = ws.Trainer(small())
+    told = loop(plain)
+    whole = ws.Trainer(small())
+    assert loop(whole, tmp_path / "whole", every_steps=1) == told
+    assert steps_in(tmp_path / "whole") == list(range(1, 2 * BATCHES + 1))
+    other = ws.Trainer(small(seed=1))
+    for step in steps_in(tmp_path / "whole"):
+        assert loop(other, taken_from(tmp_path / "whole", step, tmp_path / str(step))) == told[step:]
+        check_same_bits(leaves(plain.model), leaves(other.model))
+
+
+def test_restarts_may_follow_each_other(tmp_path):
+    told = loop(ws.Trainer(small()))
+    first = loop(ws.Trainer(small()), tmp_path, most=5, every_steps=2)
+    second = loop(ws.Trainer(small(1)), tmp_path, most=8, every_steps=1)
+    third = loop(ws.Trainer(small(2)), tmp_path)
+    assert [one[0] for one in second] == [5, 6, 7, 8]
+    assert [*first[:4], *second[:3], *third] == told
+
+
+def test_a_run_that_has_ended_goes_on_with_more_epochs(tmp_path):
+    history = ws.Trainer(small()).fit(X, Y, **HOW)
+    ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": 2})
+    more = ws.Trainer(small(1)).fit(X, Y, checkpoints=tmp_path, **HOW)
+    assert more.history == history.history
+    fewer = ws.Trainer(small(2))
+    assert fewer.fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": 1}).history == history.history
+    check_same_bits(leaves(more.model), leaves(fewer.model))
+
+
+def test_the_line_says_where_it_goes_on(tmp_path, capfd):
+    asked = ws.Checkpoints(tmp_path, every_steps=4, keep=10)
+    ws.Trainer(small()).fit(X, Y, checkpoints=asked, **HOW)
+    assert "goes on" not in capfd.readouterr().err
+    for file in Folder(tmp_path).path(LAST).glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+
+    class Mine(keras.callbacks.Callback):
+        pass
+
+    ws.Trainer(small(), microbatch_size=2).fit(X, Y, checkpoints=asked, callbacks=[Mine()], **HOW)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "goes on" in line]
+    assert "step-00000016, after update 16 (epoch 3, batch 4)" in line
+    assert f"set aside: bad-{LAST:08d}-1 (00000-of-00001-00.safetensors must have the digest" in line
+    assert "microbatch size 2 (auto before): from here not bit for bit" in line
+    assert "starts anew: Mine" in line
+    why = json.loads((tmp_path / f"bad-{LAST:08d}-1" / "why.json").read_text())
+    assert why["step"] == LAST
+    assert "digest" in why["why"]
+
+
+# ---- what is refused, before anything changes ----
+
+
+def test_no_run_goes_on_from_nothing_but_damage(tmp_path):
+    trainer = ws.Trainer(small())
+    trainer.fit(X, Y, checkpoints=tmp_path, **HOW)
+    before = leaves(trainer.model)
+    for file in tmp_path.glob("step-*/*"):
+        file.write_bytes(b"")
+    for match in ("manifest.json must have the digest", f"bad-{LAST:08d}-1 alone"):
+        with pytest.raises(ws.CheckpointError, match=match):
+            trainer.fit(X, Y, checkpoints=tmp_path, **HOW)
+    check_same_bits(before, leaves(trainer.model))
+
+
+def test_a_new_run_needs_an_empty_folder(tmp_path):
+    trainer = ws.Trainer(small())
+    asked = ws.Checkpoints(tmp_path, resume=False)
+    trainer.fit(X, Y, checkpoints=asked, **HOW)
+    with pytest.raises(ws.CheckpointError, match=r"in an empty folder\. Received: 1 checkpoints"):
+        trainer.fit(X, Y, checkpoints=asked, **HOW)
+
+
+OTHERS = {
+    "size": ((X, Y), {"batch_size": SIZE + 1}, "4 in a batch"),
+    "seed": ((X, Y), {"seed": 1}, "seed 0 before"),
+    "order": ((X, Y), {"shuffle": False}, "in their own order"),
+    "rows": ((X[:-1], Y[:-1]), {}, "21 rows"),
+    "content": ((X + 1, Y), {}, "batch"),
+    "kind": (rows(), {"batch_size": None}, "source: IndexedRows, and Arrays before"),
+}
+
+
+@pytest.mark.parametrize("name", share(OTHERS))
+def test_other_data_are_refused_by_what_differs(name, tmp_path):
+    ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+    data, how, match = OTHERS[name]
+    how, other = dict(how), small(seed=1)
+    trainer, before = ws.Trainer(other, seed=how.pop("seed", 0)), leaves(other)
+    with pytest.raises(ws.SpecificationError, match=match) as caught:
+        trainer.fit(*data, checkpoints=tmp_path, **HOW | how)
+    assert "with the data that it had" in str(caught.value)
+    check_same_bits(before, leaves(other))
+    assert trainer.run.restored is None
+    assert steps_in(tmp_path) == [LAST]
+
+
+def test_another_model_is_refused_before_anything_changes(tmp_path):
+    ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+    other = made()
+    before = leaves(other)
+    with pytest.raises(ws.SpecificationError, match="same model and optimizer"):
+        ws.Trainer(other).fit(X, Y, checkpoints=tmp_path, **HOW)
+    check_same_bits(before, leaves(other))
+    with pytest.raises(ws.SpecificationError, match="inside of fit goes on with fit"):
+        list(ws.Trainer(small()).steps(ws.Batches((X, Y), SIZE), checkpoints=tmp_path))
+
+
+@on("jax")
+def test_arguments_that_cannot_mean_anything_are_refused(tmp_path):
+    wrong = [
+        ({"folder": 3}, "folder must be a path"),
+        ({"folder": "gs://bucket"}, "file system"),
+        ({"every_steps": 0}, "every_steps must be a whole number"),
+        ({"every_steps": 2.0}, "every_steps must be a whole number"),
+        ({"every_seconds": -1}, "every_seconds must be above 0"),
+        ({"every_seconds": float("nan")}, "every_seconds"),
+        ({"keep": 0}, "keep must be a whole number"),
+        ({"keep_best": "val_loss"}, "keep_best must be a name"),
+        ({"keep_best": ("val_loss", 1, "least")}, "keep_best must be a name"),
+        ({"resume": "yes"}, "resume must be True or False"),
+        ({"also": {"mine": 3}}, r"mine must have get_state\(\) and set_state"),
+        ({"also": [1]}, "also must be a dict"),
+        ({"also": {"callbacks": Keeps()}}, "another name"),
+    ]
+    for how, match in wrong:
+        with pytest.raises(ws.SpecificationError, match=match):
+            ws.Checkpoints(**{"folder": tmp_path, **how})
+    trainer = ws.Trainer(small())
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    for callbacks in ([backup], keras.callbacks.CallbackList([backup], model=trainer.model)):
+        with pytest.raises(ws.SpecificationError, match="leave BackupAndRestore out"):
+            trainer.fit(X, Y, checkpoints=tmp_path, callbacks=callbacks, **HOW)
+    with pytest.raises(ws.SpecificationError, match="where Keras does not know"):
+        trainer.fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, keep_best=("val_thing", 1)), **HOW)
+    with pytest.raises(ws.SpecificationError, match="which fit has"):
+        list(trainer.steps((X, Y), checkpoints=ws.Checkpoints(tmp_path, keep_best=("loss", 1))))
+    with pytest.raises(ws.SpecificationError, match="no keep_best"):
+        _ = ws.Checkpoints(tmp_path).best
+    with pytest.raises(ws.SpecificationError, match="only must be"):
+        trainer.restore(tmp_path, only="slots")
+    with pytest.raises(ws.CheckpointError, match="restore needs a folder with a checkpoint"):
+        trainer.restore(tmp_path)
+
+
+def test_several_processes_are_told_that_they_cannot_yet(tmp_path, monkeypatch):
+    monkeypatch.setattr("wholestep.setup.num_processes", lambda: 2)
+    with pytest.raises(ws.SpecificationError, match=r"one process\. Received: 2"):
+        ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+    assert not os.listdir(tmp_path)
+
+
+def test_two_calls_do_not_write_to_one_folder(tmp_path):
+    trainer = ws.Trainer(small())
+    for step in trainer.steps((X, Y), checkpoints=tmp_path):
+        assert step.number == 1
+        with pytest.raises(ws.CheckpointError, match="One run at a time"):
+            ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+        with pytest.raises(ws.SpecificationError, match="inside of another call"):
+            trainer.fit(X, Y, checkpoints=tmp_path / "other", **HOW)
+    ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path / "other", **HOW)
+
+
+# ---- by hand ----
+
+
+def test_by_hand(tmp_path):
+    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    with pytest.raises(ws.SpecificationError, match="has begun"):
+        whole.save(tmp_path / "by hand")
+    told = []
+    for step in whole.steps(ws.Batches((X, Y), SIZE), epochs=2):
+        told.append((step.number, step.loss))
+        if step.number == 4:
+            path = whole.save(tmp_path / "by hand")
+    assert path == Folder(tmp_path / "by hand").path(4)
+    for named in (path, str(path.parent)):
+        other.restore(named)
+        rest = [(step.number, step.loss) for step in other.steps(ws.Batches((X, Y), SIZE), epochs=2)]
+        assert rest == told[4:]
+        check_same_bits(leaves(whole.model), leaves(other.model))
+    other.restore(path)
+    with pytest.raises(ws.CheckpointError, match=r"step 4 .*already"):
+        other.save(path.parent)
+
+
+def test_a_run_restored_by_hand_saves_where_nothing_newer_is(tmp_path):
+    whole = ws.Trainer(small())
+    history = whole.fit(X, Y, checkpoints=ws.Checkpoints(tmp_path / "a", every_steps=4, keep=9), **HOW).history
+    other = ws.Trainer(small(1))
+    other.restore(tmp_path / "a" / "step-00000008")
+    with pytest.raises(ws.SpecificationError, match=f"update 8, and step {LAST}"):
+        other.fit(X, Y, checkpoints=tmp_path / "a", **HOW)
+    assert other.fit(X, Y, checkpoints=tmp_path / "b", **HOW).history == history
+    check_same_bits(leaves(whole.model), leaves(other.model))
+    assert steps_in(tmp_path / "b") == [LAST]
+
+
+def test_weights_alone(tmp_path):
+    whole, other = ws.Trainer(made()), ws.Trainer(made(1))
+    whole.fit(X, Y, **HOW)
+    whole.save(tmp_path)
+    before = [np.asarray(v) for v in other.model.optimizer.variables]
+    other.restore(tmp_path, only="weights")
+    check_same_bits([np.asarray(v) for v in whole.model.variables], [np.asarray(v) for v in other.model.variables])
+    check_same_bits(before, [np.asarray(v) for v in other.model.optimizer.variables])
+    assert other.run.number == 0
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(ws.SpecificationError, match="must be built"):
+        ws.Trainer(unbuilt).restore(tmp_path, only="weights")
+    with pytest.raises(ws.SpecificationError, match="same model"):
+        ws.Trainer(small()).restore(tmp_path, only="weights")
+
+
+# ---- what stays, and what goes with a run ----
+
+
+class Keeps:
+    """Counts, and says how often."""
+
+    def __init__(self, count=0):
+        self.count = count
+
+    def get_state(self):
+        return {"count": self.count, "array": np.arange(self.count)}
+
+    def set_state(self, state):
+        assert len(state["array"]) == state["count"]
+        self.count = state["count"]
+
+
+def test_what_else_a_loop_has_goes_with_it(tmp_path):
+    for seed, most, expected in ((0, 5, 5), (1, None, 2 * BATCHES)):
+        trainer, counts = ws.Trainer(small(seed)), Keeps()
+        asked = ws.Checkpoints(tmp_path, every_steps=1, also={"counts": counts})
+        for step in trainer.steps(ws.Batches((X, Y), SIZE), epochs=2, checkpoints=asked):
+            counts.count += 1
+            if step.number == most:
+                break
+        assert counts.count == expected
+
+
+def test_what_else_a_fit_has_goes_with_it(tmp_path):
+    counts = Keeps(7)
+    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, also={"counts": counts}), **HOW)
+    again = Keeps()
+    ws.Trainer(small(1)).fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, also={"counts": again}), **HOW)
+    assert again.count == 7
+
+
+class Tells(keras.callbacks.Callback):
+    """Gives the logs of each epoch a number."""
+
+    def __init__(self, *numbers):
+        super().__init__()
+        self.numbers = numbers
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["good"] = self.numbers[epoch]
+
+
+def test_the_best_epochs_stay(tmp_path):
+    numbers = (0.5, 0.9, 0.9, float("nan"), 0.7, 0.1, 0.2)
+    asked = ws.Checkpoints(tmp_path, keep=1, keep_best=("good", 2, "max"))
+    how = HOW | {"epochs": len(numbers)}
+    ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[Tells(*numbers)], **how)
+    assert steps_in(tmp_path) == [2 * BATCHES, 3 * BATCHES, 7 * BATCHES]
+    assert asked.best == Folder(tmp_path).path(2 * BATCHES)
+    model = ws.Trainer(small(1))
+    model.restore(asked.best, only="weights")
+    plain = ws.Trainer(small()).fit(X, Y, **HOW | {"epochs": 2})
+    check_same_bits(plain.model.get_weights(), model.model.get_weights())
+
+
+def test_what_is_best_is_known_after_a_restart(tmp_path):
+    asked = ws.Checkpoints(tmp_path, keep=1, keep_best=("good", 1, "min"))
+    callbacks = [Tells(0.3, 0.1, 0.2, 0.4)]
+    for seed, epochs in ((0, 2), (1, 4)):
+        how = HOW | {"epochs": epochs}
+        ws.Trainer(small(seed)).fit(X, Y, checkpoints=asked, callbacks=callbacks, **how)
+    assert asked.best == Folder(tmp_path).path(2 * BATCHES)
+    assert steps_in(tmp_path) == [2 * BATCHES, 4 * BATCHES]
+
+
+@on("jax")
+def test_the_way_to_the_best_is_keras_own(tmp_path):
+    for name, mode in (("loss", "min"), ("val_loss", "min"), ("accuracy", "max"), ("val_accuracy", "max")):
+        asked = ws.Checkpoints(tmp_path / name, keep_best=(name, 1))
+        ws.Trainer(small()).fit(X, Y, validation_data=(X[:5], Y[:5]), checkpoints=asked, **HOW | {"epochs": 1})
+        assert json.loads((asked.best / "manifest.json").read_text().splitlines()[0])["watched"]["mode"] == mode
+    asked = ws.Checkpoints(tmp_path / "none", keep_best=("val_loss", 1))
+    with pytest.warns(UserWarning, match="keep_best needs val_loss"):
+        ws.Trainer(small()).fit(X, Y, checkpoints=asked, **HOW)
+
+
+def test_an_average_of_weights_takes_their_place_after_the_last_checkpoint(tmp_path):
+    whole = ws.Trainer(made())
+    whole.fit(X, Y, checkpoints=tmp_path, **HOW)
+    held = Folder(tmp_path).read(LAST)[1]
+    average, raw = whole.model.get_weights()[0], held["params/0"]
+    assert not np.array_equal(average, raw)
