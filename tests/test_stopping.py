@@ -1,0 +1,384 @@
+"""What stops a run, or its writer, loses no checkpoint and no error."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from scripts import HERE, lean
+from shares import later, on, share
+from test_checkpoints import HOW, LAST, steps_in
+from test_snapshot import BATCHES, NO_XLA, SIZE, X, Y, check_same_bits, leaves, made, small
+
+import wholestep as ws
+from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.writer import Room, Writer
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("wholestep-")]
+
+
+@pytest.fixture
+def handler():
+    """Return what handles SIGTERM, in whose place nothing must be left; notes whether it came."""
+    came = []
+
+    def note(*_):
+        came.append("SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, note)
+    yield came
+    assert signal.getsignal(signal.SIGTERM) is note
+    signal.signal(signal.SIGTERM, before)
+
+
+class Raises(keras.callbacks.Callback):
+    """Raises a signal, or an error, in one hook, when the optimizer has made so many updates."""
+
+    def __init__(self, hook, update, what=signal.SIGTERM):
+        super().__init__()
+        self.update, self.what = update, what
+        setattr(self, hook, self.look)
+
+    def look(self, *_, **__):
+        if int(self.model.optimizer.iterations) == self.update:
+            self.update = -1
+            if isinstance(self.what, int):
+                signal.raise_signal(self.what)
+            else:
+                raise self.what
+
+
+# ---- SIGTERM ----
+
+MOMENTS = {  # hook: the update after which it comes, and the step of the checkpoint that is made
+    "on_train_begin": (0, None),
+    "on_epoch_begin": (BATCHES, BATCHES),
+    "on_train_batch_begin": (3, 4),
+    "on_train_batch_end": (3, 3),
+    "on_test_batch_end": (BATCHES, BATCHES),
+    "on_epoch_end": (2 * BATCHES, 2 * BATCHES),
+    "on_train_end": (LAST, LAST),
+}
+
+
+@pytest.mark.parametrize("hook", share(MOMENTS))
+def test_a_terminated_run_saves_at_the_next_boundary_and_goes_on(hook, tmp_path, handler):
+    update, step = MOMENTS[hook]
+    how = HOW | {"validation_data": (X[:9], Y[:9])}
+    whole = ws.Trainer(small())
+    history = whole.fit(X, Y, **how).history
+    with pytest.raises(SystemExit) as caught:
+        ws.Trainer(small()).fit(X, Y, callbacks=[Raises(hook, update)], checkpoints=tmp_path, **how)
+    assert caught.value.code == 143
+    assert steps_in(tmp_path) == ([] if step is None else [step])
+    other = ws.Trainer(small(seed=0 if step is None else 1))
+    assert other.fit(X, Y, checkpoints=tmp_path, **how).history == history
+    check_same_bits(leaves(whole.model), leaves(other.model))
+    assert not handler
+
+
+def loop(asked, body=lambda number: None, trainer=None):
+    """Carry out an epoch, and do something after every step."""
+    for step in (trainer or ws.Trainer(small())).steps(ws.Batches((X, Y), SIZE), checkpoints=asked):
+        body(step.number)
+
+
+def test_a_terminated_loop_saves_before_its_next_update(tmp_path, handler):
+    with pytest.raises(SystemExit):
+        loop(tmp_path, lambda number: signal.raise_signal(signal.SIGTERM) if number == 3 else None)
+    assert steps_in(tmp_path) == [3]
+    for _ in ws.Trainer(small()).steps(ws.Batches((X, Y), SIZE), checkpoints=tmp_path):
+        signal.raise_signal(signal.SIGTERM)
+        break
+    assert handler == ["SIGTERM"]  # nobody would see an error of a loop that has been left
+
+
+def test_what_is_terminated_in_the_middle_of_a_save_is_written(tmp_path, handler, monkeypatch):
+    real, seen = os.fsync, []
+
+    def fsync(file):
+        if not seen:
+            seen.append(threading.current_thread().name)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    asked = ws.Checkpoints(tmp_path, every_steps=2, keep=9)
+    with pytest.raises(SystemExit):
+        loop(asked, lambda number: wait_for_the_writer())
+    assert seen == ["wholestep-writer"]
+    assert 2 in steps_in(tmp_path)
+    assert not handler
+
+
+def test_a_second_signal_is_not_waited_for(tmp_path, handler):
+    callbacks = [Raises("on_train_batch_begin", 2), Raises("on_train_batch_begin", 2)]
+    with pytest.raises(SystemExit):
+        ws.Trainer(small()).fit(X, Y, callbacks=callbacks, checkpoints=tmp_path, **HOW)
+    assert handler == ["SIGTERM"]
+
+
+def test_other_threads_and_other_calls_leave_the_signal_alone(tmp_path, handler):
+    def train():
+        ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    ws.Trainer(small()).fit(X, Y, callbacks=[Raises("on_train_batch_end", 3)], **HOW)
+    assert handler == ["SIGTERM"]
+    assert steps_in(tmp_path) == [LAST]
+
+
+def test_an_interrupt_saves_nothing_but_leaves_what_was_saved(tmp_path, handler):
+    asked = ws.Checkpoints(tmp_path, every_steps=4, keep=9)
+    with pytest.raises(KeyboardInterrupt):
+        ws.Trainer(small()).fit(
+            X, Y, callbacks=[Raises("on_train_batch_end", 6, signal.SIGINT)], checkpoints=asked, **HOW
+        )
+    assert steps_in(tmp_path) == [4]
+
+
+# ---- the writer ----
+
+
+def failing(monkeypatch, call="fsync", after=0, number=errno.ENOSPC):
+    """Let a call of the operating system fail from its so-many-th time on; return the times."""
+    real, seen = getattr(os, call), []
+
+    def fails(*arguments, **options):
+        seen.append(arguments)
+        if len(seen) > after:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, call, fails)
+    return seen
+
+
+FAULTS = [(call, number) for call in ("write", "fsync", "rename") for number in (errno.ENOSPC, errno.EIO)]
+
+
+@pytest.mark.parametrize(("call", "number"), share(FAULTS))
+def test_an_error_of_the_writer_is_raised_at_the_next_boundary(call, number, tmp_path, monkeypatch):
+    trainer, first = ws.Trainer(small()), ws.Checkpoints(tmp_path, every_steps=2, keep=9)
+    for step in trainer.steps(ws.Batches((X, Y), SIZE), checkpoints=first):
+        if step.number == 3:
+            break
+    asked = ws.Checkpoints(tmp_path, every_steps=4, keep=9)
+    failing(monkeypatch, call, 0, number)
+    seen = []
+
+    def body(number):
+        seen.append(number)
+        wait_for_the_writer()
+
+    with pytest.raises(ws.CheckpointError, match=rf"step 4 .*{os.strerror(number)}"):
+        loop(asked, body, trainer)
+    assert seen == [3, 4, 5]
+    monkeypatch.undo()
+    assert steps_in(tmp_path) == [2]
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    whole = ws.Trainer(small())
+    rest = [step.loss for step in whole.steps(ws.Batches((X, Y), SIZE))]
+    assert [step.loss for step in trainer.steps(ws.Batches((X, Y), SIZE), checkpoints=first)] == rest[2:]
+
+
+def wait_for_the_writer():
+    for thread in threading.enumerate():
+        if thread.name == "wholestep-writer":
+            thread.join()
+
+
+def test_an_error_of_the_last_save_is_raised_before_fit_returns(tmp_path, monkeypatch):
+    failing(monkeypatch)
+    with pytest.raises(ws.CheckpointError, match=f"step {LAST} "):
+        ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+
+
+def test_neither_of_two_errors_is_lost(tmp_path, monkeypatch):
+    failing(monkeypatch)
+    asked = ws.Checkpoints(tmp_path, every_steps=2)
+    steps = ws.Trainer(small()).steps(ws.Batches((X, Y), SIZE), checkpoints=asked)
+    for _ in range(3):
+        next(steps)
+    with pytest.raises(ws.CheckpointError, match="step 2 "):
+        steps.close()
+    with pytest.raises(ZeroDivisionError) as caught:
+        ws.Trainer(small()).fit(
+            X, Y, callbacks=[Raises("on_train_batch_end", 3, ZeroDivisionError())], checkpoints=asked, **HOW
+        )
+    assert "CheckpointError: The checkpoint of step 2" in caught.value.__notes__[0]
+
+
+def test_a_terminated_run_that_cannot_save_says_why(tmp_path, monkeypatch, handler):
+    failing(monkeypatch)
+    with pytest.raises(ws.CheckpointError, match="step 3 "):
+        ws.Trainer(small()).fit(X, Y, callbacks=[Raises("on_train_batch_end", 3)], checkpoints=tmp_path, **HOW)
+    assert not handler
+
+
+def test_what_is_saved_is_the_state_of_its_step_whatever_changes_while_it_is_written(tmp_path, monkeypatch):
+    goes_on, real, kept = threading.Event(), Folder.write, {}
+
+    def write(*arguments, **options):
+        assert goes_on.wait(30)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(Folder, "write", write)
+    trainer = ws.Trainer(small())
+    asked = ws.Checkpoints(tmp_path, every_steps=4, keep=9)
+    for step in trainer.steps(ws.Batches((X, Y), SIZE), checkpoints=asked):
+        kept[step.number] = trainer.model.get_weights()
+        if step.number == 6:
+            trainer.model.set_weights([np.zeros_like(value) for value in kept[6]])
+            goes_on.set()
+    assert steps_in(tmp_path) == [4, 6]
+    check_same_bits([Folder(tmp_path).read(4)[1][f"params/{i}"] for i in range(2)], kept[4])
+
+
+def test_the_next_save_waits_for_the_one_before_and_says_so_once(tmp_path, capfd):
+    writer, goes_on, written = Writer(), threading.Event(), []
+
+    def work():
+        goes_on.wait(30)
+        written.append(1)
+
+    for _ in range(2):
+        goes_on.clear()
+        writer.start(work)
+        threading.Timer(0.05, goes_on.set).start()
+        writer.wait(tells=True)
+    assert written == [1, 1]
+    assert capfd.readouterr().err.count("training waits") == 1
+
+
+def test_the_room_is_kept():
+    room = Room()
+    first = room.copy("a", np.ones((3, 2)))
+    assert room.copy("a", np.full((3, 2), 2.0)) is first
+    assert first.tolist() == [[2.0, 2.0]] * 3
+    assert room.copy("a", np.ones(3)) is not first
+    assert room.copy("b", np.ones((3, 2))) is not first
+
+
+# ---- whole processes ----
+
+SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import conftest  # the engine is set up as here, or other bits would be no wonder
+import random
+import keras
+import numpy as np
+import wholestep as ws
+from test_snapshot import NO_XLA, SIZE, X, Y, leaves, made, small
+from test_stopping import Slow
+keras.utils.set_random_seed = lambda seed: (random.seed(seed), np.random.seed(seed))  # Keras' imports tensorflow
+trainer = ws.Trainer({make}(), **NO_XLA)
+{prepare}
+history = trainer.fit(X, Y, batch_size=SIZE, epochs=3, verbose=0, callbacks=[Slow({seconds})], checkpoints={asked})
+np.savez({out!r}, *leaves(trainer.model), loss=history.history["loss"])
+"""
+
+
+class Slow(keras.callbacks.Callback):
+    """Says that training is under way, and lets an update take so long."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_train_batch_end(self, batch, logs=None):
+        print(int(self.model.optimizer.iterations), flush=True)
+        time.sleep(self.seconds)
+
+
+def script(tmp_path, prepare="", every=1, seconds=0.0, make="small"):
+    asked = f"ws.Checkpoints({str(tmp_path / 'run')!r}, every_steps={every}, keep=3)"
+    names = {"tests": str(HERE), "out": str(tmp_path / "out.npz"), "asked": asked}
+    return [sys.executable, "-c", SCRIPT.format(prepare=prepare, make=make, seconds=seconds, **names)]
+
+
+def check_equals_a_run_that_was_never_stopped(tmp_path, make=small):
+    whole = ws.Trainer(make(), **NO_XLA)
+    history = whole.fit(X, Y, batch_size=SIZE, epochs=3, verbose=0)
+    found = np.load(tmp_path / "out.npz")
+    check_same_bits(leaves(whole.model), [found[f"arr_{i}"] for i in range(len(found.files) - 1)])
+    assert found["loss"].tolist() == history.history["loss"]
+
+
+@pytest.mark.parametrize("kills", [2, *later([200])])
+def test_a_run_that_is_killed_at_any_time_goes_on(kills, tmp_path):
+    rng = np.random.default_rng(kills)
+    environment = lean(HERE)
+    for kill in range(kills):
+        with subprocess.Popen(script(tmp_path, seconds=0.05), env=environment, stdout=subprocess.PIPE) as process:
+            process.stdout.readline()
+            time.sleep(rng.uniform(0, 0.3))
+            before = steps_in(tmp_path / "run")
+            process.kill()
+        assert process.returncode == -9
+        after = steps_in(tmp_path / "run")
+        assert not before or after[-1] >= before[-1]
+        if kill and steps_in(tmp_path / "run") == [LAST]:
+            break
+    done = subprocess.run(script(tmp_path), env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from" in done.stderr
+    check_equals_a_run_that_was_never_stopped(tmp_path)
+    assert not list((tmp_path / "run").glob("bad-*"))
+
+
+PREPARE = "real = os.{call}\nleft = [{num}]\ndef stops(*a, **k):\n    left[0] -= 1\n"
+PREPARE += "    if left[0] == 0: os.kill(os.getpid(), signal.SIGKILL)\n    return real(*a, **k)\nos.{call} = stops\n"
+
+
+@on("jax")
+@pytest.mark.parametrize(
+    ("call", "num"), [("rename", 3), *later((c, n) for c in ("rename", "fsync", "write") for n in (1, 2, 4, 9))]
+)
+def test_a_run_that_is_killed_in_the_middle_of_a_save_goes_on(call, num, tmp_path):
+    command = script(tmp_path, prepare=PREPARE.format(call=call, num=num), every=2, make="made")
+    assert subprocess.run(command, env=lean(HERE), capture_output=True, timeout=300).returncode == -9
+    command = script(tmp_path, make="made")
+    done = subprocess.run(command, env=lean(HERE), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    check_equals_a_run_that_was_never_stopped(tmp_path, made)
+    assert not list((tmp_path / "run").glob("bad-*"))
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+LEAVES = """
+import os, sys, threading
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import conftest
+import random, keras, numpy
+import wholestep as ws
+from test_snapshot import SIZE, X, Y, small
+keras.utils.set_random_seed = lambda seed: (random.seed(seed), numpy.random.seed(seed))
+for step in ws.Trainer(small()).steps(ws.Batches((X, Y), SIZE), checkpoints=ws.Checkpoints({to!r}, every_steps=2)):
+    if step.number == 3:
+        sys.exit(5)
+"""
+
+
+@on("jax")
+def test_a_script_that_ends_without_waiting_loses_no_checkpoint(tmp_path):
+    source = LEAVES.format(tests=str(HERE), to=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", source], env=lean(HERE), timeout=120).returncode == 5
+    assert steps_in(tmp_path) == [2]
+    Folder(tmp_path).verify(2)
+    assert Path(tmp_path, "lock").exists()
