@@ -1,4 +1,4 @@
-"""The command line: `wholestep demo | launch`."""
+"""The command line: `wholestep demo | launch | checkpoint`."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from wholestep import __version__
+from wholestep.checkpoints import shell
 from wholestep.errors import PeerError, message
 from wholestep.processes import launch
 
@@ -25,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_launch(commands)
+    shell.add_commands(commands)
     return parser
 
 

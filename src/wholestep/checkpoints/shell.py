@@ -1,0 +1,115 @@
+"""`wholestep checkpoint`: what is in a folder of checkpoints, and whether it is good. Needs no Keras."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.manifest import Manifest, finite
+from wholestep.checkpoints.retention import value_in
+from wholestep.errors import CheckpointError, SpecificationError
+
+_TEXT = {
+    "ls": "list the checkpoints of a folder, and what has been set aside",
+    "verify": "read every byte of the checkpoints, and compare the digests",
+    "show": "show what the newest checkpoint, or the one that is named, holds",
+}
+
+
+def add_commands(commands: argparse._SubParsersAction) -> None:
+    """Add `checkpoint ls|verify|show PATH`."""
+    text = "Look at checkpoints. The exit code is 1 if anything is bad."
+    parser = commands.add_parser("checkpoint", help="list, verify and show checkpoints", description=text)
+    kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, call in {"ls": _list, "verify": _verify, "show": _show}.items():
+        own = kinds.add_parser(name, help=_TEXT[name], description=f"{_TEXT[name].capitalize()}.")
+        own.add_argument("path", type=Path, help="a folder of checkpoints, or one checkpoint's own folder")
+        own.add_argument("--json", action="store_true", help="print JSON")
+        own.set_defaults(command=lambda arguments, call=call: _run(arguments, call))
+
+
+def _run(arguments: argparse.Namespace, call: Callable) -> int:
+    try:
+        folder, steps = _asked(arguments.path)
+        told, is_good, lines = call(folder, steps)
+    except (CheckpointError, SpecificationError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(lines))
+    return 0 if is_good else 1
+
+
+def _asked(path: Path) -> tuple[Folder, list[int]]:
+    """Return the folder of a path, and the steps that are asked for, newest first."""
+    parent, folder = Folder(path.parent), Folder(path)
+    named = [step for step in parent.steps() if parent.path(step).name == path.name]
+    steps = named or folder.steps()
+    if not steps and not folder.bad():
+        raise CheckpointError(f"There must be a checkpoint to look at. Received: none in {path}. Try: another path.")
+    return (parent if named else folder), steps
+
+
+def _list(folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
+    return _each(folder, steps, folder.manifest)
+
+
+def _verify(folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
+    return _each(folder, steps, folder.verify)
+
+
+def _each(folder: Folder, steps: list[int], read: Callable[[int], Manifest]) -> tuple[Any, bool, list[str]]:
+    """Return what is told of each checkpoint and of what has been set aside, as JSON and in lines."""
+    told = []
+    for step in steps:
+        one: dict[str, Any] = {"name": folder.path(step).name, "step": step}
+        try:
+            manifest = read(step)
+        except CheckpointError as error:
+            told.append(one | {"bad": str(error)})
+            continue
+        value = value_in(manifest)
+        facts = {"time": manifest.rest.get("time"), "bytes": manifest.nbytes, "arrays": len(manifest.leaves)}
+        told.append(one | facts | ({} if value is None else {"watched": manifest.rest["watched"]}))
+    told += [{"name": path.name, "bad": _why(path)} for path in folder.bad()]
+    return told, not any("bad" in one for one in told), [_line(one) for one in told]
+
+
+def _line(one: dict[str, Any]) -> str:
+    if "bad" in one:
+        return f"{one['name']}  BAD: {one['bad']}"
+    watched = one.get("watched")
+    words = "" if watched is None else f"  {watched['name']} {watched['number']:.6g}"
+    return f"{one['name']}  {one['time']}  {one['bytes']} bytes in {one['arrays']} arrays{words}"
+
+
+def _why(path: Path) -> str:
+    try:
+        return str(json.loads((path / "why.json").read_text()[: 1 << 16])["why"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "set aside"
+
+
+def _show(folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
+    if not steps:
+        raise CheckpointError(f"There must be a checkpoint to show. Received: only damaged ones in {folder.folder}.")
+    manifest = folder.manifest(steps[0])
+    arrays = {leaf.name: {"shape": list(leaf.shape), "dtype": leaf.dtype} for leaf in manifest.leaves}
+    files = {file.name: file.nbytes for file in manifest.files}
+    told = {"step": manifest.step, **manifest.rest, "facts": manifest.facts, "files": files, "arrays": arrays}
+    lines = [f"{folder.path(manifest.step)}", *_indented({**manifest.rest, **manifest.facts}), "files"]
+    lines += [f"  {name}  {nbytes} bytes" for name, nbytes in files.items()]
+    lines += ["arrays", *(f"  {name}  {one['dtype']} {one['shape']}" for name, one in arrays.items())]
+    return told, True, lines
+
+
+def _indented(value: dict[str, Any], depth: int = 0) -> list[str]:
+    lines = []
+    for name, part in value.items():
+        if isinstance(part, dict) and part:
+            lines += [f"{'  ' * depth}{name}", *_indented(part, depth + 1)]
+        else:
+            lines.append(f"{'  ' * depth}{name}: {json.dumps(finite(part))}")
+    return lines

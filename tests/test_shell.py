@@ -1,0 +1,83 @@
+"""`wholestep checkpoint` says what is there and whether it is good, without Keras."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from wholestep import cli
+from wholestep.checkpoints.folder import Folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    kept = Folder(tmp_path / "run")
+    watched = {"watched": {"name": "val_loss", "number": 0.25, "mode": "min"}}
+    for step in (5, 10):
+        kept.write(step, {"params/0": np.ones((2, 3), "float32")}, {"place": {"epoch": step}}, watched)
+    return kept
+
+
+def run(capsys, *arguments):
+    """Return the exit code, and what was said."""
+    code = cli.main(["checkpoint", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_what_is_there_is_listed(folder, capsys):
+    code, out, _ = run(capsys, "ls", folder.folder)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["step-00000010", "step-00000005"]
+    assert "val_loss 0.25" in out
+    code, out, _ = run(capsys, "ls", folder.path(5), "--json")
+    (one,) = json.loads(out)
+    assert (code, one["step"], one["arrays"], one["watched"]["number"]) == (0, 5, 1, 0.25)
+
+
+def test_one_is_shown(folder, capsys):
+    code, out, _ = run(capsys, "show", folder.folder, "--json")
+    told = json.loads(out)
+    assert (code, told["step"], told["facts"]["place"]["epoch"]) == (0, 10, 10)
+    assert told["arrays"] == {"params/0": {"shape": [2, 3], "dtype": "F32"}}
+    code, out, _ = run(capsys, "show", folder.path(5))
+    assert code == 0
+    assert "  epoch: 5" in out.splitlines()
+    assert "  params/0  F32 [2, 3]" in out.splitlines()
+
+
+def test_what_is_bad_is_told_and_is_the_exit_code(folder, capsys):
+    (file,) = folder.path(5).glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    assert run(capsys, "ls", folder.folder)[0] == 0  # which reads manifests alone
+    code, out, _ = run(capsys, "verify", folder.folder)
+    assert code == 1
+    assert "step-00000005  BAD: 00000-of-00001-00.safetensors must have the digest" in out
+    assert run(capsys, "verify", folder.path(10))[0] == 0
+    folder.set_aside(5, "of a flipped bit")
+    for command in ("ls", "verify"):
+        code, out, _ = run(capsys, command, folder.folder, "--json")
+        assert code == 1
+        assert json.loads(out)[-1] == {"name": "bad-00000005-1", "bad": "of a flipped bit"}
+    (folder.path(10) / "manifest.json").write_bytes(b"{}")
+    assert run(capsys, "ls", folder.folder)[0] == 1
+    code, _, err = run(capsys, "show", folder.folder)
+    assert code == 1
+    assert "manifest.json must have the digest" in err
+
+
+def test_a_path_without_checkpoints_is_bad(tmp_path, capsys):
+    for command in ("ls", "verify", "show"):
+        code, _, err = run(capsys, command, tmp_path / "nothing")
+        assert code == 1
+        assert "There must be a checkpoint to look at" in err
+
+
+def test_keras_is_not_imported(folder):
+    source = "import sys\nfrom wholestep import cli\ncode = cli.main(['checkpoint', 'verify', sys.argv[1]])\n"
+    source += "assert not {'keras', 'jax', 'tensorflow'} & set(sys.modules), 'imported'\nsys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", source, str(folder.folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "step-00000010" in done.stdout
