@@ -203,6 +203,34 @@ def test_other_data_are_refused_by_what_differs(name, tmp_path):
     assert steps_in(tmp_path) == [LAST]
 
 
+@pytest.mark.parametrize("begins_again", share([False, True]))
+def test_a_stream_that_gives_other_batches_is_refused(begins_again, tmp_path):
+    def data(change):
+        batches = [(X[i : i + 2] + change * (i == 6), Y[i : i + 2]) for i in range(0, 10, 2)]
+        return ws.Batches(Again(batches) if begins_again else iter(batches))
+
+    asked = ws.Checkpoints(tmp_path, every_steps=1)
+    for step in ws.Trainer(small()).steps(data(0.0), checkpoints=asked):
+        if step.number == 5:
+            break
+    trainer = ws.Trainer(small(1))
+    with pytest.raises(ws.BatchError, match="another batch before batch 4 of epoch 0"):
+        list(trainer.steps(data(1.0), checkpoints=asked))
+    trainer = ws.Trainer(small(1))
+    trainer.restore(tmp_path)
+    assert [step.number for step in trainer.steps(data(1.0))] == [5]
+
+
+class Again:
+    """A stream that can be begun again."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
 def test_another_model_is_refused_before_anything_changes(tmp_path):
     ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
     other = made()

@@ -108,6 +108,7 @@ def _carry_out(
     if untold:
         tell()
     watch.end()
+    executor.applied.note_last(run)
     return logs()
 
 

@@ -283,6 +283,7 @@ class Trainer:
                 self._setup.put_weights(found.snapshot)
             else:
                 self.run.restore(found.snapshot)
+                self.run.data.last = ""  # by hand, a run may go on with data that were mended
 
     def explain(self) -> str:
         """Return how updates are carried out, in plain words. Complete once one has been."""

@@ -2,8 +2,8 @@
 
 from wholestep.checkpoints.place import DataPlace, Place
 from wholestep.data.batches import Batches
-from wholestep.data.facts import layout_of
-from wholestep.errors import SpecificationError, message
+from wholestep.data.facts import digest_of, layout_of
+from wholestep.errors import BatchError, SpecificationError, message
 
 
 def note(data: DataPlace, batches: Batches) -> None:
@@ -47,10 +47,19 @@ def unlike(before: dict[str, str], here: dict[str, str]) -> list[str]:
 
 
 def go_to(data: DataPlace, batches: Batches) -> None:
-    """Let the batches stand where they were; a later call goes on by itself."""
+    """Let the batches stand where they were; a later call goes on by itself.
+
+    Raises:
+        BatchError: a stream gave other batches on the way than it had given before.
+    """
     if batches.position == data.position:
         return
-    if batches.position == (0, 0):
-        batches.run_forward(*data.position)
-    else:
+    if batches.position != (0, 0):
         batches.seek(*data.position)
+        return
+    last = batches.run_forward(*data.position)
+    if data.last and last is not None and digest_of(last) != data.last:
+        must = "A stream gives a run that goes on the batches that it gave before."
+        received = f"another batch before batch {data.position[1]} of epoch {data.position[0]}"
+        attempt = "seed what it draws; trainer.restore(path) goes on with other batches. Nothing was updated."
+        raise BatchError(message(must, received, attempt))

@@ -46,15 +46,17 @@ class DataPlace:
         largest: by the shapes of a row, the most rows that a ready-made batch has had.
         num_batches: the batches of an epoch, if that is known.
         layout: which rows make which batch, in words; see `wholestep.data.facts`.
+        last: a digest of the last batch that was used, of ready-made ones; none if that is not to be looked at.
     """
 
     position: tuple[int, int] = (0, 0)
     largest: dict[str, int] = field(default_factory=dict)
     num_batches: int | None = None
     layout: dict[str, str] = field(default_factory=dict)
+    last: str = ""
 
     @classmethod
     def of_json(cls, facts: dict[str, Any]) -> "DataPlace":
         """Return what was made JSON of."""
         epoch, step = facts["position"]
-        return cls((int(epoch), int(step)), facts["largest"], facts["num_batches"], facts["layout"])
+        return cls((int(epoch), int(step)), facts["largest"], facts["num_batches"], facts["layout"], facts["last"])

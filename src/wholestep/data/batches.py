@@ -147,17 +147,19 @@ class Batches:
             self._run_to(self._stream, *position)
         self.position = position
 
-    def _run_to(self, stream: Stream, epoch: int, step: int) -> None:
+    def _run_to(self, stream: Stream, epoch: int, step: int) -> Tree:
         """Let a stream begin again, unless it is at its beginning, and run forward to a step."""
         if self.position[1] or self.unused:
             stream.restart()
             self.unused = []
         self.position = (epoch, 0)
-        if (done := stream.skip(step)) < step:
+        done, last = stream.skip(step)
+        if done < step:
             raise _no_such_place(epoch, step, done)
+        return last
 
-    def run_forward(self, epoch: int, step: int) -> None:
-        """Go from the beginning to a position as whoever came there: all that changes on the way is changed again.
+    def run_forward(self, epoch: int, step: int) -> Tree:
+        """Go from the beginning to a position; all that changes on the way is changed again. Return a stream's last.
 
         A data set is told of every epoch, as it may shuffle then; every pass of a stream is run through, as each may
         come in another order.
@@ -168,11 +170,11 @@ class Batches:
         if isinstance(self.source, IndexedBatches):
             self.source.run_forward(epoch, step)
         if self._stream is None:
-            self.seek(epoch, step)
-        else:
-            self._stream.run_through(epoch)
-            self._run_to(self._stream, epoch, step)
-            self.position = (epoch, step)
+            return self.seek(epoch, step)
+        last = self._stream.run_through(epoch)
+        last = self._run_to(self._stream, epoch, step) if step else last
+        self.position = (epoch, step)
+        return last
 
     def rewind(self) -> None:
         """Go to the first batch of the first epoch; an iterator stays where it is."""

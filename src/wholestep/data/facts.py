@@ -7,6 +7,7 @@ from wholestep import tree
 from wholestep.data.batches import Batches
 from wholestep.data.sampler import FixedSize
 from wholestep.data.source import BatchStream
+from wholestep.tree import Tree
 
 
 def layout_of(batches: Batches) -> dict[str, str]:
@@ -37,7 +38,21 @@ def content_of(batches: Batches) -> dict[str, str]:
     if batches.arrays is None:
         return {}
     leaves = [(name, leaf) for name, leaf in tree.named_leaves(batches.arrays) if leaf.dtype != object]
-    return {name: _digest(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data) for name, leaf in leaves}
+    return {name: _digest(_bytes_of(leaf)) for name, leaf in leaves}
+
+
+def digest_of(batch: Tree) -> str:
+    """Return a digest of a batch: of all its numbers, and of how they are nested."""
+    content = xxhash.xxh3_128()
+    for name, leaf in tree.named_leaves(batch):
+        array = np.asarray(leaf)
+        content.update(f"{name} {array.shape} {array.dtype}".encode())
+        content.update(_bytes_of(array) if array.dtype != object else str(array.tolist()).encode())
+    return content.hexdigest()
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _digest(content: bytes | memoryview) -> str:

@@ -52,21 +52,24 @@ class Stream:
             self.has_ended = True
             raise
 
-    def skip(self, num: int) -> int:
-        """Draw the first batches of an epoch; return how many there were, at most `num`."""
+    def skip(self, num: int) -> tuple[int, Tree]:
+        """Draw the first batches of an epoch; return how many there were, at most `num`, and the last one."""
+        last = None
         for done in range(num):
             try:
-                self.draw(done)
+                last = self.draw(done)
             except StopIteration:
-                return done
-        return num
+                return done, last
+        return num, last
 
-    def run_through(self, passes: int) -> None:
-        """Draw so many passes, each from its beginning to its end."""
+    def run_through(self, passes: int) -> Tree:
+        """Draw so many passes, each from its beginning to its end; return the last batch."""
+        last = None
         for _ in range(passes):
             with contextlib.suppress(StopIteration):
                 for step in itertools.count():
-                    self.draw(step)
+                    last = self.draw(step)
+        return last
 
     def peek(self, step: int) -> Tree | None:
         """Return the next batch, and keep it; None if there is none."""

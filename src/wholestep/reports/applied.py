@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import keras
 import numpy as np
 
+from wholestep.data.facts import digest_of
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError, message
 from wholestep.reports.report import Report
@@ -39,6 +40,7 @@ class Applied:
         self._ending: Ending | None = None
         self._latest: Callable[[], Report | None] = lambda: None
         self._unnoted: deque[Callable[[], Report | None]] = deque()  # which may have left updates out
+        self._last = (0, "")  # the number of an update, and a digest of its batch
         self._iterations: Tensor | None = None
 
     def note_sent(self, report: Report) -> None:
@@ -52,6 +54,13 @@ class Applied:
     def note_written(self) -> None:
         """Take note that the optimizer's variables hold what an update has made of them."""
         self._iterations = self._optimizer.iterations.value
+
+    def note_last(self, run: Run) -> None:
+        """Take note of the last batch that was used, if it came ready-made: whoever goes on compares it."""
+        if (latest := self._latest()) is not None:
+            last = latest.block.batches[-1]
+            is_ready = last.ids is None and not last.is_resident
+            self._last = run.number, digest_of(last.host) if is_ready else ""
 
     @property
     def was_moved(self) -> bool:
@@ -81,6 +90,8 @@ class Applied:
             NonFiniteError: an update was not applied, and nobody has seen so.
         """
         self.settle(run)
+        self.note_last(run)
+        run.data.last = self._last[1] if self._last[0] == run.number else ""
         latest = self._latest()
         if latest is not None:
             run.place.latest = latest.numbers(latest.block.num - 1)
