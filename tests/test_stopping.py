@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scripts import HERE, lean
 from shares import later, on, share
-from test_checkpoints import HOW, LAST, steps_in
+from test_checkpoints import HOW, LAST, steps_in, taken_from
 from test_snapshot import BATCHES, NO_XLA, SIZE, X, Y, check_same_bits, leaves, made, small
 
 import wholestep as ws
@@ -382,3 +382,45 @@ def test_a_script_that_ends_without_waiting_loses_no_checkpoint(tmp_path):
     assert steps_in(tmp_path) == [2]
     Folder(tmp_path).verify(2)
     assert Path(tmp_path, "lock").exists()
+
+
+# ---- updates that are not applied ----
+
+
+def test_a_run_that_fails_has_saved_what_was_before_and_goes_on_with_mended_data(tmp_path):
+    bad = X.copy()
+    bad[6] = np.nan
+    how, asked = HOW | {"shuffle": False}, ws.Checkpoints(tmp_path, every_steps=1, keep=9)
+    with pytest.raises(ws.NonFiniteError, match="Update 2"):
+        ws.Trainer(small()).fit(bad, Y, checkpoints=asked, **how)
+    assert steps_in(tmp_path) == [1]
+    with pytest.raises(ws.SpecificationError, match=r"trainer\.restore\(path\) goes on with data that were mended"):
+        ws.Trainer(small(1)).fit(X, Y, checkpoints=asked, **how)
+    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    history = whole.fit(X, Y, **how).history
+    other.restore(tmp_path)
+    assert other.fit(X, Y, checkpoints=tmp_path / "mended", **how).history == history
+    check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+@pytest.mark.parametrize("scales", share([True, False]))
+def test_updates_that_are_left_out_are_counted_after_a_restart(scales, tmp_path):
+    bad = X.copy()
+    bad[[1, 9]] = np.nan
+
+    def trainer(seed=0):
+        model = small(seed)
+        if scales:
+            scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=3)
+            model.compile(scaled, "mse")
+        return ws.Trainer(model, on_nonfinite="skip")
+
+    whole, asked = trainer(), ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
+    history = whole.fit(bad, Y, checkpoints=asked, **HOW).history
+    steps, other = steps_in(tmp_path / "whole"), trainer(1)
+    assert len(steps) > BATCHES
+    for step in (steps[2], steps[BATCHES], steps[-1]):
+        own = taken_from(tmp_path / "whole", step, tmp_path / str(step))
+        np.testing.assert_equal(other.fit(bad, Y, checkpoints=own, **HOW).history, history)
+        check_same_bits(leaves(whole.model), leaves(other.model))
+        assert other.num_skipped == whole.num_skipped
