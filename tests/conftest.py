@@ -67,8 +67,17 @@ EITHER = {
     *("test_ahead", "test_arguments", "test_batches", "test_block", "test_class_weight", "test_cluster", "test_looks"),
     *("test_comparisons", "test_compilations", "test_cut", "test_diagnosis", "test_ending", "test_epochs"),
     *("test_errors", "test_feed", "test_glove", "test_house", "test_labels", "test_leaves", "test_leaving"),
-    *("test_lengths", "test_order", "test_preprocess", "test_readme", "test_recipes", "test_single", "test_source"),
-    *("test_shell", "test_store", "test_stream", "test_translate_dates", "test_tree", "test_weights"),
+    *(
+        "test_lengths",
+        "test_order",
+        "test_preprocess",
+        "test_readme",
+        "test_recipes",
+        "test_resume",
+        "test_single",
+        "test_source",
+    ),
+    *("test_shell", "test_single", "test_store", "test_stream", "test_translate_dates", "test_tree", "test_weights"),
 }
 
 

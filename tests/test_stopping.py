@@ -269,8 +269,8 @@ def test_the_room_is_kept():
     first = room.copy("a", np.ones((3, 2)))
     assert room.copy("a", np.full((3, 2), 2.0)) is first
     assert first.tolist() == [[2.0, 2.0]] * 3
-    assert room.copy("a", np.ones(3)) is not first
     assert room.copy("b", np.ones((3, 2))) is not first
+    assert room.copy("a", np.ones(3)) is not first
 
 
 # ---- whole processes ----
