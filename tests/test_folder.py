@@ -388,3 +388,27 @@ def test_what_stopped_writers_left_is_cleared(folder):
     (folder.folder / ".old-123" / "file").touch()
     folder.clear()
     assert os.listdir(folder.folder) == ["step-00000001"]
+
+
+def test_a_checkpoint_takes_the_place_of_one_of_its_step_or_that_one_stays(folder, monkeypatch):
+    old, new = some(2), some(3)
+    folder.write(5, old, {"at": "first"})
+    folder.write(5, new, {"at": "last"}, replaces=True)
+    equal(folder.read(5)[1], new)
+    assert os.listdir(folder.folder) == ["step-00000005"]
+    real, seen = os.rename, []
+
+    def stops(*paths):
+        seen.append(paths)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        real(*paths)
+
+    monkeypatch.setattr(os, "rename", stops)
+    with pytest.raises(KeyboardInterrupt):
+        folder.write(5, old, {}, replaces=True)
+    monkeypatch.undo()
+    assert folder.steps() == []
+    folder.clear()  # by whoever holds the lock next
+    equal(folder.read(5)[1], new)
+    assert os.listdir(folder.folder) == ["step-00000005"]

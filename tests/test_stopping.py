@@ -94,6 +94,18 @@ def loop(asked, body=lambda number: None, trainer=None):
         body(step.number)
 
 
+def test_an_epoch_that_was_terminated_in_its_validation_is_judged_after_it(tmp_path, handler):
+    how = HOW | {"validation_data": (X[:9], Y[:9]), "epochs": 1}
+    asked = ws.Checkpoints(tmp_path, keep_best=("val_loss", 1))
+    with pytest.raises(SystemExit):
+        ws.Trainer(small()).fit(X, Y, callbacks=[Raises("on_test_begin", BATCHES)], checkpoints=asked, **how)
+    with pytest.raises(ws.CheckpointError, match="The best checkpoint needs one"):
+        _ = asked.best
+    ws.Trainer(small(1)).fit(X, Y, checkpoints=asked, **how)
+    assert asked.best == Folder(tmp_path).path(BATCHES)
+    assert steps_in(tmp_path) == [BATCHES]
+
+
 def test_a_terminated_loop_saves_before_its_next_update(tmp_path, handler):
     with pytest.raises(SystemExit):
         loop(tmp_path, lambda number: signal.raise_signal(signal.SIGTERM) if number == 3 else None)
@@ -369,9 +381,13 @@ import random, keras, numpy
 import wholestep as ws
 from test_snapshot import SIZE, X, Y, small
 keras.utils.set_random_seed = lambda seed: (random.seed(seed), numpy.random.seed(seed))
-for step in ws.Trainer(small()).steps(ws.Batches((X, Y), SIZE), checkpoints=ws.Checkpoints({to!r}, every_steps=2)):
-    if step.number == 3:
-        sys.exit(5)
+import os, time
+real = os.fsync
+os.fsync = lambda file: (time.sleep(0.2), real(file))  # a slow disk
+steps = ws.Trainer(small()).steps(ws.Batches((X, Y), SIZE), checkpoints=ws.Checkpoints({to!r}, every_steps=2))
+for _ in range(3):
+    next(steps)
+sys.exit(5)
 """
 
 
@@ -403,24 +419,44 @@ def test_a_run_that_fails_has_saved_what_was_before_and_goes_on_with_mended_data
     check_same_bits(leaves(whole.model), leaves(other.model))
 
 
-@pytest.mark.parametrize("scales", share([True, False]))
-def test_updates_that_are_left_out_are_counted_after_a_restart(scales, tmp_path):
+LEFT_OUT = {  # what leaves updates out: a loss scale's first value, and whether rows are bad
+    "skip": (None, True),
+    "skip under a loss scale": (1.0, True),
+    "a loss scale, which counts back": (2.0**127, False),
+}
+
+
+def test_an_update_that_fails_before_a_save_leaves_the_data_at_its_batch(tmp_path):
     bad = X.copy()
-    bad[[1, 9]] = np.nan
+    bad[6] = np.nan
+    data = ws.Batches((bad, Y), SIZE, shuffle=False)
+    with pytest.raises(ws.NonFiniteError, match="Update 2"):
+        ws.Trainer(small()).fit(data, verbose=0, checkpoints=ws.Checkpoints(tmp_path, every_steps=2))
+    assert data.position == (0, 1)
+    assert steps_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", share(LEFT_OUT))
+def test_updates_that_are_left_out_are_counted_after_a_restart(name, tmp_path):
+    scale, is_bad = LEFT_OUT[name]
+    x = X.copy()
+    x[[1, 9]] = np.nan if is_bad else x[[1, 9]]
 
     def trainer(seed=0):
         model = small(seed)
-        if scales:
-            scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=3)
-            model.compile(scaled, "mse")
-        return ws.Trainer(model, on_nonfinite="skip")
+        if scale is not None:
+            inner = keras.optimizers.SGD(0.1)
+            model.compile(keras.optimizers.LossScaleOptimizer(inner, scale, dynamic_growth_steps=3), "mse")
+        return ws.Trainer(model, on_nonfinite="skip" if is_bad else "raise")
 
     whole, asked = trainer(), ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
-    history = whole.fit(bad, Y, checkpoints=asked, **HOW).history
+    history = whole.fit(x, Y, checkpoints=asked, **HOW).history
     steps, other = steps_in(tmp_path / "whole"), trainer(1)
-    assert len(steps) > BATCHES
+    assert len(steps) >= LAST
+    numbers = [Folder(tmp_path / "whole").manifest(step).facts["number"] for step in steps]
+    assert (numbers == steps) is is_bad
     for step in (steps[2], steps[BATCHES], steps[-1]):
         own = taken_from(tmp_path / "whole", step, tmp_path / str(step))
-        np.testing.assert_equal(other.fit(bad, Y, checkpoints=own, **HOW).history, history)
+        np.testing.assert_equal(other.fit(x, Y, checkpoints=own, **HOW).history, history)
         check_same_bits(leaves(whole.model), leaves(other.model))
         assert other.num_skipped == whole.num_skipped

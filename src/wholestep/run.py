@@ -92,6 +92,7 @@ class Run:
         """
         outer = self._batches, self.place, self.data, self.also
         resumed = self.resume(call, batches, are_given=are_given)
+        self.data.layout = layout_of(batches)
         self._batches, self.also = batches, also or {}
         try:
             yield resumed
@@ -235,8 +236,12 @@ def groups_of(variables: Variables) -> dict[str, list[keras.Variable]]:
     return {name: list(getattr(variables, name)) for name in ("params", "slots", "buffers", "metrics")}
 
 
-def _numbers(value: Any) -> Any:
-    return keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value))  # one replica's, of a mirrored variable
+def _numbers(value: Any) -> np.ndarray:
+    """Return the numbers of one replica, where they are: no copy, on a CPU.
+
+    Keras' `convert_to_tensor` hands TensorFlow's variables through, which numpy would copy.
+    """
+    return np.asarray(keras.ops.stop_gradient(keras.ops.convert_to_tensor(value)))
 
 
 class Sends(Protocol[Sent]):

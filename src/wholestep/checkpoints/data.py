@@ -7,9 +7,8 @@ from wholestep.errors import BatchError, SpecificationError, message
 
 
 def note(data: DataPlace, batches: Batches) -> None:
-    """Take note of where the batches stand, and of what they are."""
+    """Take note of where the batches stand."""
     data.position, data.num_batches = batches.position, batches.num_batches
-    data.layout = layout_of(batches)
 
 
 def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches) -> None:
