@@ -116,3 +116,17 @@ def test_other_floats_are_told(tmp_path, capfd):
     assert "float policy mixed_bfloat16" in capfd.readouterr().err
     assert Folder(tmp_path).steps() == [BATCHES]
     close([np.asarray(v) for v in whole.model.variables], [np.asarray(v) for v in other.model.variables], 0)
+
+
+@pytest.mark.parametrize("release", sorted(path.name for path in (HERE / "golden").iterdir()))
+def test_a_checkpoint_of_every_release_goes_on(release):
+    golden = Folder(HERE / "golden" / release)
+    manifest, arrays = golden.read(8)
+    trainer = ws.Trainer(small(1))
+    trainer.restore(golden.folder)
+    for i, value in enumerate(trainer.model.get_weights()):
+        np.testing.assert_array_equal(value, arrays[f"params/{i}"])
+    history = trainer.fit(X, Y, batch_size=SIZE, epochs=3, verbose=0)
+    told = dict(manifest.facts["also"]["callbacks"]["told"])["History"]["history"]
+    assert (trainer.run.number, history.epoch) == (3 * BATCHES, [0, 1, 2])
+    assert history.history["loss"][:1] == told["loss"]

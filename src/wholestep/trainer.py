@@ -255,21 +255,22 @@ class Trainer:
     # ---- checkpoints ----
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write a checkpoint of the run as it stands into a folder, and return the checkpoint's own folder.
+        """Write a checkpoint of the run as it stands into a folder, and return the checkpoint's own folder, verified.
 
-        May be called between calls, between two steps, and by callbacks. Waits until all is written and verified.
+        May be called between calls, between two steps, and by callbacks.
 
         Raises:
             SpecificationError: nothing has been trained yet.
             CheckpointError: it could not be written.
         """
-        return save_once(path, self.run, {} if self.executor is None else facts_of(self.executor))
+        with self._guard:
+            return save_once(path, self.run, {} if self.executor is None else facts_of(self.executor))
 
     def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
         """Go on from a checkpoint: the model has its values, and the next `fit` or `steps` goes on where it was taken.
 
         Args:
-            path: a folder of checkpoints, of which the newest good one is taken, or one checkpoint's own folder.
+            path: one checkpoint's own folder, or that of several, for the newest good one.
             only: "weights" puts back the model's weights and seeds, and nothing else.
 
         Raises:
@@ -278,11 +279,10 @@ class Trainer:
         """
         arguments.check_restores(only)
         with self._guard:
-            found = read_one(path, self._setup.check_weights if only else self._setup.check_snapshot)
             if only:
-                self._setup.put_weights(found.snapshot)
+                self._setup.put_weights(read_one(path, self._setup.check_weights).snapshot)
             else:
-                self.run.restore(found.snapshot)
+                self.run.restore(read_one(path, self._setup.check_snapshot).snapshot)
                 self.run.data.last = ""  # by hand, a run may go on with data that were mended
 
     def explain(self) -> str:

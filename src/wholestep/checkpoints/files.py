@@ -1,6 +1,5 @@
 """Files that are whole or not there: created anew, synced, renamed; and a folder that one process writes to."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -22,6 +21,8 @@ class Lock:
     """
 
     def __init__(self, folder: Path):
+        import fcntl  # which Windows lacks: who writes no checkpoints does without
+
         self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

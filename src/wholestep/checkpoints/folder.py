@@ -114,6 +114,7 @@ class Folder:
             os.rename(new, path)
         except OSError as error:
             remove(new)
+            self._put_back()
             needed = sum(array.nbytes for array in arrays.values())
             must = f"The checkpoint of step {step} ({needed} bytes) could not be written to {self.folder}."
             attempt = "look at that folder and its disk; the checkpoints before this one are as they were."
@@ -139,11 +140,15 @@ class Folder:
 
     def clear(self) -> None:
         """Remove what writers left that were stopped. Only whoever holds the lock may."""
-        for path in self.folder.glob(f"{_REPLACED}*"):
-            home = self.folder / f"step-{path.name.removeprefix(_REPLACED)}"
-            remove(path) if home.exists() else os.rename(path, home)
+        self._put_back()
         for path in [*self.folder.glob(".new-*"), *self.folder.glob(".old-*")]:
             remove(path)
+
+    def _put_back(self) -> None:
+        """Let a checkpoint that was to be replaced be there again, unless the other one is."""
+        for path in self.folder.glob(f"{_REPLACED}*"):
+            home = self.folder / f"step-{path.name.removeprefix(_REPLACED)}"
+            remove(path) if home.exists() else path.rename(home)
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of a step; nobody finds half of it."""

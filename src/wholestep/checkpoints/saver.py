@@ -47,7 +47,7 @@ class Saver:
     """
 
     def __init__(self, asked: Checkpoints, run: Run, call: str, batches: Batches, check: Check):
-        self.also = asked.also
+        self.also = asked.also or {}
         self._asked = asked
         self._run = run
         self._folder = Folder(asked.folder)

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from wholestep.checkpoints.folder import Folder
@@ -57,7 +57,7 @@ class Checkpoints:
     keep: int = 3
     keep_best: tuple[str, int] | tuple[str, int, str] | None = None
     resume: bool = True
-    also: Mapping[str, Keeps] = field(default_factory=dict)
+    also: Mapping[str, Keeps] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
@@ -75,7 +75,8 @@ class Checkpoints:
             _check_best(self.keep_best)
         if not isinstance(self.resume, bool):
             raise SpecificationError(message("resume must be True or False.", repr(self.resume), "leave it out."))
-        _check_also(self.also)
+        if self.also is not None:
+            _check_also(self.also)
 
     @classmethod
     def of(cls, given: "str | os.PathLike | Checkpoints | None") -> "Checkpoints | None":
