@@ -7,7 +7,7 @@ of the tutorials (two convolutions, two dense layers; Adam) learns pictures of 2
    and accuracy on test pictures after each epoch;
 2. the same on more devices: a table of the losses and accuracies, which are those of one device but for rounding;
 3. a part of an epoch, and the rest of it;
-4. a checkpoint every second epoch (Keras' own weight file), restored without several devices, and evaluated.
+4. a checkpoint every second epoch, restored without several devices, and evaluated.
 
 The pictures are Fashion-MNIST where Keras can download it, else scikit-learn's digits, enlarged. The global batch has
 64 rows for each of three devices, on one device too: how many there are is not the business of the update. The devices
@@ -19,6 +19,7 @@ are parts of one CPU here, and so cannot be faster than one.
 import argparse
 import os
 import random
+import shutil
 from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -43,12 +44,13 @@ def main(argv=None):
     epochs = 2 if arguments.quick else 4
     name, train, test = digits() if arguments.quick else pictures()
     print(f"{name}: {len(train[0])} rows, {len(test[0])} to test. Engine: {keras.backend.backend()}.", flush=True)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    checkpoints = arguments.out / "checkpoints"
+    shutil.rmtree(checkpoints, ignore_errors=True)  # those of an earlier run
 
     curves, weights = {}, {}
     for num in NUM_REPLICAS:
         print(f"\nOwn loop, {num} {'replica' if num == 1 else 'replicas'}")
-        curves[num], weights[num] = loop(num, train, test, epochs, arguments.out)
+        curves[num], weights[num] = loop(num, train, test, epochs, checkpoints / str(num))
     fitted, fit_weights = fit(NUM_REPLICAS[-1], train, test, epochs)
     print("\n" + table(curves))
     result = {
@@ -57,7 +59,7 @@ def main(argv=None):
         "fit_curve": fitted,
         "between_replicas": max(np.abs(np.subtract(curves[n], curves[1])).max() for n in NUM_REPLICAS[1:]),
         "parts": parts_of_an_epoch(train),
-        "restored": restore(arguments.out / f"epoch_{epochs}.weights.h5", test),
+        "restored": restore(checkpoints / str(NUM_REPLICAS[-1]), test),
         "tested": curves[NUM_REPLICAS[-1]][-1][1:],
     }
     print(f"fit against the own loop, {NUM_REPLICAS[-1]} replicas: {result['fit_differs']} weights differ.")
@@ -128,7 +130,7 @@ def loop(num, train, test, epochs, folder):
         curve.append([last.logs["loss"], *trainer.evaluate(*test, batch_size=BATCH_SIZE, verbose=0)])
         print("  epoch {}: loss {:.4f}, test loss {:.4f}, test accuracy {:.2%}".format(epoch + 1, *curve[-1]))
         if epoch % 2 == 1:
-            trainer.model.save_weights(folder / f"epoch_{epoch + 1}.weights.h5")
+            trainer.save(folder)
     return curve, trainer.model.get_weights()
 
 
@@ -151,11 +153,10 @@ def parts_of_an_epoch(train):
     return f"{before[0]} to {before[-1]}, then {after[0]} to {after[-1]}"
 
 
-def restore(checkpoint, test):
-    """Read a checkpoint into a model on one device; return its test loss and accuracy."""
+def restore(folder, test):
+    """Read the newest checkpoint of a folder into a model on one device; return its test loss and accuracy."""
     trainer = trainer_on(1)
-    trainer.model.optimizer.build(trainer.model.trainable_variables)  # whose moments are in the file too
-    trainer.model.load_weights(checkpoint)
+    trainer.restore(folder, only="weights")
     return trainer.evaluate(*test, batch_size=BATCH_SIZE, verbose=0)
 
 

@@ -12,6 +12,9 @@ def test_the_demo_shows_the_promise_kept(tmp_path, capsys):
     whole, *ours, keras_whole, keras_accumulated = rows
     assert whole.accuracy >= 0.97
     assert all(len(row.losses) == 12 for row in rows)
+    assert ours[-1].name == "wholestep fit, killed (SIGKILL), resumed"
+    assert set(ours[-1].differences) == {0.0}
+    assert ours[-1].losses == whole.losses
     for row in (*ours, keras_whole):
         assert max(row.differences) < 2e-5, row.name
     assert keras_accumulated.differences[-1] > 1e-3

@@ -31,8 +31,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_demo(commands: argparse._SubParsersAction) -> None:
-    text = "Train a classifier of handwritten digits in six ways and compare them. KERAS_BACKEND selects the engine."
-    parser = commands.add_parser("demo", help="train one model in six ways and compare them", description=text)
+    text = "Train a classifier of handwritten digits in seven ways and compare them. KERAS_BACKEND selects the engine."
+    parser = commands.add_parser("demo", help="train one model in seven ways and compare them", description=text)
     parser.add_argument("--epochs", type=_count, default=30, help="epochs of every run (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (default: %(default)s)")
     parser.set_defaults(command=_demo)

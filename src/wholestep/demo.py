@@ -1,14 +1,19 @@
-"""The promise on this machine: one model trained in six ways, and how far the parameters come apart.
+"""The promise on this machine: one model trained in seven ways, and how far the parameters come apart.
 
 The data are scikit-learn's handwritten digits: 1797 scans of 8 x 8 pixels, shipped with the library. Every row has a
 sample weight; these are drawn at random (no annotator gave them), so that no two microbatches weigh the same.
 """
 
+import os
 import random
+import signal
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import keras
 import matplotlib
@@ -16,6 +21,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from wholestep.checkpoints.settings import Checkpoints
 from wholestep.data.batches import Batches
 from wholestep.trainer import Trainer
 
@@ -70,6 +76,14 @@ class Diary(keras.callbacks.Callback):
         self.losses.append(float((logs or {})["loss"]))
         self.weights.append(self.model.get_weights())
 
+    def get_state(self) -> dict[str, Any]:
+        """Return what has been noted, for whoever goes on."""
+        return {"losses": self.losses, "weights": self.weights, "seconds": self.seconds}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on with what was noted before."""
+        self.losses, self.weights, self.seconds = state["losses"], state["weights"], state["seconds"]
+
     def row(self, name: str, test: tuple, reference: list[list[np.ndarray]]) -> Row:
         """Return what the run came to, beside the weights of another one."""
         right = self.model.predict(test[0], verbose=0).argmax(axis=-1) == test[1]
@@ -79,7 +93,7 @@ class Diary(keras.callbacks.Callback):
 
 
 def run(epochs: int, out: Path | str) -> list[Row]:
-    """Train in six ways, print the table, and write the picture `digits-<backend>.png` into the folder `out`.
+    """Train in seven ways, print the table, and write the picture `digits-<backend>.png` into the folder `out`.
 
     Returns:
         One Row a run; the first is the whole batch, with which the others are compared.
@@ -131,7 +145,7 @@ def difference(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(ours, theirs, strict=True))
 
 
-# ---- the six ways ----
+# ---- the seven ways ----
 
 
 def _fit(microbatch_size: int) -> Callable:
@@ -153,6 +167,41 @@ def _own_loop(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> Non
             diary.on_epoch_begin(step.epoch + 1)
 
 
+class _Kills(keras.callbacks.Callback):
+    """Kills its process after so many updates."""
+
+    def __init__(self, update: int):
+        super().__init__()
+        self.update = update
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if int(self.model.optimizer.iterations) == self.update:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _killed(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
+    """Another process is killed in the middle of an epoch; this one goes on from what that one has saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = get_context("spawn").Process(target=_until_killed, args=(model.get_weights(), rows, epochs, folder))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, f"the process ended with {process.exitcode}"
+        _saved(model, rows, epochs, [diary], folder)
+
+
+def _until_killed(start: list[np.ndarray], rows: tuple, epochs: int, folder: str) -> None:
+    model, num = network(), -(-len(rows[0]) // _BATCH)
+    model.set_weights(start)
+    _saved(model, rows, epochs, [Diary(), _Kills(epochs // 2 * num + num // 2)], folder)
+
+
+def _saved(model: keras.Model, rows: tuple, epochs: int, callbacks: list, folder: str) -> None:
+    x, y, weight = rows
+    checkpoints = Checkpoints(folder, every_steps=5)
+    how = {"sample_weight": weight, "callbacks": callbacks, "verbose": 0, "checkpoints": checkpoints}
+    Trainer(model, seed=_SEED).fit(x, y, _BATCH, epochs, **how)
+
+
 def _keras(batch_size: int, accumulation: int | None = None) -> Callable:
     """`keras.Model.fit` on the same rows in the same order: the rows of each epoch are put in order beforehand."""
 
@@ -172,6 +221,7 @@ _RUNS: dict[str, Callable] = {
     "wholestep fit, 10 microbatches of 6": _fit(6),
     "wholestep fit, ragged microbatches (7)": _fit(7),
     "own loop over steps(), microbatches of 6": _own_loop,
+    "wholestep fit, killed (SIGKILL), resumed": _killed,
     "keras fit, whole batch": _keras(_BATCH),
     "keras fit, batch 6, accumulation 10": _keras(6, accumulation=10),
 }

@@ -78,9 +78,9 @@ class Folder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return Lock(self.folder)
-        except OSError as error:
-            must = f"Checkpoints need a folder that can be written to: {self.folder}."
-            raise CheckpointError(message(must, error.strerror or error, "another folder.")) from error
+        except (OSError, ImportError) as error:
+            must = f"Checkpoints need a folder that can be written to and locked: {self.folder}."
+            raise CheckpointError(message(must, str(error), "another folder, on Linux or macOS.")) from error
 
     def write(
         self,
