@@ -5,6 +5,7 @@ import json
 import sys
 
 _TASKS = {
+    "checkpoints": "benchmarks.checkpoints",
     "speed": "benchmarks.speed",
     "draws": "benchmarks.draws",
     "ragged": "benchmarks.ragged",

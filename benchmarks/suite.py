@@ -72,6 +72,13 @@ _PATHS = {  # how many times as fast as Keras, on jax and on tensorflow
     "predict, batch 60": (2, 6),
     "predict, batch 1024": (1.2, 5),
 }
+_CHECKPOINTS = {  # what is compared, and how many times as long as the other it may take
+    "updates": ("saving", "not saving", 1.03),
+    "hold": ("snapshot", "copy", 1.2),
+    "load": ("verified", "plain", 2.0),
+    "small": ("save", "plain write", 3.0),
+    "digest": ("xxh3_128", "2 GB/s", 1.0),
+}
 _NAMES, _ONE = {1: "1 process", 2: "2 processes"}, "wholestep, one replica"
 _RAGGED_FIRST = (Comparison(_BUCKETS, _EACH, {}), Comparison(_BUCKETS, _ALL, {}))
 
@@ -180,6 +187,16 @@ def _draws(engine: str, quick: bool) -> list[Row]:
     return rows
 
 
+def _checkpoints(engine: str, quick: bool) -> list[Row]:
+    """What checkpoints cost beside the least that they could."""
+    found = children.measure("checkpoints", engine, rounds=1 if quick else 2 * _ROUNDS - 1, quick=quick)
+    rows = []
+    for work, (ours, other, most) in _CHECKPOINTS.items():
+        bars = dict.fromkeys(ENGINES, 1 / most)
+        rows += _compare(f"checkpoints: {work}, s", engine, found[work], (Comparison(ours, other, bars),))
+    return rows
+
+
 def _in_turns(rounds: int, contestants: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -205,6 +222,7 @@ _MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
     "paths": _paths,
     "memory": _memory,
     "draws": _draws,
+    "checkpoints": _checkpoints,
     "replica": _replica,
     "processes": _processes,
 }

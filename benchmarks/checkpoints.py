@@ -1,0 +1,131 @@
+"""What checkpoints cost: a loop that saves beside one that does not, and each part beside the least it could take."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+import xxhash
+
+import wholestep as ws
+from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.writer import Room
+
+_EVERY = 50  # updates between two checkpoints
+_OUT = Path(__file__).parent.parent / "out"  # a disk, which the folder for temporary files need not be
+
+
+def measure(rounds: int, quick: bool) -> dict[str, dict[str, list[float]]]:
+    """
+    Return seconds, by what was measured and by contestant.
+
+    Args:
+        quick: small states, whose figures mean nothing.
+    """
+    width, rows, updates = (50, 8, 20) if quick else (1000, 256, 2 * _EVERY)
+    trainer, data = _trainer(width), ws.Batches(_rows(width, rows * 4), rows)
+    next(trainer.steps(data))
+    _OUT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_OUT) as folder:
+        at = Path(folder)
+        contestants: dict[str, dict[str, Callable[[int], float]]] = {
+            "updates": {
+                "saving": lambda i: _updates(trainer, data, updates, at / f"run-{i}"),
+                "not saving": lambda i: _updates(trainer, data, updates, None),
+            },
+            "hold": _hold(trainer),
+            "load": _load(at / "large", 200, (1 << 20) // 20 if not quick else 1 << 10),
+            "small": _small(at / "small"),
+            "digest": _digest(1 << (20 if quick else 28)),
+        }
+        found: dict[str, dict[str, list[float]]] = {}
+        for work, each in contestants.items():
+            found[work] = {name: [] for name in each}
+            for i in range(rounds):
+                for name, seconds in each.items():
+                    found[work][name].append(seconds(i))
+    return found
+
+
+def _trainer(width: int) -> ws.Trainer:
+    layers = [keras.layers.Dense(width, activation="tanh") for _ in range(8)]
+    model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return ws.Trainer(model)
+
+
+def _rows(width: int, num: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(num, width)).astype("float32"), rng.normal(size=(num, 1)).astype("float32")
+
+
+def _updates(trainer: ws.Trainer, data: ws.Batches, num: int, folder: Path | None) -> float:
+    """Return the seconds of so many updates; the last checkpoint is written when they are over."""
+    asked = None if folder is None else ws.Checkpoints(folder, every_steps=num // 2, every_seconds=None, keep=1)
+    data.seek(0)
+    begin = 0.0
+    for i, step in enumerate(trainer.steps(data, epochs=num, checkpoints=asked)):
+        if i in (0, num):
+            _ = step.loss  # waits for the device
+            begin = time.perf_counter() - begin
+        if i == num:
+            break
+    return begin
+
+
+def _hold(trainer: ws.Trainer) -> dict[str, Callable[[int], float]]:
+    """A snapshot into room that is kept, beside a copy into arrays that have been touched."""
+    room = Room()
+    held = list(trainer.run.snapshot(room.copy).arrays.values())
+    copies = [array.copy() for array in held]
+    return {
+        "snapshot": lambda i: _timed(lambda: trainer.run.snapshot(room.copy)),
+        "copy": lambda i: _timed(lambda: [np.copyto(to, array) for to, array in zip(copies, held, strict=True)]),
+    }
+
+
+def _load(path: Path, num: int, size: int) -> dict[str, Callable[[int], float]]:
+    """A verified read, beside a read of the same bytes into fresh arrays, both from a warm cache."""
+    folder = Folder(path)
+    folder.write(1, {f"params/{i}": np.ones(size * 5 // 4, "float32") for i in range(num)}, {})
+    files = sorted(folder.path(1).glob("*.safetensors"))
+
+    def plain() -> list[np.ndarray]:
+        return [np.fromfile(file, np.uint8) for file in files]
+
+    plain()
+    return {"verified": lambda i: _timed(lambda: folder.read(1)), "plain": lambda i: _timed(plain)}
+
+
+def _small(path: Path) -> dict[str, Callable[[int], float]]:
+    """A whole save of 10 MB in 200 leaves, beside one write and fsync of as many bytes."""
+    folder, arrays = Folder(path), {f"params/{i}": np.ones(12_500, "float32") for i in range(200)}
+    content = np.ones(200 * 12_500, "float32")
+
+    def plain() -> None:
+        with open(path / "plain", "wb") as file:
+            file.write(content.data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    path.mkdir()
+    steps = iter(range(1, 1000))
+    return {
+        "save": lambda i: _timed(lambda: folder.write(next(steps), arrays, {})),
+        "plain write": lambda i: _timed(plain),
+    }
+
+
+def _digest(nbytes: int) -> dict[str, Callable[[int], float]]:
+    content = np.ones(nbytes, np.uint8)
+    seconds = nbytes / 2e9
+    return {"xxh3_128": lambda i: _timed(lambda: xxhash.xxh3_128_hexdigest(content)), "2 GB/s": lambda i: seconds}
+
+
+def _timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
