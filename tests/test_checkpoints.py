@@ -221,6 +221,45 @@ def test_a_stream_that_gives_other_batches_is_refused(begins_again, tmp_path):
     assert [step.number for step in trainer.steps(data(1.0))] == [5]
 
 
+class Counted:
+    """An iterator that says where it stands, and goes on from there; counts what it reads."""
+
+    def __init__(self, as_bytes):
+        self.at, self.read, self.as_bytes = 0, 0, as_bytes
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 10:
+            raise StopIteration
+        self.at, self.read = self.at + 1, self.read + 1
+        rows = [self.at, self.at + 7]
+        return X[rows], Y[rows]
+
+    def get_state(self):
+        return str(self.at).encode() if self.as_bytes else {"at": self.at}
+
+    def set_state(self, state):
+        self.at = int(state) if self.as_bytes else state["at"]
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_stream_that_can_tell_where_it_stands_goes_on_from_there(as_bytes, tmp_path):
+    def losses(seed, folder, most=None):
+        stream, told = Counted(as_bytes), []
+        asked = ws.Checkpoints(folder, every_steps=1)
+        for step in ws.Trainer(small(seed)).steps(ws.Batches(stream), checkpoints=asked):
+            told.append(step.loss)
+            if step.number == most:
+                break
+        return told, stream.read
+
+    whole, _ = losses(0, tmp_path / "whole")
+    losses(0, tmp_path / "left", most=5)  # of which four are saved
+    assert losses(1, tmp_path / "left") == (whole[4:], 7)  # and one for its shapes
+
+
 class Again:
     """A stream that can be begun again."""
 

@@ -13,8 +13,8 @@ from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import Snapshot
 from wholestep.checkpoints.unsaved import Unsaved
-from wholestep.data.batches import Batches, kept
-from wholestep.data.epochs import go_to_epoch
+from wholestep.data.batches import Batches
+from wholestep.data.epochs import go_to_epoch, kept
 from wholestep.epoch import run_epoch
 from wholestep.errors import BatchError, message
 from wholestep.evaluate import Look, Pass

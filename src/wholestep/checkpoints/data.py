@@ -56,6 +56,9 @@ def go_to(data: DataPlace, batches: Batches) -> None:
     if batches.position != (0, 0):
         batches.seek(*data.position)
         return
+    if data.state is not None and data.position[1]:
+        batches.go_on(data.position, data.state)
+        return
     last = batches.run_forward(*data.position)
     if data.last and last is not None and digest_of(last) != data.last:
         must = "A stream gives a run that goes on the batches that it gave before."

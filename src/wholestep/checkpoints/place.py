@@ -47,6 +47,7 @@ class DataPlace:
         num_batches: the batches of an epoch, if that is known.
         layout: which rows make which batch, in words; see `wholestep.data.facts`.
         last: a digest of the last batch that was used, of ready-made ones; none if that is not to be looked at.
+        state: where a stream stood after that batch, if the stream can tell.
     """
 
     position: tuple[int, int] = (0, 0)
@@ -54,9 +55,10 @@ class DataPlace:
     num_batches: int | None = None
     layout: dict[str, str] = field(default_factory=dict)
     last: str = ""
+    state: Any = None
 
     @classmethod
     def of_json(cls, facts: dict[str, Any]) -> "DataPlace":
         """Return what was made JSON of."""
         epoch, step = facts["position"]
-        return cls((int(epoch), int(step)), facts["largest"], facts["num_batches"], facts["layout"], facts["last"])
+        return cls(**{**facts, "position": (int(epoch), int(step))})

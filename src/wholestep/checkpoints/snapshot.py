@@ -10,7 +10,7 @@ import numpy as np
 
 from wholestep.errors import SpecificationError, message
 
-_ARRAY = "array"  # {"array": name} stands in the JSON for an array
+_ARRAY, _BYTES = "array", "bytes"  # {"array": name} stands in the JSON for an array, {"bytes": name} for bytes
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ def taken_apart(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, bytes):
+        arrays[name] = np.frombuffer(value, np.uint8)
+        return {_BYTES: name}
     if isinstance(value, Mapping):
         _check_keys(value, name)
         return {key: taken_apart(each, f"{name}/{key}", arrays) for key, each in value.items()}
@@ -61,6 +64,8 @@ def put_together(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         if set(value) == {_ARRAY}:
             array = arrays[value[_ARRAY]]
             return array if array.ndim else array[()]
+        if set(value) == {_BYTES}:
+            return arrays[value[_BYTES]].tobytes()
         return {key: put_together(each, arrays) for key, each in value.items()}
     return [put_together(each, arrays) for each in value] if isinstance(value, list) else value
 
@@ -134,6 +139,6 @@ def plain(path: str) -> str:
 
 def _check_keys(value: Mapping, name: str) -> None:
     strange = [key for key in value if not isinstance(key, str)]
-    if strange or set(value) == {_ARRAY}:
-        must = f"The names in what is kept must be words, and not {_ARRAY!r} alone."
-        raise SpecificationError(message(must, f"{strange or [_ARRAY]} in {name}", "str(key)."))
+    if strange or set(value) in ({_ARRAY}, {_BYTES}):
+        must = f"The names in what is kept must be words, and not {_ARRAY!r} or {_BYTES!r} alone."
+        raise SpecificationError(message(must, f"{strange or list(value)} in {name}", "str(key)."))

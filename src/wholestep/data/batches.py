@@ -8,7 +8,7 @@ import numpy as np
 
 from wholestep.data.order import whole_seed
 from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size, refuse_sizes
-from wholestep.data.source import Arrays, BatchStream, IndexedBatches, Kept, RowError, open_source
+from wholestep.data.source import Arrays, BatchStream, IndexedBatches, RowError, open_source
 from wholestep.data.stream import Stream
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
@@ -33,8 +33,7 @@ class Batches:
             a list of vectors is a list of rows.
         batch_size: rows in an update, 32 if not given; not for ready-made batches. The last batch of an epoch may be
             shorter; no row is dropped and none is used twice.
-        seed: the seed of the order, a whole number.
-        shuffle: whether rows are permuted at all.
+        seed, shuffle: the seed of the order, a whole number, and whether rows are permuted at all.
         tokens: instead of `batch_size`, the places in a batch, padding included, of all its sequences together: rows
             times the sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
         length: how long every row is: int (rows,), which holds for every leaf of a row that has an axis; or a nest of
@@ -124,21 +123,22 @@ class Batches:
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
-        if self.num_batches is None:
+        if (num := self.num_batches) is None:
             raise TypeError("This source does not tell how many batches it has.")
-        return self.num_batches
+        return num
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go to a position; the next batch is the one of this epoch and step. A stream runs forward to it.
 
-        The position after the last batch is the beginning of the next epoch. An iterator has only its next batch, and
-        keeps it.
+        The position after the last batch is the beginning of the next epoch. An iterator has but its next batch.
 
         Raises:
             BatchError: there is no such position; a stream is then at the beginning of its epoch.
         """
         num = self.num_batches
-        if not _is_whole(epoch) or not _is_whole(step) or (num is not None and step > num):
+        if not all(isinstance(n, int | np.integer) and n >= 0 for n in (epoch, step)) or (
+            num is not None and step > num
+        ):
             raise _no_such_place(epoch, step, num)
         position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
         if self._stream is None:
@@ -161,8 +161,7 @@ class Batches:
     def run_forward(self, epoch: int, step: int) -> Tree:
         """Go from the beginning to a position; all that changes on the way is changed again. Return a stream's last.
 
-        A data set is told of every epoch, as it may shuffle then; every pass of a stream is run through, as each may
-        come in another order.
+        A data set is told of every epoch, as it may shuffle then; so every pass of a stream is run through.
 
         Raises:
             BatchError: there is no such position.
@@ -175,6 +174,17 @@ class Batches:
         last = self._run_to(self._stream, epoch, step) if step else last
         self.position = (epoch, step)
         return last
+
+    @property
+    def stream_state(self) -> Any:
+        """Where a stream stands after the batch that was taken last, if it can tell."""
+        return None if self._stream is None else self._stream.state
+
+    def go_on(self, position: tuple[int, int], state: Any) -> None:
+        """Go to a position at which a stream said that this is its state."""
+        assert self._stream is not None
+        self._stream.go_on(state)
+        self.position = position
 
     def rewind(self) -> None:
         """Go to the first batch of the first epoch; an iterator stays where it is."""
@@ -278,10 +288,6 @@ class Batches:
         return self._stream.peek(self.position[1]) is None
 
 
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int | np.integer) and bool(number >= 0)
-
-
 def _no_such_place(epoch: object, step: object, num: int | None) -> BatchError:
     received = f"epoch {epoch}, step {step}" + ("" if num is None else f" where an epoch has {num} batches")
     must = "A position is an epoch and the number of one of its batches, both counted from 0."
@@ -292,9 +298,3 @@ def sized(source: object, batch_size: int | None, **how: Any) -> Batches:
     """Return the batches of a source; the batch size is for those that are not ready-made."""
     batches = Batches(source, **how)
     return batches if batches.is_ready or batch_size is None else Batches(source, batch_size, **how)
-
-
-def kept(batches: Batches) -> Batches:
-    """Return batches that `in_order` begin with the first each time: those of an iterator are kept as they come."""
-    once = isinstance(batches.source, BatchStream) and not batches.source.begins_again
-    return Batches(Kept(iter(batches))) if once else batches

@@ -23,6 +23,7 @@ class Batch(NamedTuple):
         own: which rows of a loaded batch `host` holds, ascending; None if all.
         start: the position in the source.
         end: the position after it.
+        state: where a stream stood after it, if the stream can tell.
     """
 
     host: Tree
@@ -33,6 +34,7 @@ class Batch(NamedTuple):
     own: np.ndarray | None
     start: tuple[int, int]
     end: tuple[int, int]
+    state: Any = None
 
     @property
     def is_resident(self) -> bool:

@@ -1,6 +1,7 @@
 """The epochs of a run, in data whose own epochs may be longer or shorter."""
 
 from wholestep.data.batches import Batches
+from wholestep.data.source import BatchStream, Kept
 
 
 def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:
@@ -21,3 +22,9 @@ def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, on
         is_within = 0 <= at * num + step - epoch * steps_per_epoch < steps_per_epoch
     if not is_within:
         batches.seek(*position)
+
+
+def kept(batches: Batches) -> Batches:
+    """Return batches that `in_order` begin with the first each time: those of an iterator are kept as they come."""
+    once = isinstance(batches.source, BatchStream) and not batches.source.begins_again
+    return Batches(Kept(iter(batches))) if once else batches

@@ -272,7 +272,7 @@ class Loaded:
             raise BatchError(message("A batch must have at least one row.", "0 rows", "leave empty batches out."))
         if full is None:
             full = self._most_so_far(host, count) if batches.is_ready else batches.sampler.full_size(*start)
-        return Batch(host, None, np.arange(count, dtype=np.int32), full, ids, own, start, end)
+        return Batch(host, None, np.arange(count, dtype=np.int32), full, ids, own, start, end, batches.stream_state)
 
     def _most_so_far(self, host: Tree, count: int) -> int:
         """Return the most rows that a ready-made batch of this shape has had."""

@@ -134,8 +134,12 @@ class BatchStream:
         return not isinstance(self.batches, Iterator)
 
     def __iter__(self) -> Iterator[Tree]:
+        return self.drawn_from(iter(self.batches))
+
+    def drawn_from(self, iterator: Iterator) -> Iterator[Tree]:
+        """Draw the batches of an iterator over these, prepared."""
         told, num = self.num_batches, 0
-        for batch in self.batches:
+        for batch in iterator:
             num += 1
             # A copy: a generator may fill the same arrays again while this batch waits for its turn.
             yield self.transform(tree.map_leaves(np.array, numpy_batch(batch)))

@@ -1,8 +1,10 @@
 """A stream as it runs: its batches are drawn one after the other, and the next one can be looked at before."""
 
 import contextlib
+import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from wholestep.data.source import BatchStream
 from wholestep.tree import Tree
@@ -22,6 +24,8 @@ class Stream:
         self._source = source
         self._running: Iterator[Tree] | None = None
         self._peeked: Tree | None = None
+        self._get_state: Callable[[], Any] | None = None
+        self.state: Any = None  # of the iterator after the batch that was drawn last, if it has `get_state`
         self.has_ended = False  # whether the last batch was drawn, and its end was seen
 
     @property
@@ -47,7 +51,7 @@ class Stream:
             batch, self._peeked = self._peeked, None
             return batch
         try:
-            return next(self._at(step))
+            return self._next(step)
         except StopIteration:
             self.has_ended = True
             raise
@@ -74,11 +78,29 @@ class Stream:
     def peek(self, step: int) -> Tree | None:
         """Return the next batch, and keep it; None if there is none."""
         if self._peeked is None:
-            self._peeked = next(self._at(step), None)
+            with contextlib.suppress(StopIteration):
+                self._peeked = self._next(step)
             self.has_ended = self._peeked is None
         return self._peeked
 
-    def _at(self, step: int) -> Iterator[Tree]:
+    def go_on(self, state: Any) -> None:
+        """Begin again where an iterator of this kind stood when it returned its state."""
+        self._begin(state)
+        self._peeked = None
+
+    def _next(self, step: int) -> Tree:
         if self._running is None or (self.has_ended and step == 0 and self.begins_again):
-            self._running, self.has_ended = iter(self._source), False
-        return self._running
+            self._begin()
+        assert self._running is not None
+        batch = next(self._running)
+        if self._get_state is not None:
+            self.state = copy.deepcopy(self._get_state())
+        return batch
+
+    def _begin(self, state: Any = None) -> None:
+        iterator: Any = iter(self._source.batches)
+        if state is not None:
+            iterator.set_state(state)
+        has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+        self._get_state = iterator.get_state if has_state else None
+        self._running, self.has_ended, self.state = self._source.drawn_from(iterator), False, None

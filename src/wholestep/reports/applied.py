@@ -3,6 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -40,7 +41,8 @@ class Applied:
         self._ending: Ending | None = None
         self._latest: Callable[[], Report | None] = lambda: None
         self._unnoted: deque[Callable[[], Report | None]] = deque()  # which may have left updates out
-        self._last = (0, "")  # the number of an update, and a digest of its batch
+        # Of an update its number, its batch's digest, the stream's state.
+        self._last: tuple[int, str, Any] = (0, "", None)
         self._iterations: Tensor | None = None
 
     def note_sent(self, report: Report) -> None:
@@ -60,7 +62,7 @@ class Applied:
         if (latest := self._latest()) is not None:
             last = latest.block.batches[-1]
             is_ready = last.ids is None and not last.is_resident
-            self._last = run.number, digest_of(last.host) if is_ready else ""
+            self._last = run.number, digest_of(last.host) if is_ready else "", last.state
 
     @property
     def was_moved(self) -> bool:
@@ -91,7 +93,7 @@ class Applied:
         """
         self.settle(run)
         self.note_last(run)
-        run.data.last = self._last[1] if self._last[0] == run.number else ""
+        run.data.last, run.data.state = self._last[1:] if self._last[0] == run.number else ("", None)
         latest = self._latest()
         if latest is not None:
             run.place.latest = latest.numbers(latest.block.num - 1)
