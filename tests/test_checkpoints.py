@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from shares import on, share
-from test_snapshot import BATCHES, SIZE, SOURCES, Takes, X, Y, check_same_bits, leaves, made, rows, small
+from test_snapshot import BATCHES, JAX, SIZE, SOURCES, Takes, X, Y, check_same_bits, leaves, made, rows, small
 
 import wholestep as ws
 from wholestep.checkpoints.folder import Folder
@@ -258,6 +258,22 @@ def test_a_stream_that_can_tell_where_it_stands_goes_on_from_there(as_bytes, tmp
     whole, _ = losses(0, tmp_path / "whole")
     losses(0, tmp_path / "left", most=5)  # of which four are saved
     assert losses(1, tmp_path / "left") == (whole[4:], 7)  # and one for its shapes
+
+
+def test_a_stream_that_is_drawn_ahead_goes_on_after_the_batch_that_was_used(tmp_path, monkeypatch):
+    large = property(lambda self: 64, lambda self, value: None)
+    monkeypatch.setattr("wholestep.dispatch.size.DispatchSize.size", large, raising=False)
+    asked = ws.Checkpoints(tmp_path / "whole", every_seconds=1e-9, keep=99)
+    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    history = whole.fit(Counted(False), verbose=0, checkpoints=asked).history
+    steps = steps_in(asked.folder)
+    assert steps == ([4, 8, 10] if JAX else list(range(1, 11)))
+    for step in (4, 8):
+        stream = Counted(False)
+        own = taken_from(tmp_path / "whole", step, tmp_path / str(step))
+        assert other.fit(stream, verbose=0, checkpoints=own).history == history
+        assert stream.read == 10 - step + 1
+        check_same_bits(leaves(whole.model), leaves(other.model))
 
 
 class Again:
