@@ -412,3 +412,21 @@ def test_a_checkpoint_takes_the_place_of_one_of_its_step_or_that_one_stays(folde
     folder.clear()  # by whoever holds the lock next
     equal(folder.read(5)[1], new)
     assert os.listdir(folder.folder) == ["step-00000005"]
+
+
+def test_a_checkpoint_that_cannot_take_the_place_of_another_leaves_that_one(folder, monkeypatch):
+    kept = some(3)
+    folder.write(5, kept, {})
+    real, seen = os.rename, []
+
+    def fails(*paths):
+        seen.append(paths)
+        if len(seen) == 2:
+            raise OSError(5, "EIO")
+        real(*paths)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(ws.CheckpointError, match="EIO"):
+        folder.write(5, some(2), {}, replaces=True)
+    equal(folder.read(5)[1], kept)
+    assert os.listdir(folder.folder) == ["step-00000005"]
