@@ -430,3 +430,15 @@ def test_a_checkpoint_that_cannot_take_the_place_of_another_leaves_that_one(fold
         folder.write(5, some(2), {}, replaces=True)
     equal(folder.read(5)[1], kept)
     assert os.listdir(folder.folder) == ["step-00000005"]
+
+
+def test_an_older_one_that_cannot_be_removed_is_told(folder, monkeypatch):
+    folder.write(1, some(), {})
+
+    def fails(*paths):
+        raise OSError(13, "EACCES")
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(ws.CheckpointError, match=r"must be removed: .*step-00000001\. Received: EACCES"):
+        folder.remove(1)
+    assert folder.steps() == [1]

@@ -6,6 +6,7 @@ A checkpoint is written beside the others under a name of its own, synced, and r
 files are read back and verified, and only then do older ones go.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -112,9 +113,11 @@ class Folder:
                     path, self.folder / f"{_REPLACED}{step:08d}"
                 )  # whoever comes next puts it back, or removes it
             os.rename(new, path)
+            sync_folder(self.folder)
         except OSError as error:
-            remove(new)
-            self._put_back()
+            with contextlib.suppress(OSError):
+                remove(new)
+                self._put_back()
             needed = sum(array.nbytes for array in arrays.values())
             must = f"The checkpoint of step {step} ({needed} bytes) could not be written to {self.folder}."
             attempt = "look at that folder and its disk; the checkpoints before this one are as they were."
@@ -122,7 +125,6 @@ class Folder:
         except BaseException:
             remove(new)
             raise
-        sync_folder(self.folder)
         self.verify(step)
         remove(self.folder / f"{_REPLACED}{step:08d}")
         return path
@@ -151,9 +153,18 @@ class Folder:
             remove(path) if home.exists() else path.rename(home)
 
     def remove(self, step: int) -> None:
-        """Remove the checkpoint of a step; nobody finds half of it."""
+        """Remove the checkpoint of a step; nobody finds half of it.
+
+        Raises:
+            CheckpointError: it cannot be removed.
+        """
         old = self.folder / f".old-{uuid.uuid4().hex[:12]}"
-        os.rename(self.path(step), old)
+        try:
+            os.rename(self.path(step), old)
+        except OSError as error:
+            must = f"An older checkpoint must be removed: {self.path(step)}."
+            attempt = "look at that folder; the newer ones are as they should be."
+            raise CheckpointError(message(must, error.strerror or error, attempt)) from error
         remove(old)
 
     # ---- reading ----

@@ -13,6 +13,7 @@ from wholestep.checkpoints import retention
 from wholestep.checkpoints.data import check_goes_on, unlike
 from wholestep.checkpoints.facts import differences, direction, facts_of
 from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.place import DataPlace, Place
 from wholestep.checkpoints.reading import Found, newest
 from wholestep.checkpoints.retention import Value
@@ -119,7 +120,7 @@ class Saver:
             run.restore(found.snapshot)
             self._saved, self._name = run.number, found.manifest.step
 
-    def _check_found(self, snapshot: Snapshot, manifest: Any) -> None:
+    def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Refuse other data and another model, before anything changes."""
         facts = snapshot.facts
         place, data = Place(**facts["place"]), DataPlace.of_json(facts["data"])

@@ -180,7 +180,7 @@ class Batches:
         """Where a stream stands after the batch that was taken last, if it can tell."""
         return None if self._stream is None else self._stream.state
 
-    def go_on(self, position: tuple[int, int], state: Any) -> None:
+    def go_on(self, position: tuple[int, int], state: object) -> None:
         """Go to a position at which a stream said that this is its state."""
         assert self._stream is not None
         self._stream.go_on(state)

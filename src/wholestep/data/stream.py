@@ -83,7 +83,7 @@ class Stream:
             self.has_ended = self._peeked is None
         return self._peeked
 
-    def go_on(self, state: Any) -> None:
+    def go_on(self, state: object) -> None:
         """Begin again where an iterator of this kind stood when it returned its state."""
         self._begin(state)
         self._peeked = None
@@ -97,7 +97,7 @@ class Stream:
             self.state = copy.deepcopy(self._get_state())
         return batch
 
-    def _begin(self, state: Any = None) -> None:
+    def _begin(self, state: object = None) -> None:
         iterator: Any = iter(self._source.batches)
         if state is not None:
             iterator.set_state(state)
