@@ -77,7 +77,16 @@ EITHER = {
         "test_single",
         "test_source",
     ),
-    *("test_shell", "test_single", "test_store", "test_stream", "test_translate_dates", "test_tree", "test_weights"),
+    *(
+        "test_shell",
+        "test_single",
+        "test_stopping",
+        "test_store",
+        "test_stream",
+        "test_translate_dates",
+        "test_tree",
+        "test_weights",
+    ),
 }
 
 

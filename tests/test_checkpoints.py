@@ -434,6 +434,27 @@ def test_what_else_a_loop_has_goes_with_it(tmp_path):
         assert counts.count == expected
 
 
+def test_a_loop_that_has_ended_carries_out_nothing_more(tmp_path):
+    """However its last update falls."""
+    for seed, expected in ((0, 2 * BATCHES), (1, 0), (2, 0)):
+        trainer, counts = ws.Trainer(small(seed)), Keeps()
+        asked = ws.Checkpoints(tmp_path, every_steps=5, also={"counts": counts})
+        steps = trainer.steps(ws.Batches((X, Y), SIZE), epochs=2, checkpoints=asked)
+        assert sum(1 for _ in steps) == expected
+        assert trainer.run.number == 2 * BATCHES
+    with pytest.raises(ws.SpecificationError, match="left inside of steps"):
+        ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+
+
+def test_what_is_given_up_is_said(tmp_path, capfd):
+    trainer = ws.Trainer(small())
+    trainer.fit(X, Y, checkpoints=tmp_path, **HOW)
+    trainer.fit(X, Y, **HOW)
+    trainer.fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": 4})
+    assert trainer.run.number == LAST + BATCHES
+    assert f"given up: {LAST} updates since then" in capfd.readouterr().err
+
+
 def test_what_else_a_fit_has_goes_with_it(tmp_path):
     counts = Keeps(7)
     ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, also={"counts": counts}), **HOW)

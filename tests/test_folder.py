@@ -1,5 +1,6 @@
 """A checkpoint is there as a whole or not at all, damage is found, and nothing but numbers is read. Needs no engine."""
 
+import errno
 import json
 import os
 import subprocess
@@ -87,7 +88,8 @@ def test_what_is_not_known_is_kept_and_an_unknown_format_is_refused_by_name(fold
     assert manifest.rest["news"] == "of a later release"
     rewrite(folder, 1, format=2)
     with pytest.raises(ws.CheckpointError, match=r"must be of format 1\. It is of format 2"):
-        folder.manifest(1)
+        list(folder.newest())
+    assert (folder.steps(), folder.bad()) == ([1], [])  # it may be good
 
 
 def test_numbers_that_no_file_holds_are_refused_before_anything_is_there(folder):
@@ -379,6 +381,54 @@ def test_a_lock_ends_with_its_process(tmp_path):
     environment = os.environ | {"PYTHONPATH": source}
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment).returncode == -9
     Lock(tmp_path).release()
+
+
+def test_a_lock_is_not_held_by_who_was_forked(tmp_path):
+    source = str(Path(ws.__file__).parent.parent)
+    script = "import os, sys, time; from pathlib import Path; from wholestep.checkpoints.files import Lock\n"
+    script += "lock = Lock(Path(sys.argv[1]))\nif os.fork() == 0: time.sleep(30); os._exit(0)\n"
+    script += "time.sleep(0.2); {}"
+    environment = os.environ | {"PYTHONPATH": source}
+    for end in ("os.kill(os.getpid(), 9)", "lock.release(); Lock(Path(sys.argv[1])).release()"):
+        command = [sys.executable, "-c", script.format(end), str(tmp_path)]
+        code = subprocess.run(command, env=environment, stderr=subprocess.DEVNULL).returncode
+        assert code == (-9 if "kill" in end else 0)
+        Lock(tmp_path).release()
+
+
+def test_what_cannot_be_read_now_is_not_set_aside(folder, monkeypatch):
+    folder.write(1, some(), {})
+    folder.write(2, some(), {})
+    real = os.open
+
+    def fails(path, *arguments, **named):
+        if str(path).endswith("safetensors"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(ws.CheckpointError, match="Too many open files"):
+        list(folder.newest())
+    monkeypatch.undo()
+    assert (folder.steps(), folder.bad()) == ([2, 1], [])
+
+
+def test_a_checkpoint_that_takes_the_place_of_another_and_is_damaged_gives_it_back(folder, monkeypatch):
+    kept = some(3)
+    folder.write(5, kept, {})
+
+    def damages(step):
+        file = next(folder.path(step).glob("*.safetensors"))
+        file.write_bytes(file.read_bytes()[:-1])
+        raise ws.CheckpointError("read back otherwise than written")
+
+    monkeypatch.setattr(folder, "verify", damages)
+    with pytest.raises(ws.CheckpointError, match="read back"):
+        folder.write(5, some(2), {}, replaces=True)
+    monkeypatch.undo()
+    folder.clear()
+    equal(folder.read(5)[1], kept)
+    assert [path.name for path in folder.bad()] == ["bad-00000005-1"]
 
 
 def test_what_stopped_writers_left_is_cleared(folder):

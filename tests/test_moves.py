@@ -71,6 +71,7 @@ def go_on(run, out):
     np.savez(out, loss=history["loss"], **named)
 
 
+@on("jax")
 def test_a_run_goes_on_with_the_other_engine(tmp_path):
     trainer, run, out = ws.Trainer(made(), **NO_XLA), tmp_path / "run", tmp_path / "out.npz"
     trainer.fit(X, Y, batch_size=SIZE, epochs=2, verbose=0)

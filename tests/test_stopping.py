@@ -88,6 +88,51 @@ def test_a_terminated_run_saves_at_the_next_boundary_and_goes_on(hook, tmp_path,
     assert not handler
 
 
+class Terminates(keras.utils.PyDataset):
+    """Raises the signal while the first batch of the second epoch is loaded."""
+
+    def __init__(self, come=None):
+        super().__init__()
+        self.come, self.epoch = come, 0
+
+    def __len__(self):
+        return BATCHES
+
+    def __getitem__(self, i):
+        if self.come is not None and (self.epoch, i) == (1, 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)  # the main thread notes it before there is a batch
+        return X[i * SIZE : (i + 1) * SIZE], Y[i * SIZE : (i + 1) * SIZE]
+
+    def on_epoch_end(self):
+        self.epoch += 1
+
+
+def test_a_run_that_is_terminated_between_an_epochs_beginning_and_its_first_batch_begins_it_once(tmp_path, handler):
+    def train(data, checkpoints=None, seed=0):
+        halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        trainer = ws.Trainer(small(seed))
+        trainer.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[halves], checkpoints=checkpoints)
+        return trainer.model
+
+    whole = train(Terminates())
+    with pytest.raises(SystemExit):
+        train(Terminates("now"), tmp_path)
+    assert steps_in(tmp_path) == [BATCHES]
+    check_same_bits(leaves(whole), leaves(train(Terminates(), tmp_path, seed=1)))
+
+
+def test_a_run_that_was_terminated_at_its_end_has_ended_after_the_next(tmp_path, handler):
+    seen, how = [], HOW | {"validation_data": (X[:9], Y[:9]), "epochs": 1}
+    with pytest.raises(SystemExit):
+        ws.Trainer(small()).fit(X, Y, callbacks=[Raises("on_test_begin", BATCHES)], checkpoints=tmp_path, **how)
+    for _ in range(3):
+        counting = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_, **__: seen.append("ended"))
+        counting.on_test_begin = lambda logs=None: seen.append("validated")
+        ws.Trainer(small(1)).fit(X, Y, callbacks=[counting], checkpoints=tmp_path, **how)
+    assert seen == ["validated", "ended"]
+
+
 def loop(asked, body=lambda number: None, trainer=None):
     """Carry out an epoch, and do something after every step."""
     for step in (trainer or ws.Trainer(small())).steps(ws.Batches((X, Y), SIZE), checkpoints=asked):
@@ -260,7 +305,8 @@ def test_what_is_saved_is_the_state_of_its_step_whatever_changes_while_it_is_wri
     check_same_bits([Folder(tmp_path).read(4)[1][f"params/{i}"] for i in range(2)], kept[4])
 
 
-def test_the_next_save_waits_for_the_one_before_and_says_so_once(tmp_path, capfd):
+def test_the_next_save_waits_for_the_one_before_and_says_so_once(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("wholestep.checkpoints.writer._SHORT", 0.0)
     writer, goes_on, written = Writer(), threading.Event(), []
 
     def work():

@@ -1,6 +1,7 @@
 """Small models of the kinds that users bring, each with data of its own. No two of them are trained by one path."""
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -524,7 +525,9 @@ def mixed_float16():
 
 @kind(VECTORS, TARGETS, large=True)
 def float64():
-    return chain(VECTORS, L.Dense(3, dtype="float64"), L.Dense(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX has no 64 bits unless asked, and says so
+        return chain(VECTORS, L.Dense(3, dtype="float64"), L.Dense(2))
 
 
 class Doubling:

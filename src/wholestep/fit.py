@@ -109,7 +109,7 @@ def _run_epochs(
     if resumed is None and begin:
         go_to_epoch(batches, begin, steps, once=once)
     feed = executor.feed(run, batches)
-    is_at_start = run.place.done == 0 and run.place.logs is None
+    is_at_start = not run.place.is_open
     if resumed is not None and (is_at_start or begin >= last):  # nothing of the epoch was done, or is to be done
         run.put_back_also(resumed)
         run.restored = resumed = None
@@ -117,6 +117,7 @@ def _run_epochs(
         if resumed is None:
             run.begin_epoch(epoch, batches.position)
         watch.callbacks.on_epoch_begin(epoch)
+        run.place.is_open = True
         if resumed is None:
             executor.begin_epoch(run)
         else:  # what was told above may have changed what was put back already, such as the learning rate

@@ -194,7 +194,7 @@ class Run:
         self.state, self.variables = None, None
         self.number, self.num_skipped = facts["number"], facts["num_skipped"]
         self.begins, self.epochs = facts["begins"], facts["epochs"]
-        self.place, self.data = Place(**facts["place"]), DataPlace.of_json(facts["data"])
+        self.place, self.data = Place.of_json(facts["place"]), DataPlace.of_json(facts["data"])
         self.findings = Findings.of_json(facts["findings"])
         self.layout = None if facts["layout"] is None else ReportLayout.of_json(facts["layout"])
         self.restored, self.also = snapshot, {}

@@ -115,6 +115,7 @@ def run_steps(
                 executor.dispatcher.finish()
                 executor.applied.note_skipped(run, unread)
         executor.meet(feed)
+    saver.finish()
     run.place = Place()
 
 

@@ -176,7 +176,6 @@ class Trainer:
                 saver.open(executor, [])
             with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
                 yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
-                saver.finish()
         self._setup.finish()
 
     def update(self, batch: Tree) -> Mapping[str, Any]:

@@ -1,16 +1,22 @@
 """Files that are whole or not there: created anew, synced, renamed; and a folder that one process writes to."""
 
+import errno
 import json
 import os
 import shutil
 import stat
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 from wholestep.errors import CheckpointError, message
 
 _CHUNK = 1 << 24
+
+
+class UnreadableError(CheckpointError):
+    """What cannot be read here may be good: nobody sets it aside."""
 
 
 class Lock:
@@ -35,12 +41,38 @@ class Lock:
         os.ftruncate(self._file, 0)
         me = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         os.pwrite(self._file, json.dumps(me).encode(), 0)
+        _held.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has not been released."""
+        return self._file >= 0
 
     def release(self) -> None:
         """Let others write. More than once does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self.is_held:
+            import fcntl
+
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # a process that was forked may hold the file too
+            self.close()
+
+    def close(self) -> None:
+        """Hold the file no longer, as a process that was forked: the lock is as it was."""
+        os.close(self._file)
+        self._file = -1
+
+
+_held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for lock in list(_held):
+        if lock.is_held:
+            lock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def create(path: Path) -> int:
@@ -69,11 +101,14 @@ def open_regular(path: Path, nbytes: int | None = None, most: int | None = None)
 
     Raises:
         CheckpointError: it is missing, a link, no regular file, or of another size.
+        UnreadableError: it is there, and cannot be opened now.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be opened: {error.strerror or error}.") from error
+        is_damage = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+        kind = CheckpointError if is_damage else UnreadableError
+        raise kind(f"{path.name} cannot be opened: {error.strerror or error}.") from error
     found = os.fstat(file)
     why = "" if stat.S_ISREG(found.st_mode) else f"{path.name} is not a regular file."
     if not why and nbytes is not None and found.st_size != nbytes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import manifest as manifests
-from wholestep.checkpoints.files import Lock, check_room, create, remove, sync_folder, write_all
+from wholestep.checkpoints.files import Lock, UnreadableError, check_room, create, remove, sync_folder, write_all
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.errors import CheckpointError, SpecificationError, message
 
@@ -109,9 +109,8 @@ class Folder:
             new.mkdir()
             self._fill(new, Manifest(step, [], [], dict(facts), dict(rest or {})), arrays)
             if path.exists():
-                os.rename(
-                    path, self.folder / f"{_REPLACED}{step:08d}"
-                )  # whoever comes next puts it back, or removes it
+                # Whoever comes next puts it back, or removes it.
+                os.rename(path, self.folder / f"{_REPLACED}{step:08d}")
             os.rename(new, path)
             sync_folder(self.folder)
         except OSError as error:
@@ -125,7 +124,7 @@ class Folder:
         except BaseException:
             remove(new)
             raise
-        self.verify(step)
+        self.verify(step)  # else whoever comes next puts back what was replaced
         remove(self.folder / f"{_REPLACED}{step:08d}")
         return path
 
@@ -147,9 +146,17 @@ class Folder:
             remove(path)
 
     def _put_back(self) -> None:
-        """Let a checkpoint that was to be replaced be there again, unless the other one is."""
+        """Let a checkpoint that was to be replaced be there again, unless the other one is, and is good."""
         for path in self.folder.glob(f"{_REPLACED}*"):
-            home = self.folder / f"step-{path.name.removeprefix(_REPLACED)}"
+            number = path.name.removeprefix(_REPLACED)
+            home = self.folder / f"step-{number}"
+            if home.exists():
+                try:
+                    self.verify(int(number))
+                except UnreadableError:
+                    continue
+                except CheckpointError as error:
+                    self.set_aside(int(number), str(error))
             remove(path) if home.exists() else path.rename(home)
 
     def remove(self, step: int) -> None:
@@ -220,11 +227,19 @@ class Folder:
         Args:
             check: as of `read`.
             tell: is told of damaged ones, and why; None if they are to be set aside.
+
+        Raises:
+            CheckpointError: one cannot be read here, which may be good.
         """
         tell = tell or self.set_aside
         for step in self.steps():
             try:
                 found = self.read(step, check)
+            except UnreadableError:
+                raise
+            except OSError as error:
+                must = f"{self.path(step)} must be there to be read."
+                raise CheckpointError(message(must, error.strerror or error, "look at its disk.")) from error
             except CheckpointError as error:
                 if self.path(step).exists():  # its writer may have removed it meanwhile
                     tell(step, str(error))

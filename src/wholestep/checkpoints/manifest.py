@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
-from wholestep.checkpoints.files import create, open_regular, read_into, write_all
+from wholestep.checkpoints.files import UnreadableError, create, open_regular, read_into, write_all
 from wholestep.errors import CheckpointError
 
 FORMAT = 1
@@ -73,11 +73,13 @@ def read(folder: Path) -> Manifest:
     """Return the manifest of a folder; no byte of an array is read.
 
     Raises:
-        CheckpointError: it is missing, damaged, of an unknown format, or says what cannot be.
+        CheckpointError: it is missing, damaged, or says what cannot be.
+        UnreadableError: it is of an unknown format.
     """
     said = _verified(folder / NAME)
     if said.get("format") != FORMAT:
-        raise CheckpointError(f"{NAME} must be of format {FORMAT}. It is of format {said.get('format')!r}.")
+        told = f"{folder}: {NAME} must be of format {FORMAT}. It is of format {said.get('format')!r}."
+        raise UnreadableError(f"{told} Try: the release that wrote it.")
     try:
         files = [_file(part) for part in said["files"]]
         leaves = [_leaf(part) for part in said["leaves"]]

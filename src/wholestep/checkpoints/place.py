@@ -1,6 +1,6 @@
 """Where a call and its data stand, and what else goes with a run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 
@@ -23,6 +23,7 @@ class Place:
         epoch: the call's epoch.
         done: how many updates of it have been carried out.
         began: the epoch of the data in which it began.
+        is_open: whether callbacks have been told that it begins.
         logs: what callbacks are told at its end, once all its updates and its validation have been carried out.
         told: how many callbacks have been told so.
         latest: the numbers of the last update, where a snapshot was taken after it.
@@ -32,9 +33,15 @@ class Place:
     epoch: int = 0
     done: int = 0
     began: int = 0
+    is_open: bool = False
     logs: dict[str, Any] | None = None
     told: int = 0
     latest: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_json(cls, facts: dict[str, Any]) -> "Place":
+        """Return what was made JSON of; what a later release may have added is left out."""
+        return cls(**_known(cls, facts))
 
 
 @dataclass
@@ -61,4 +68,8 @@ class DataPlace:
     def of_json(cls, facts: dict[str, Any]) -> "DataPlace":
         """Return what was made JSON of."""
         epoch, step = facts["position"]
-        return cls(**{**facts, "position": (int(epoch), int(step))})
+        return cls(**{**_known(cls, facts), "position": (int(epoch), int(step))})
+
+
+def _known(kind: type, facts: dict[str, Any]) -> dict[str, Any]:
+    return {field.name: facts[field.name] for field in fields(kind) if field.name in facts}

@@ -61,6 +61,8 @@ class Saver:
         self._found: Found | None = None
         self._saved = 0  # the number of the update after which the newest checkpoint was taken
         self._name = 0  # and the step that it is called by
+        self._stood = self._here  # and where the run stood
+        self._given_up = 0  # updates of this process that the folder does not know of
         self._since = time.monotonic()
 
     def __enter__(self) -> "Saver":
@@ -117,13 +119,14 @@ class Saver:
         if found is not None:
             if self._asked.keep_best is not None:
                 self._values = retention.values_of(folder, self._asked.keep_best[0])
+            self._given_up = run.number - found.snapshot.facts["number"]
             run.restore(found.snapshot)
             self._saved, self._name = run.number, found.manifest.step
 
     def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Refuse other data and another model, before anything changes."""
         facts = snapshot.facts
-        place, data = Place(**facts["place"]), DataPlace.of_json(facts["data"])
+        place, data = Place.of_json(facts["place"]), DataPlace.of_json(facts["data"])
         if place.call:
             check_goes_on(place, data, self._call, self._batches)
             if differing := unlike(manifest.rest.get("content") or self._content, self._content):
@@ -138,7 +141,7 @@ class Saver:
         Args:
             unknown: the callbacks whose state nobody knows.
         """
-        self._facts = facts_of(executor)
+        self._facts, self._stood = facts_of(executor), self._here
         self._mode = direction(executor, self._asked.keep_best)
         found, place = self._found, self._run.place
         if found is None:
@@ -146,6 +149,7 @@ class Saver:
             return
         told = [f"wholestep: goes on from {found.path}, after update {self._run.number}"]
         told[0] += f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
+        told += [f"given up: {self._given_up} updates since then"] if self._given_up > 0 else []
         told += [f"set aside: {', '.join(found.aside)}"] if found.aside else []
         otherwise = differences(found.manifest.rest.get("run") or {}, self._facts)
         told += [f"otherwise than before: {otherwise}"] if otherwise else []
@@ -174,6 +178,11 @@ class Saver:
     @property
     def _has_moved(self) -> bool:
         return self._run.number != self._saved
+
+    @property
+    def _here(self) -> tuple:
+        place = self._run.place
+        return place.epoch, place.done, place.logs is None
 
     def save(self) -> None:
         """Save the run, as it stands at this boundary; the callbacks know of every update.
@@ -225,7 +234,8 @@ class Saver:
     def _save(self, value: Value | None) -> None:
         self._writer.wait(tells=True)
         is_judged = value is not None and self._name not in self._values
-        if self._has_moved or (is_judged and self._name > 0):
+        is_elsewhere = is_judged or self._stood != self._here
+        if self._has_moved or (is_elsewhere and self._name > 0):
             number, has_moved = self._run.number, self._has_moved
             snapshot = self._run.snapshot(self._room.copy)
             # A dynamic loss scale may count back; the newest checkpoint is the one with the highest name all the same.
@@ -235,7 +245,7 @@ class Saver:
                 self._values[name] = value
                 rest |= retention.as_told(self._asked.keep_best[0], value)
             self._writer.start(partial(self._commit, name, snapshot, rest, dict(self._values), not has_moved))
-            self._saved, self._name = number, name
+            self._saved, self._name, self._stood = number, name, self._here
         self._since = time.monotonic()
         if self._termination.has_come:
             self._writer.wait()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+_SHORT = 1.0  # seconds that nobody need hear of
+
 
 class Room:
     """Room on the host for a copy of a state. It is kept, as memory that was never touched costs five times as much."""
@@ -60,6 +62,7 @@ class Writer:
             CheckpointError: it could not be written. Or whatever else went wrong; told once.
         """
         if self._thread is not None:
+            self._thread.join(_SHORT if tells else None)
             if tells and not self._has_told and self._thread.is_alive():
                 self._has_told = True
                 self._tell(
