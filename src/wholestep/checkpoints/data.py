@@ -19,7 +19,10 @@ def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches) ->
     """
     if place.call != call:
         must = f"A run that was left inside of {place.call} goes on with {place.call}."
-        attempt = f"call {place.call} with the arguments it had, or restore(snapshot, goes_on=False)."
+        attempt = (
+            f"call {place.call} with the arguments it had; or begin anew, in another folder, after restore(snapshot, "
+        )
+        attempt += 'goes_on=False) or trainer.restore(path, only="weights").'
         raise SpecificationError(message(must, call, attempt))
     here = layout_of(batches)
     differing = unlike(data.layout, here)

@@ -51,9 +51,6 @@ class Lock:
     def release(self) -> None:
         """Let others write. More than once does nothing."""
         if self.is_held:
-            import fcntl
-
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # a process that was forked may hold the file too
             self.close()
 
     def close(self) -> None:
