@@ -13,7 +13,7 @@ from keras import layers
 import wholestep as ws
 from benchmarks.speed import epochs_of_a_turn, seconds
 from benchmarks.works import WORKS, Work
-from wholestep.model.forward import Forward
+from wholestep.model.draw_facts import DrawFact
 
 _PARTS = 4
 
@@ -64,10 +64,13 @@ def _run(work: Any, data: dict[str, np.ndarray], microbatch_size: int | str, *, 
 
 @contextlib.contextmanager
 def _as_ever() -> Iterator[None]:
-    """Let Keras draw as ever while a program is made."""
-    ours = Forward._drawing
-    Forward._drawing = lambda *_: contextlib.nullcontext()  # type: ignore[method-assign]
+    """Let the engine's own generator draw while a program is made, for each microbatch from a seed of its own.
+
+    From one seed for all, XLA would draw once for all microbatches, and do what follows once.
+    """
+    ours = DrawFact.is_ours
+    DrawFact.is_ours = property(lambda fact: False)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        Forward._drawing = ours  # type: ignore[method-assign]
+        DrawFact.is_ours = ours  # type: ignore[method-assign]
