@@ -43,33 +43,23 @@ class Lock:
         os.pwrite(self._file, json.dumps(me).encode(), 0)
         _held.add(self)
 
-    @property
-    def is_held(self) -> bool:
-        """Whether it has not been released."""
-        return self._file >= 0
-
     def release(self) -> None:
-        """Let others write. More than once does nothing."""
-        if self.is_held:
-            self.close()
-
-    def close(self) -> None:
-        """Hold the file no longer, as a process that was forked: the lock is as it was."""
-        os.close(self._file)
-        self._file = -1
+        """Let others write. More than once does nothing, and in a forked process the lock stays its parent's."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
-def _close_in_child() -> None:
+def _release_in_child() -> None:
     for lock in list(_held):
-        if lock.is_held:
-            lock.close()
+        lock.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 def create(path: Path) -> int:
@@ -104,8 +94,11 @@ def open_regular(path: Path, nbytes: int | None = None, most: int | None = None)
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         is_damage = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
-        kind = CheckpointError if is_damage else UnreadableError
-        raise kind(f"{path.name} cannot be opened: {error.strerror or error}.") from error
+        why = error.strerror or str(error)
+        if is_damage:
+            raise CheckpointError(f"{path.name} cannot be opened: {why}.") from error
+        must = f"{path} must be opened to be read."
+        raise UnreadableError(message(must, why, "again, when that is mended.")) from error
     found = os.fstat(file)
     why = "" if stat.S_ISREG(found.st_mode) else f"{path.name} is not a regular file."
     if not why and nbytes is not None and found.st_size != nbytes:
