@@ -106,16 +106,17 @@ class Draws:
     def _fact(self, asked: Asked) -> DrawFact:
         """Return what is known of the latest draw; nothing, once there was another than those that are known."""
         assert self.facts is not None
-        number = len(self.asked) - 1
-        named = [fact for fact in self.facts if fact.name == asked.name]
-        if not (self._strayed or self.is_backward) and number < len(self.facts):
-            fact = self.facts[number]
-            if fact in named and (not fact.is_ours or fact.fits(asked.shape, self.num_rows)):
-                return fact
-        alike = [fact for fact in named if fact.is_ours and fact.is_like(asked.shape, self.num_rows)]
-        if not self._strayed and len({fact.axis for fact in alike}) == 1:
-            return alike[0]  # it is asked for once more, as by a function whose gradient is its own
         if not self._strayed:
+            number = len(self.asked) - 1
+            # A gradient asks in an order of its own, and a function with a gradient of its own asks once more.
+            comes = () if self.is_backward else self.facts[number : number + 1]
+            for fact in comes:
+                if fact.name == asked.name and (not fact.is_ours or fact.fits(asked.shape, self.num_rows)):
+                    return fact
+            ours = [fact for fact in self.facts if fact.name == asked.name and fact.is_ours]
+            alike = [fact for fact in ours if fact.is_like(asked.shape, self.num_rows)]
+            if len({fact.axis for fact in alike}) == 1:
+                return alike[0]
             self._strayed.append(asked)
             warnings.warn(_STRAYED.format(f"keras.random.{asked.name} of shape {asked.shape}"), stacklevel=2)
         return DrawFact(asked.name, why="the objective drew otherwise before")
