@@ -1,7 +1,6 @@
 """A run that is stopped anywhere goes on from its folder with the bits of the run that was never stopped."""
 
 import json
-import os
 import shutil
 import threading
 
@@ -333,13 +332,6 @@ def test_arguments_that_cannot_mean_anything_are_refused(tmp_path):
         trainer.restore(tmp_path, only="slots")
     with pytest.raises(ws.CheckpointError, match="restore needs a folder with a checkpoint"):
         trainer.restore(tmp_path)
-
-
-def test_several_processes_are_told_that_they_cannot_yet(tmp_path, monkeypatch):
-    monkeypatch.setattr("wholestep.setup.num_processes", lambda: 2)
-    with pytest.raises(ws.SpecificationError, match=r"one process\. Received: 2"):
-        ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
-    assert not os.listdir(tmp_path)
 
 
 def test_two_calls_do_not_write_to_one_folder(tmp_path):

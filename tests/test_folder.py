@@ -13,8 +13,11 @@ import pytest
 
 import wholestep as ws
 from wholestep.checkpoints import arrays as carrier
+from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.reading import newest
+from wholestep.processes.single import SingleProcess
 
 RNG = np.random.default_rng(0)
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint32", "uint8", "bool", ml_dtypes.bfloat16)
@@ -32,6 +35,10 @@ def equal(one, two):
         assert array.dtype == two[name].dtype
         assert array.shape == two[name].shape
         assert array.tobytes() == two[name].tobytes()
+
+
+def newest_in(folder):
+    return newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=True)
 
 
 @pytest.fixture
@@ -86,9 +93,9 @@ def test_what_is_not_known_is_kept_and_an_unknown_format_is_refused_by_name(fold
     manifest = folder.manifest(1)
     assert manifest.facts["later"] == {"than": [1]}
     assert manifest.rest["news"] == "of a later release"
-    rewrite(folder, 1, format=2)
-    with pytest.raises(ws.CheckpointError, match=r"must be of format 1\. It is of format 2"):
-        list(folder.newest())
+    rewrite(folder, 1, format=3)
+    with pytest.raises(ws.CheckpointError, match=r"must be of format 1 or 2\. It is of format 3"):
+        newest_in(folder)
     assert (folder.steps(), folder.bad()) == ([1], [])  # it may be good
 
 
@@ -178,9 +185,9 @@ def test_every_damage_is_found_and_the_next_older_is_taken(folder, damage, times
         damage(files[num % len(files)], folder)
         with pytest.raises(ws.CheckpointError, match=r"manifest|safetensors|file"):
             folder.verify(2)
-        manifest, arrays = next(folder.newest())
-        assert manifest.step == 1
-        equal(arrays, kept[1])
+        found = newest_in(folder)
+        assert found.manifest.step == 1
+        equal(found.snapshot.arrays, kept[1])
         (bad,) = folder.bad()
         assert bad.name == "bad-00000002-1"
         assert json.loads((bad / "why.json").read_text())["step"] == 2
@@ -188,7 +195,7 @@ def test_every_damage_is_found_and_the_next_older_is_taken(folder, damage, times
             file.unlink()
         bad.rmdir()
         folder.write(2, kept[2], {"step": 2})
-    assert [manifest.step for manifest, _ in folder.newest()] == [2, 1]
+    assert [folder.verify(step).step for step in folder.steps()] == [2, 1]
     assert folder.bad() == []
 
 
@@ -273,7 +280,10 @@ def test_arrays_that_are_not_wanted_are_refused_before_they_are_read(folder, mon
 STOPPED = """
 import json, os, sys
 import numpy as np
+from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.reading import newest
+from wholestep.processes.single import SingleProcess
 
 folder = Folder(sys.argv[1])
 arrays = [{str(i): np.full(100, step * 10 + i, "float32") for i in range(3)} for step in range(3)]
@@ -299,10 +309,11 @@ for stop in range(1, 10_000):
         os._exit(0)
     _, status = os.waitpid(child, 0)
     found = folder.steps()
-    newest, kept = next(folder.newest())
-    same = all(np.array_equal(kept[k], arrays[newest.step][k]) for k in kept) and len(kept) == 3
+    good = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=True)
+    step, kept = good.manifest.step, good.snapshot.arrays
+    same = all(np.array_equal(kept[k], arrays[step][k]) for k in kept) and len(kept) == 3
     litter = [p.name for p in folder.folder.iterdir() if p.name.startswith(".")]
-    outcomes.append([found, newest.step, bool(same), len(litter), len(folder.bad())])
+    outcomes.append([found, step, bool(same), len(litter), len(folder.bad())])
     for step in folder.steps():
         if step == 2:
             folder.remove(2)
@@ -351,7 +362,7 @@ def test_a_disk_that_fails_leaves_the_checkpoint_before(folder, call, number, mo
     monkeypatch.undo()
     assert str(folder.folder) in str(caught.value)
     assert os.listdir(folder.folder) == ["step-00000001"]
-    equal(next(folder.newest())[1], kept)
+    equal(newest_in(folder).snapshot.arrays, kept)
 
 
 def test_a_full_disk_is_found_before_anything_is_written(folder, monkeypatch):
@@ -408,7 +419,7 @@ def test_what_cannot_be_read_now_is_not_set_aside(folder, monkeypatch):
 
     monkeypatch.setattr(os, "open", fails)
     with pytest.raises(ws.CheckpointError, match="Too many open files"):
-        list(folder.newest())
+        newest_in(folder)
     monkeypatch.undo()
     assert (folder.steps(), folder.bad()) == ([2, 1], [])
 

@@ -50,7 +50,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"program"},
     {"plan", "reports.report"},
     {"evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
-    {"executor", "explain"},
+    {"executor", "explain", "checkpoints.values"},
     {"callbacks", "arguments", "checkpoints.facts", "checkpoints.unsaved", "checkpoints.by_hand"},
     {"checkpoints.saver"},
     {"passes", "steps", "setup", "epoch"},

@@ -10,7 +10,9 @@ import keras
 import numpy as np
 
 from wholestep import engines
-from wholestep.checkpoints.snapshot import Snapshot, claimed, leaves_of, put
+from wholestep.checkpoints.pieces import Numbers
+from wholestep.checkpoints.snapshot import Snapshot, leaves_of
+from wholestep.checkpoints.values import claimed, put
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, Known
 from wholestep.data.feed import Feed, open_feed
@@ -81,7 +83,7 @@ class Executor:
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
         self._resets_on_the_host = any(map(resets_on_the_host, metrics))
-        self._unclaimed: list[tuple[str, np.ndarray]] = []  # of a snapshot: variables that are not known yet
+        self._unclaimed: list[tuple[str, Numbers]] = []  # of a snapshot: variables that are not known yet
         self._tables: dict = {}
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         self.applied = Applied(engine, self.optimizer, why, skips=options.on_nonfinite == "skip")

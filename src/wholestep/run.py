@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import keras
-import numpy as np
 
 from wholestep.checkpoints.data import check_goes_on, go_to, note
+from wholestep.checkpoints.pieces import Numbers, own_copy
 from wholestep.checkpoints.place import DataPlace, Keeps, Place
-from wholestep.checkpoints.snapshot import Snapshot, put_together, taken_apart
+from wholestep.checkpoints.snapshot import FACTS, Snapshot, put_together, taken_apart
 from wholestep.data.batches import Batches
 from wholestep.data.block import Block
 from wholestep.data.facts import layout_of
@@ -20,9 +20,10 @@ from wholestep.errors import SpecificationError, message
 from wholestep.model.findings import Findings
 from wholestep.reports.layout import ReportLayout
 from wholestep.state import State, Variables
+from wholestep.tree import Tensor
 
 Sent = TypeVar("Sent", covariant=True)
-Copied = Callable[[str, np.ndarray], np.ndarray]
+Copied = Callable[[str, Tensor], Numbers]
 
 
 @dataclass
@@ -124,7 +125,7 @@ class Run:
         """Let the call stand at the beginning of an epoch."""
         self.place = Place(self.place.call, epoch, began=position[0])
 
-    def snapshot(self, copied: Copied = lambda name, array: np.array(array)) -> Snapshot:
+    def snapshot(self, copied: Copied = own_copy) -> Snapshot:
         """Return where the training stands. Waits for the device.
 
         Arrays are the parameters ("params/0", ...), the optimizer's variables ("slots/..."), moving statistics, seeds
@@ -150,10 +151,10 @@ class Run:
         self._note_data()
         groups = groups_of(self.variables)
         # The groups first: to read a variable brings the state up to date.
-        arrays = {f"{k}/{i}": copied(f"{k}/{i}", _numbers(v)) for k, held in groups.items() for i, v in enumerate(held)}
+        arrays = {f"{k}/{i}": copied(f"{k}/{i}", _tensor(v)) for k, held in groups.items() for i, v in enumerate(held)}
         # What Keras' metrics show is another's, where an evaluation has been in between.
         for name, held in (("sums", self.state.sums), ("running", self.state.metrics)):
-            arrays |= {f"{name}/{i}": copied(f"{name}/{i}", _numbers(each)) for i, each in enumerate(held)}
+            arrays |= {f"{name}/{i}": copied(f"{name}/{i}", _tensor(each)) for i, each in enumerate(held)}
         facts = {
             "format": 1,
             "number": self.number,
@@ -167,7 +168,7 @@ class Run:
             "also": {name: held.get_state() for name, held in self.also.items()},
             "paths": {k: [v.path for v in held] for k, held in groups.items()},
         }
-        return Snapshot(arrays, taken_apart(facts, "facts", arrays))
+        return Snapshot(arrays, taken_apart(facts, FACTS, arrays))
 
     def restore(self, snapshot: Snapshot, *, goes_on: bool = True) -> None:
         """Go on from a snapshot, which may be another process'.
@@ -236,12 +237,12 @@ def groups_of(variables: Variables) -> dict[str, list[keras.Variable]]:
     return {name: list(getattr(variables, name)) for name in ("params", "slots", "buffers", "metrics")}
 
 
-def _numbers(value: Any) -> np.ndarray:
-    """Return the numbers of one replica, where they are: no copy, on a CPU.
+def _tensor(value: Any) -> Tensor:
+    """Return the value of one replica as a tensor that numpy does not copy.
 
     Keras' `convert_to_tensor` hands TensorFlow's variables through, which numpy would copy.
     """
-    return np.asarray(keras.ops.stop_gradient(keras.ops.convert_to_tensor(value)))
+    return keras.ops.stop_gradient(keras.ops.convert_to_tensor(value))
 
 
 class Sends(Protocol[Sent]):

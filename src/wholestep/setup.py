@@ -11,12 +11,13 @@ from wholestep import arguments
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import Snapshot, leaves_of, put
+from wholestep.checkpoints.snapshot import Snapshot, leaves_of
 from wholestep.checkpoints.unsaved import Unsaved
+from wholestep.checkpoints.values import put
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.leaves import is_nest_of_arrays, without_none
-from wholestep.engines import num_processes, scope
+from wholestep.engines import connect, scope
 from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
 from wholestep.model import compiled
@@ -254,18 +255,8 @@ class Setup:
     # ---- around ----
 
     def saver(self, asked: Checkpoints | None, call: str, batches: Batches) -> Saver | Unsaved:
-        """Return who saves the run while a call moves it.
-
-        Raises:
-            SpecificationError: there are several processes.
-        """
-        if asked is None:
-            return Unsaved()
-        if (num := num_processes()) > 1:
-            must = "Checkpoints are written by a run of one process."
-            attempt = "leave checkpoints out, and let keras.callbacks.ModelCheckpoint save the weights."
-            raise SpecificationError(message(must, f"{num} processes", attempt))
-        return Saver(asked, self.run, call, batches, self.check_snapshot)
+        """Return who saves the run while a call moves it."""
+        return Unsaved() if asked is None else Saver(asked, self.run, call, batches, self.check_snapshot, connect())
 
     def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
         """Return what tells these callbacks of `steps` batches an epoch."""

@@ -9,7 +9,6 @@ import keras
 
 from wholestep import arguments
 from wholestep.checkpoints.by_hand import read_one, save_once
-from wholestep.checkpoints.facts import facts_of
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.data.batches import Batches
 from wholestep.evaluate import Look
@@ -263,7 +262,7 @@ class Trainer:
             CheckpointError: it could not be written.
         """
         with self._guard:
-            return save_once(path, self.run, {} if self.executor is None else facts_of(self.executor))
+            return save_once(path, self.run, self.executor)
 
     def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
         """Go on from a checkpoint: the model has its values, and the next `fit` or `steps` goes on where it was taken.
@@ -278,10 +277,11 @@ class Trainer:
         """
         arguments.check_restores(only)
         with self._guard:
+            found = read_one(path, self._setup.check_weights if only else self._setup.check_snapshot)
             if only:
-                self._setup.put_weights(read_one(path, self._setup.check_weights).snapshot)
+                self._setup.put_weights(found.snapshot)
             else:
-                self.run.restore(read_one(path, self._setup.check_snapshot).snapshot)
+                self.run.restore(found.snapshot)
                 self.run.data.last = ""  # by hand, a run may go on with data that were mended
 
     def explain(self) -> str:

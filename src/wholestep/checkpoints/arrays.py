@@ -5,17 +5,20 @@ Eight bytes with the length of a JSON header, the header, and the arrays one aft
 """
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import xxhash
 
-from wholestep.checkpoints.files import create, open_regular, read_into, write_all
+from wholestep.checkpoints.files import Opened, create, open_regular, read_into, write_all
+from wholestep.checkpoints.pieces import Numbers, Piece
 from wholestep.errors import CheckpointError
 
 _DTYPES = {
@@ -43,10 +46,13 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array in a file.
+    """An array in a file, or a piece of one.
 
     Args:
+        shape: of what is in the file.
         offset: of its first byte in the file.
+        whole: the shape of the array of which this is a piece.
+        begin: where the piece begins in that, along every axis.
     """
 
     name: str
@@ -55,10 +61,12 @@ class Leaf:
     file: str
     offset: int
     digest: str
+    whole: tuple[int, ...] | None = None
+    begin: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the array."""
+        """The bytes in the file."""
         return _num_bytes(self.shape, self.dtype)
 
 
@@ -81,49 +89,66 @@ def dtype_of(name: str) -> np.dtype:
     return _DTYPES[name]
 
 
-def shared_out(arrays: Mapping[str, np.ndarray]) -> list[list[str]]:
-    """Return which arrays go in which file, in their order.
+class Content(NamedTuple):
+    """What goes in a file: an array, or a piece of one; see `Leaf`."""
 
-    >>> shared_out({"a": np.zeros(2), "b": np.zeros(3)})
-    [['a', 'b']]
+    name: str
+    array: np.ndarray
+    whole: tuple[int, ...] | None = None
+    begin: tuple[int, ...] | None = None
+
+
+def contents_of(name: str, numbers: Numbers) -> list[Content]:
+    """Return what of an array this process is to write."""
+    if isinstance(numbers, np.ndarray):
+        return [Content(name, numbers)]
+    return [Content(name, piece.read(), numbers.shape, piece.begin) for piece in numbers.pieces if piece.is_own]
+
+
+def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
+    """Return what goes in which file, in this order; pieces are in files of their own.
+
+    >>> [several] = shared_out([Content("a", np.zeros(2)), Content("b", np.ones(1))])
+    >>> [content.name for content in several]
+    ['a', 'b']
     """
-    files: list[list[str]] = []
+    files: list[list[Content]] = []
     room = 0
-    for name, array in arrays.items():
-        if not files or array.nbytes > room:
+    for content in contents:
+        if not files or content.array.nbytes > room or (content.begin is None) != (files[-1][0].begin is None):
             files.append([])
             room = _MOST_BYTES
-        files[-1].append(name)
-        room -= array.nbytes
+        files[-1].append(content)
+        room -= content.array.nbytes
     return files
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[FileFacts, list[Leaf]]:
+def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf]]:
     """Write a new file of these arrays, synced; return what is known of it."""
     entries: dict[str, dict] = {}
     ends = 0
-    for name, array in arrays.items():
+    for name, array, _, at in contents:
         begins, ends = ends, ends + array.nbytes
-        dtype = check_dtype(name, array.dtype)
-        entries[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begins, ends]}
+        entry = {"dtype": check_dtype(name, array.dtype), "shape": list(array.shape), "data_offsets": [begins, ends]}
+        entries[name if at is None else f"{name}{list(at)}"] = entry
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     prefix = len(header).to_bytes(8, "little") + header
-    whole, leaves, offset = xxhash.xxh3_128(prefix), [], len(prefix)
+    digest, leaves, offset = xxhash.xxh3_128(prefix), [], len(prefix)
     file = create(path)
     try:
         write_all(file, prefix)
-        for name, array in arrays.items():
+        for name, array, of, at in contents:
             content = _bytes_of(array)
-            whole.update(content)
-            digest = xxhash.xxh3_128_hexdigest(content)
-            leaves.append(Leaf(name, array.shape, entries[name]["dtype"], path.name, offset, digest))
+            digest.update(content)
+            dtype, own = check_dtype(name, array.dtype), xxhash.xxh3_128_hexdigest(content)
+            leaves.append(Leaf(name, array.shape, dtype, path.name, offset, own, of, at))
             write_all(file, content)
             offset += array.nbytes
         os.fsync(file)
     finally:
         os.close(file)
-    return FileFacts(path.name, offset, whole.hexdigest()), leaves
+    return FileFacts(path.name, offset, digest.hexdigest()), leaves
 
 
 def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np.ndarray]:
@@ -151,6 +176,26 @@ def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np
     return arrays
 
 
+def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[tuple[Leaf, Piece]]:
+    """Return the pieces of a file, each of which is read, and verified, whenever somebody wants it.
+
+    The file stays open as long as one of them is there: whoever removes the checkpoint does not take them away.
+
+    Raises:
+        CheckpointError: the file is missing, or of another size.
+    """
+    path = folder / facts.name
+    opened = Opened(open_regular(path, nbytes=facts.nbytes))
+
+    def read(leaf: Leaf) -> np.ndarray:
+        array = np.empty(leaf.shape, _DTYPES[leaf.dtype])
+        read_into(opened.file, _bytes_of(array), leaf.offset)
+        _check(path, xxhash.xxh3_128_hexdigest(_bytes_of(array)), leaf.digest)
+        return array
+
+    return [(leaf, Piece(leaf.begin or (), leaf.shape, partial(read, leaf))) for leaf in leaves]
+
+
 def verify(folder: Path, facts: FileFacts) -> None:
     """Read a file, and compare its digest with the one that was written.
 
@@ -173,7 +218,10 @@ def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
         CheckpointError: as said.
     """
     by_file: dict[str, list[Leaf]] = {file.name: [] for file in facts}
-    if len(by_file) != len(facts) or len({leaf.name for leaf in leaves}) != len(leaves):
+    by_name: dict[str, list[Leaf]] = {}
+    for leaf in leaves:
+        by_name.setdefault(leaf.name, []).append(leaf)
+    if len(by_file) != len(facts) or any(len(same) > 1 and same[0].begin is None for same in by_name.values()):
         raise CheckpointError("Every file and every array must have a name of its own.")
     for leaf in leaves:
         if leaf.file not in by_file:
@@ -183,6 +231,8 @@ def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
                 f"{leaf.name} must be of known numbers. It is {leaf.dtype} of {len(leaf.shape)} axes."
             )
         by_file[leaf.file].append(leaf)
+    for same in by_name.values():
+        _check_tiles(same)
     for file in facts:
         ends = None
         for leaf in sorted(by_file[file.name], key=lambda leaf: (leaf.offset, leaf.nbytes)):
@@ -191,6 +241,26 @@ def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
             ends = leaf.offset + leaf.nbytes
         if ends != file.nbytes:
             raise CheckpointError(f"The arrays of {file.name} must end with it, at {file.nbytes}. They end at {ends}.")
+
+
+def _check_tiles(leaves: list[Leaf]) -> None:
+    """Refuse pieces that are not the cells of one grid over their array: then two overlap, or something is missing."""
+    first = leaves[0]
+    if first.begin is None and first.whole is None:
+        return
+    cells = [leaf.begin for leaf in leaves]
+    is_one = all((leaf.whole, leaf.dtype) == (first.whole, first.dtype) for leaf in leaves)
+    if not is_one or first.whole is None or any(begin is None or len(begin) != len(first.whole) for begin in cells):
+        raise CheckpointError(f"The pieces of {first.name} must be of one array. They are not.")
+    # Along every axis the pieces begin at some places, and each ends where the next begins.
+    axes = [sorted(set(places)) for places in zip(*cells, strict=True)]
+    ends = [dict(zip(places, [*places[1:], size], strict=True)) for places, size in zip(axes, first.whole, strict=True)]
+    is_grid = len(set(cells)) == len(cells) == math.prod(map(len, axes)) and all(places[0] == 0 for places in axes)
+    for leaf in leaves:
+        bounds = zip(ends, leaf.begin or (), leaf.shape, strict=False)
+        is_grid &= len(leaf.shape) == len(ends) and all(end[at] == at + size for end, at, size in bounds)
+    if not is_grid:
+        raise CheckpointError(f"The pieces of {first.name} must fill {first.whole} once. They do not.")
 
 
 def _check(path: Path, found: str, known: str) -> None:

@@ -4,31 +4,39 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from wholestep.checkpoints.common import CommonFolder
+from wholestep.checkpoints.facts import facts_of
 from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.reading import Found, locate, newest
 from wholestep.checkpoints.snapshot import Snapshot
+from wholestep.checkpoints.together import slowly
+from wholestep.checkpoints.writer import Room
+from wholestep.engines import connect
 from wholestep.errors import CheckpointError, message
+from wholestep.executor import Executor
 from wholestep.run import Run
 
 
-def save_once(path: str | os.PathLike, run: Run, facts: dict[str, Any]) -> Path:
+def save_once(path: str | os.PathLike, run: Run, executor: Executor | None) -> Path:
     """Write a checkpoint of a run, and return its folder when it has been verified.
 
     Raises:
         SpecificationError: nothing has been trained yet.
         CheckpointError: it could not be written.
     """
-    folder = Folder(path)
-    snapshot = run.snapshot()
-    lock = folder.lock()
-    try:
-        folder.clear()
-        rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": facts}
-        return folder.write(run.number, snapshot.arrays, snapshot.facts, rest)
-    finally:
-        lock.release()
+    processes = connect()
+    common = CommonFolder(Folder(path), processes)
+    with slowly(processes):
+        snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())))
+        common.lock()
+        try:
+            rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": {} if executor is None else facts_of(executor)}
+            common.write(Manifest(run.number, [], [], snapshot.facts, rest), snapshot.arrays)
+        finally:
+            common.release()
+    return common.folder.path(run.number)
 
 
 def read_one(path: str | os.PathLike, check: Callable[[Snapshot], None]) -> Found:
@@ -41,7 +49,9 @@ def read_one(path: str | os.PathLike, check: Callable[[Snapshot], None]) -> Foun
         CheckpointError: there is none, or none is good.
     """
     folder, step = locate(path)
-    found = newest(folder, lambda snapshot, _: check(snapshot), sets_aside=False, step=step)
+    processes = connect()
+    with slowly(processes):
+        found = newest(CommonFolder(folder, processes), lambda held, _: check(held), sets_aside=False, step=step)
     if found is None:
         must = "restore needs a folder with a checkpoint."
         raise CheckpointError(message(must, f"none in {folder.folder}", "the folder that fit was given."))

@@ -24,6 +24,7 @@ def facts_of(executor: Executor) -> dict[str, Any]:
         "machine": platform.machine(),
         "devices": ", ".join(sorted({device.split(":")[0] for device in keras.distribution.list_devices()})),
         "replicas": executor.engine.num_replicas,
+        "processes": executor.engine.processes.count,
         "microbatch size": options.microbatch_size,
         "memory limit": options.memory_limit,
         "XLA": options.jit_compile,

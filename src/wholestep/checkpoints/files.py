@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import time
+import uuid
 import weakref
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ class UnreadableError(CheckpointError):
 
 class Lock:
     """A folder's lock, held until it is released or the process ends, however it ends.
+
+    Attributes:
+        owner: what whoever comes meanwhile is told, and finds in the file.
 
     Raises:
         CheckpointError: another process holds it.
@@ -40,7 +44,8 @@ class Lock:
             raise CheckpointError(message(must, received, "wait for that run, or choose another folder.")) from error
         os.ftruncate(self._file, 0)
         me = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        os.pwrite(self._file, json.dumps(me).encode(), 0)
+        self.owner = json.dumps(me | {"token": uuid.uuid4().hex[:12]})
+        os.pwrite(self._file, self.owner.encode(), 0)
         _held.add(self)
 
     def release(self) -> None:
@@ -111,15 +116,28 @@ def open_regular(path: Path, nbytes: int | None = None, most: int | None = None)
     return file
 
 
-def read_into(file: int, content: Any) -> None:
+class Opened:
+    """The descriptor of an open file, closed when nobody holds this object any more."""
+
+    def __init__(self, file: int):
+        self.file = file
+        weakref.finalize(self, os.close, file)
+
+
+def read_into(file: int, content: Any, offset: int | None = None) -> None:
     """Fill a writable bytes-like object from a file.
+
+    Args:
+        offset: of the first byte that is wanted; None for where the file stands.
 
     Raises:
         CheckpointError: the file ends before.
     """
     view = memoryview(content).cast("B")
     while view:
-        num = os.readv(file, [view[:_CHUNK]])
+        part = [view[:_CHUNK]]
+        num = os.readv(file, part) if offset is None else os.preadv(file, part, offset)
+        offset = None if offset is None else offset + num
         if num == 0:
             raise CheckpointError(f"A file ended {len(view)} bytes too early.")
         view = view[num:]

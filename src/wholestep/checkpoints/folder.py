@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import manifest as manifests
+from wholestep.checkpoints.arrays import FileFacts, Leaf
 from wholestep.checkpoints.files import Lock, UnreadableError, check_room, create, remove, sync_folder, write_all
 from wholestep.checkpoints.manifest import Manifest
+from wholestep.checkpoints.pieces import Numbers, Piece, Pieces
 from wholestep.errors import CheckpointError, SpecificationError, message
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, Numbers]
 Facts = Mapping[str, Any]
 
 _STEP = re.compile(r"step-(\d{8,18})")
@@ -37,7 +37,7 @@ class Folder:
     Raises:
         SpecificationError: the folder is no path of a file system.
 
-    >>> import tempfile
+    >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     kept = Folder(folder)
     ...     _ = kept.write(7, {"w": np.ones(3)}, {"epoch": 0})
@@ -83,12 +83,19 @@ class Folder:
             must = f"Checkpoints need a folder that can be written to and locked: {self.folder}."
             raise CheckpointError(message(must, str(error), "another folder, on Linux or macOS.")) from error
 
+    def owner(self) -> str:
+        """Return who holds the lock, as `Lock.owner` says it; nothing if nobody ever did."""
+        try:
+            return (self.folder / "lock").read_text(errors="replace")
+        except OSError:
+            return ""
+
     def write(
         self,
         step: int,
-        arrays: Mapping[str, np.ndarray],
-        facts: Mapping[str, Any],
-        rest: Mapping[str, Any] | None = None,
+        arrays: Arrays,
+        facts: Facts,
+        rest: Facts | None = None,
         *,
         replaces: bool = False,
     ) -> Path:
@@ -100,44 +107,86 @@ class Folder:
         Raises:
             CheckpointError: it could not be written, or is there; the others are as they were.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        check_room(self.folder, sum(array.nbytes for array in arrays.values()) + _ROOM)
-        new, path = self.folder / f".new-{uuid.uuid4().hex[:12]}", self.path(step)
-        try:
+        token = self.new_token()
+        files, leaves = self.fill(token, step, arrays)
+        return self.commit(token, Manifest(step, files, leaves, dict(facts), dict(rest or {})), replaces=replaces)
+
+    @staticmethod
+    def new_token() -> str:
+        """Return a name for a checkpoint that is to be written, which no other has."""
+        return uuid.uuid4().hex[:12]
+
+    def fill(
+        self, token: str, step: int, arrays: Arrays, share: tuple[int, int] = (0, 1)
+    ) -> tuple[list[FileFacts], list[Leaf]]:
+        """Write arrays for the checkpoint of a step, which nobody finds before its `commit`; return where they are.
+
+        Args:
+            token: names what is to be committed.
+            share: the number of this process, of so many, each of which writes a part.
+
+        Raises:
+            CheckpointError: they could not be written.
+        """
+        new, files, leaves = self._new(token), list[FileFacts](), list[Leaf]()
+        contents = [content for name, array in arrays.items() for content in carrier.contents_of(name, array)]
+        nbytes = sum(content.array.nbytes for content in contents)
+        with self._told(token, step, nbytes, share):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            check_room(self.folder, nbytes + _ROOM)
+            new.mkdir(exist_ok=share[1] > 1)
+            for i, several in enumerate(carrier.shared_out(contents)):
+                file, held = carrier.write(new / f"{share[0]:05d}-of-{share[1]:05d}-{i:02d}.safetensors", several)
+                files.append(file)
+                leaves.extend(held)
+            sync_folder(new)
+        return files, leaves
+
+    def commit(self, token: str, manifest: Manifest, *, replaces: bool) -> Path:
+        """Let a checkpoint be there whose arrays have been written, and return its folder once it has been verified.
+
+        Raises:
+            CheckpointError: see `write`.
+        """
+        new, step = self._new(token), manifest.step
+        path, replaced = self.path(step), self.folder / f"{_REPLACED}{step:08d}"
+        with self._told(token, step, manifest.nbytes):
             if path.exists() and not replaces:
                 raise FileExistsError(17, "there is one of this step already", str(path))
-            new.mkdir()
-            self._fill(new, Manifest(step, [], [], dict(facts), dict(rest or {})), arrays)
+            manifests.write(new, manifest)
+            sync_folder(new)
             if path.exists():
-                # Whoever comes next puts it back, or removes it.
-                os.rename(path, self.folder / f"{_REPLACED}{step:08d}")
+                os.rename(path, replaced)  # whoever comes next puts it back, or removes it
             os.rename(new, path)
             sync_folder(self.folder)
+        self.verify(step)  # else whoever comes next puts back what was replaced
+        remove(replaced)
+        return path
+
+    def discard(self, token: str) -> None:
+        """Remove what was written and not committed."""
+        remove(self._new(token))
+
+    def _new(self, token: str) -> Path:
+        return self.folder / f".new-{token}"
+
+    @contextlib.contextmanager
+    def _told(self, token: str, step: int, nbytes: int, share: tuple[int, int] = (0, 1)) -> Iterator[None]:
+        """Tell what cannot be written, and leave nothing of it; of several processes' part, that is for them to say."""
+        try:
+            yield
         except OSError as error:
             with contextlib.suppress(OSError):
-                remove(new)
-                self._put_back()
-            needed = sum(array.nbytes for array in arrays.values())
-            must = f"The checkpoint of step {step} ({needed} bytes) could not be written to {self.folder}."
+                if share[1] == 1:
+                    self.discard(token)
+                    self._put_back()
+            must = f"The checkpoint of step {step} ({nbytes} bytes) could not be written to {self.folder}."
             attempt = "look at that folder and its disk; the checkpoints before this one are as they were."
             raise CheckpointError(message(must, error.strerror or error, attempt)) from error
         except BaseException:
-            remove(new)
+            if share[1] == 1:
+                self.discard(token)
             raise
-        self.verify(step)  # else whoever comes next puts back what was replaced
-        remove(self.folder / f"{_REPLACED}{step:08d}")
-        return path
-
-    def _fill(self, new: Path, manifest: Manifest, arrays: Arrays) -> None:
-        groups = carrier.shared_out(arrays)
-        for i, names in enumerate(groups):
-            part = {name: arrays[name] for name in names}
-            file, leaves = carrier.write(new / f"00000-of-00001-{i:02d}.safetensors", part)
-            manifest.files.append(file)
-            manifest.leaves.extend(leaves)
-        sync_folder(new)
-        manifests.write(new, manifest)
-        sync_folder(new)
 
     def clear(self) -> None:
         """Remove what writers left that were stopped. Only whoever holds the lock may."""
@@ -201,62 +250,33 @@ class Folder:
         return manifest
 
     def read(
-        self, step: int, check: Callable[[Manifest], None] = lambda manifest: None
-    ) -> tuple[Manifest, dict[str, np.ndarray]]:
+        self, step: int, check: Callable[[Manifest], None] = lambda manifest: None, share: tuple[int, int] = (0, 1)
+    ) -> tuple[Manifest, dict[str, Numbers]]:
         """Return what a checkpoint holds, and its arrays, all of which have been verified.
 
         Args:
             check: raises an error if these are not the arrays that are wanted, before room is made for one of them.
+            share: the number of this process, of so many, which verify the files of pieces together.
 
         Raises:
             CheckpointError: something is not what was written.
         """
-        manifest, arrays = self.manifest(step), dict[str, np.ndarray]()
+        manifest, arrays = self.manifest(step), dict[str, Numbers]()
         check(manifest)
-        for file in manifest.files:
-            arrays |= carrier.read(self.path(step), file, [leaf for leaf in manifest.leaves if leaf.file == file.name])
-        return manifest, arrays
-
-    def newest(
-        self,
-        check: Callable[[Manifest], None] = lambda manifest: None,
-        tell: Callable[[int, str], object] | None = None,
-    ) -> Iterator[tuple[Manifest, dict[str, np.ndarray]]]:
-        """Yield checkpoints that have been verified, newest first.
-
-        Args:
-            check: as of `read`.
-            tell: is told of damaged ones, and why; None if they are to be set aside.
-
-        Raises:
-            CheckpointError: one cannot be read here, which may be good.
-        """
-        tell = tell or self.set_aside
-        for step in self.steps():
-            try:
-                found = self.read(step, check)
-            except UnreadableError:
-                raise
-            except OSError as error:
-                must = f"{self.path(step)} must be there to be read."
-                raise CheckpointError(message(must, error.strerror or error, "look at its disk.")) from error
-            except CheckpointError as error:
-                if self.path(step).exists():  # its writer may have removed it meanwhile
-                    tell(step, str(error))
+        pieces: dict[str, list[Piece]] = {}
+        for i, file in enumerate(manifest.files):
+            leaves = [leaf for leaf in manifest.leaves if leaf.file == file.name]
+            if all(leaf.begin is None for leaf in leaves):
+                arrays |= carrier.read(self.path(step), file, leaves)
                 continue
-            yield found
-
-    def check_any(self) -> None:
-        """Refuse to begin where nothing is left but what has been set aside.
-
-        Raises:
-            CheckpointError: as said.
-        """
-        if self.bad() and not self.steps():
-            names = ", ".join(path.name for path in self.bad())
-            must = f"One checkpoint in {self.folder} at least must be good."
-            attempt = "look at their why.json; to begin anew, move them away, or choose another folder."
-            raise CheckpointError(message(must, f"{names} alone", attempt))
+            if i % share[1] == share[0]:
+                carrier.verify(self.path(step), file)
+            for leaf, piece in carrier.open_pieces(self.path(step), file, leaves):
+                pieces.setdefault(leaf.name, []).append(piece)
+        for name, found in pieces.items():
+            shape, dtype = manifest.arrays[name]
+            arrays[name] = Pieces(shape, carrier.dtype_of(dtype), found)
+        return manifest, arrays
 
     def set_aside(self, step: int, why: str) -> Path:
         """Keep a damaged checkpoint under a name that nobody reads, with the reason."""

@@ -18,7 +18,7 @@ from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
 from wholestep.checkpoints.files import UnreadableError, create, open_regular, read_into, write_all
 from wholestep.errors import CheckpointError
 
-FORMAT = 1
+FORMATS = (1, 2)  # in the second, arrays may be in pieces
 NAME = "manifest.json"
 _MOST_BYTES = 64 << 20
 _MOST_INTEGER = 1 << 62
@@ -45,6 +45,11 @@ class Manifest:
     rest: dict[str, Any]
 
     @property
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """By name, the shapes and dtypes of the arrays, of which there may be several pieces."""
+        return {leaf.name: (leaf.shape if leaf.whole is None else leaf.whole, leaf.dtype) for leaf in self.leaves}
+
+    @property
     def nbytes(self) -> int:
         """The bytes of all files of arrays."""
         return sum(file.nbytes for file in self.files)
@@ -54,10 +59,10 @@ def write(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a folder's files, synced."""
     said = {
         **manifest.rest,
-        "format": FORMAT,
+        "format": FORMATS[any(leaf.begin is not None for leaf in manifest.leaves)],
         "step": manifest.step,
-        "files": [asdict(file) for file in manifest.files],
-        "leaves": [asdict(leaf) for leaf in manifest.leaves],
+        "files": [as_said(file) for file in manifest.files],
+        "leaves": [as_said(leaf) for leaf in manifest.leaves],
         "facts": manifest.facts,
     }
     line = json.dumps(finite(said), separators=(",", ":"), allow_nan=False).encode()
@@ -77,12 +82,11 @@ def read(folder: Path) -> Manifest:
         UnreadableError: it is of an unknown format.
     """
     said = _verified(folder / NAME)
-    if said.get("format") != FORMAT:
-        told = f"{folder}: {NAME} must be of format {FORMAT}. It is of format {said.get('format')!r}."
-        raise UnreadableError(f"{told} Try: the release that wrote it.")
+    if said.get("format") not in FORMATS:
+        must = f"{folder}: {NAME} must be of format {' or '.join(map(str, FORMATS))}."
+        raise UnreadableError(f"{must} It is of format {said.get('format')!r}. Try: the release that wrote it.")
     try:
-        files = [_file(part) for part in said["files"]]
-        leaves = [_leaf(part) for part in said["leaves"]]
+        files, leaves = parts(said)
         step, facts = _count(said["step"]), said["facts"]
         if not isinstance(facts, dict) or not isinstance(said["leaves"], list):
             raise TypeError("facts and leaves")
@@ -92,6 +96,20 @@ def read(folder: Path) -> Manifest:
     known = ("format", "step", "files", "leaves", "facts")
     rest = {key: value for key, value in said.items() if key not in known}
     return Manifest(step, files, leaves, infinite(facts), infinite(rest))
+
+
+def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
+    """Return what a manifest says of a file, or of an array in one."""
+    return {key: value for key, value in asdict(part).items() if value is not None}
+
+
+def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
+    """Return the files, and the arrays in them, that a manifest tells of.
+
+    Raises:
+        KeyError, TypeError, ValueError: something is not as a manifest says it.
+    """
+    return [_file(part) for part in said["files"]], [_leaf(part) for part in said["leaves"]]
 
 
 def _verified(path: Path) -> dict[str, Any]:
@@ -124,11 +142,15 @@ def _file(said: Mapping[str, Any]) -> FileFacts:
 def _leaf(said: Mapping[str, Any]) -> Leaf:
     if not isinstance(said["name"], str) or not isinstance(said["dtype"], str):
         raise TypeError("a leaf's name and dtype")
-    shape = tuple(_count(size) for size in said["shape"])
-    if math.prod(shape) > _MOST_INTEGER:
+    shape, whole, begin = (_counts(said.get(key)) for key in ("shape", "whole", "begin"))
+    if shape is None or math.prod(whole or shape) > _MOST_INTEGER:
         raise ValueError("a leaf's shape")
     file, digest = _matching(_FILE, said["file"]), _matching(_DIGEST, said["digest"])
-    return Leaf(said["name"], shape, said["dtype"], file, _count(said["offset"]), digest)
+    return Leaf(said["name"], shape, said["dtype"], file, _count(said["offset"]), digest, whole, begin)
+
+
+def _counts(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else tuple(_count(size) for size in value)
 
 
 def _count(value: object) -> int:

@@ -3,15 +3,19 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from wholestep.checkpoints.arrays import dtype_of
+from wholestep.checkpoints.common import CommonFolder
+from wholestep.checkpoints.files import UnreadableError
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
+from wholestep.checkpoints.pieces import Numbers, hollow
 from wholestep.checkpoints.snapshot import Snapshot
 from wholestep.errors import CheckpointError, WholestepError, message
+
+_GONE = "gone"
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,9 @@ class Found:
 
 
 def newest(
-    folder: Folder, check: Callable[[Snapshot, Manifest], None], *, sets_aside: bool, step: int | None = None
+    common: CommonFolder, check: Callable[[Snapshot, Manifest], None], *, sets_aside: bool, step: int | None = None
 ) -> Found | None:
-    """Return the newest checkpoint that is good; None if there is none at all.
+    """Return the newest checkpoint that is good, in the eyes of all processes; None if there is none at all.
 
     Args:
         check: raises a SpecificationError if it is another model's, or of other data; is given arrays without room.
@@ -39,29 +43,70 @@ def newest(
         step: of the only one that is wanted.
 
     Raises:
-        CheckpointError: there are some, and all are damaged.
+        CheckpointError: there are some, and all are damaged; or one cannot be read here, which may be good.
         SpecificationError: what `check` raises.
     """
+    folder, together = common.folder, common.together
+    together.all(lambda: check_any(folder))
     aside: list[str] = []
 
-    def note(step: int, why: str) -> None:
-        name = folder.set_aside(step, why).name if sets_aside else folder.path(step).name
-        aside.append(f"{name} ({why.rstrip('.')})")
-
     def fits(manifest: Manifest) -> None:
-        hollow = {leaf.name: _hollow(leaf.shape, leaf.dtype) for leaf in manifest.leaves}
-        with_reason(lambda: check(Snapshot(hollow, manifest.facts), manifest))
+        shapes = manifest.arrays.items()
+        arrays: dict[str, Numbers] = {name: hollow(shape, dtype_of(dtype)) for name, (shape, dtype) in shapes}
+        with_reason(lambda: check(Snapshot(arrays, manifest.facts), manifest))
 
-    folder.check_any()
-    found = folder.newest(fits, note) if step is None else iter([folder.read(step, fits)])
-    for manifest, arrays in found:
-        return Found(manifest, Snapshot(arrays, manifest.facts), folder.path(manifest.step), aside)
+    for one in together.first(folder.steps) if step is None else [step]:
+        found, why = together.all(partial(_attempt, folder, one, fits, together.share, is_only=step is not None))
+        whys = [words for words in together.gather(why) if words]
+        if not whys:
+            manifest, arrays = found
+            return Found(manifest, Snapshot(arrays, manifest.facts), folder.path(one), aside)
+        if _GONE not in whys:
+            name = together.first(partial(_set_aside, folder, one, whys[0], really=sets_aside))
+            aside.append(f"{name} ({whys[0].rstrip('.')})")
     if aside:
         must = f"One checkpoint in {folder.folder} at least must be good."
         attempt = "copy one back from elsewhere; or begin anew in another folder."
         raise CheckpointError(message(must, "; ".join(aside), attempt))
     # Their writer may have removed all that were there, once it had written others.
-    return newest(folder, check, sets_aside=sets_aside) if step is None and folder.steps() else None
+    again = step is None and bool(together.first(folder.steps))
+    return newest(common, check, sets_aside=sets_aside) if again else None
+
+
+def _attempt(
+    folder: Folder, step: int, fits: Callable[[Manifest], None], share: tuple[int, int], *, is_only: bool
+) -> tuple[tuple[Manifest, dict[str, Numbers]], str]:
+    """Return what a checkpoint holds, and why it is not good, if it is not: then there may be another one."""
+    try:
+        return folder.read(step, fits, share), ""
+    except UnreadableError:
+        raise
+    except OSError as error:
+        must = f"{folder.path(step)} must be there to be read."
+        raise CheckpointError(message(must, error.strerror or error, "look at its disk.")) from error
+    except CheckpointError as error:
+        if is_only:
+            raise
+        # Its writer may have removed it meanwhile.
+        return (Manifest(step, [], [], {}, {}), {}), str(error) if folder.path(step).exists() else _GONE
+
+
+def _set_aside(folder: Folder, step: int, why: str, *, really: bool) -> str:
+    """Return what a damaged checkpoint is called now."""
+    return (folder.set_aside(step, why) if really else folder.path(step)).name
+
+
+def check_any(folder: Folder) -> None:
+    """Refuse to begin where nothing is left but what has been set aside.
+
+    Raises:
+        CheckpointError: as said.
+    """
+    if folder.bad() and not folder.steps():
+        names = ", ".join(path.name for path in folder.bad())
+        must = f"One checkpoint in {folder.folder} at least must be good."
+        attempt = "look at their why.json; to begin anew, move them away, or choose another folder."
+        raise CheckpointError(message(must, f"{names} alone", attempt))
 
 
 def locate(path: str | os.PathLike) -> tuple[Folder, int | None]:
@@ -82,8 +127,3 @@ def with_reason(call: Callable[[], None]) -> None:
         if isinstance(error, WholestepError):
             raise
         raise CheckpointError(f"The manifest does not say of a run what it must ({error!r}).") from error
-
-
-def _hollow(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return an array of this shape that takes no room."""
-    return np.broadcast_to(np.zeros((), dtype_of(dtype)), shape)

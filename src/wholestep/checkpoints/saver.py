@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from wholestep.checkpoints import retention
+from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.data import check_goes_on, unlike
 from wholestep.checkpoints.facts import differences, direction, facts_of
 from wholestep.checkpoints.folder import Folder
@@ -19,23 +20,24 @@ from wholestep.checkpoints.reading import Found, newest
 from wholestep.checkpoints.retention import Value
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import Snapshot
+from wholestep.checkpoints.together import Signs, slowly
 from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data.batches import Batches
 from wholestep.data.facts import content_of
 from wholestep.errors import CheckpointError, SpecificationError, message
 from wholestep.executor import Executor
+from wholestep.processes.protocol import Processes
 from wholestep.run import Run
-from wholestep.safety.interrupts import Termination, uninterrupted
+from wholestep.safety.interrupts import Ended, Termination, uninterrupted
 
 Check = Callable[[Snapshot], None]
-_TERMINATED = 128 + 15  # the exit code of a process that SIGTERM ended
 
 
 class Saver:
     """Saves a run at the boundaries of one call of `fit` or `steps`.
 
     On the caller's thread it waits for the device and copies the state; a thread writes. Inside of its block the folder
-    is locked, and SIGTERM is taken note of until the next boundary.
+    is locked, and SIGTERM is taken note of until the next boundary. Several processes save at the same boundaries.
 
     Args:
         call: "fit" or "steps".
@@ -47,17 +49,19 @@ class Saver:
         CheckpointError: the folder is in use, holds what it must not, or all in it is damaged.
     """
 
-    def __init__(self, asked: Checkpoints, run: Run, call: str, batches: Batches, check: Check):
+    def __init__(self, asked: Checkpoints, run: Run, call: str, batches: Batches, check: Check, processes: Processes):
         self.also = asked.also or {}
         self._asked = asked
         self._run = run
-        self._folder = Folder(asked.folder)
+        self._processes = processes
+        self._common = CommonFolder(Folder(asked.folder), processes)
         self._call, self._batches, self._check = call, batches, check
         self._room, self._writer, self._termination = Room(), Writer(), Termination()
         self._values: dict[int, Value] = {}
         self._facts: dict[str, Any] = {}
         self._mode = "min"
         self._has_seen = False
+        self._ends = False  # whether SIGTERM has come, to this process or another
         self._found: Found | None = None
         self._saved = 0  # the number of the update after which the newest checkpoint was taken
         self._name = 0  # and the step that it is called by
@@ -69,59 +73,67 @@ class Saver:
         if self._run.is_under_way:
             must = "One call at a time moves a run with checkpoints."
             raise SpecificationError(message(must, f"{self._call} inside of another call", "leave checkpoints out."))
-        self._lock = self._folder.lock()
-        try:
-            self._folder.clear()
-            self._content = content_of(self._batches)
-            self._resume()
-            self._termination.__enter__()
-        except BaseException:
-            self._lock.release()
-            raise
+        with slowly(self._processes):
+            self._common.lock()
+            try:
+                self._content = content_of(self._batches)
+                self._resume()
+                self._termination.__enter__()
+            except BaseException:
+                self._common.release()
+                raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._termination.__exit__()
         try:
-            with uninterrupted(twice=False):
+            with uninterrupted(twice=False), slowly(self._processes):
                 self._writer.wait()
         except Exception as failure:
             if error is None or isinstance(error, GeneratorExit):
                 raise
             error.add_note(f"Beside this, {type(failure).__name__}: {failure}")
         finally:
-            self._writer.then(self._lock.release)
-        if not self._termination.has_come:
-            return
+            self._writer.then(self._common.release)
         if error is None:
-            raise SystemExit(_TERMINATED)
-        if isinstance(error, GeneratorExit):  # whoever left the loop would not see an error
-            signal.raise_signal(signal.SIGTERM)
+            self._ask("at the end", now=True)
+            if self._ends:
+                raise Ended
+        if self._termination.has_come and isinstance(error, GeneratorExit):
+            signal.raise_signal(signal.SIGTERM)  # whoever left the loop would not see an error
 
     # ---- going on ----
 
     def _resume(self) -> None:
-        run, folder = self._run, self._folder
+        run, folder, together = self._run, self._common.folder, self._common.together
         if not self._asked.resume:
-            if folder.steps() or folder.bad():
-                must = "resume=False begins anew in an empty folder."
-                attempt = "another folder; or leave resume out, to go on."
-                raise CheckpointError(message(must, f"{len(folder.steps())} checkpoints in {folder.folder}", attempt))
+            together.all(self._check_empty)
             return
         if run.restored is not None:  # by hand, and that is where it goes on
             self._saved = self._name = run.number
-            if folder.steps() and folder.steps()[0] != run.number:
-                must = "A run that was restored by hand saves in a folder without other checkpoints."
-                received = f"update {run.number}, and step {folder.steps()[0]} in {folder.folder}"
-                raise SpecificationError(message(must, received, "another folder; or do not restore by hand."))
+            together.all(self._check_restored)
             return
-        self._found = found = newest(folder, self._check_found, sets_aside=True)
+        self._found = found = newest(self._common, self._check_found, sets_aside=True)
         if found is not None:
             if self._asked.keep_best is not None:
                 self._values = retention.values_of(folder, self._asked.keep_best[0])
             self._given_up = run.number - found.snapshot.facts["number"]
             run.restore(found.snapshot)
             self._saved, self._name = run.number, found.manifest.step
+
+    def _check_empty(self) -> None:
+        folder = self._common.folder
+        if folder.steps() or folder.bad():
+            must = "resume=False begins anew in an empty folder."
+            attempt = "another folder; or leave resume out, to go on."
+            raise CheckpointError(message(must, f"{len(folder.steps())} checkpoints in {folder.folder}", attempt))
+
+    def _check_restored(self) -> None:
+        steps, number = self._common.folder.steps(), self._run.number
+        if steps and steps[0] != number:
+            must = "A run that was restored by hand saves in a folder without other checkpoints."
+            received = f"update {number}, and step {steps[0]} in {self._asked.folder}"
+            raise SpecificationError(message(must, received, "another folder; or do not restore by hand."))
 
     def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Refuse other data and another model, before anything changes."""
@@ -130,7 +142,7 @@ class Saver:
         if place.call:
             check_goes_on(place, data, self._call, self._batches)
             if differing := unlike(manifest.rest.get("content") or self._content, self._content):
-                must = f"A run goes on from {self._folder.folder} with the data that it had."
+                must = f"A run goes on from {self._asked.folder} with the data that it had."
                 attempt = "pass the same data; trainer.restore(path) goes on with data that were mended."
                 raise SpecificationError(message(must, "; ".join(differing), attempt))
         self._check(snapshot)
@@ -156,7 +168,8 @@ class Saver:
         kept = found.snapshot.facts["also"]
         anew = [*(name for name in self.also if name not in kept), *unknown]
         told += [f"starts anew: {', '.join(anew)}"] if anew else []
-        print("; ".join(told), file=sys.stderr, flush=True)
+        if self._processes.index == 0:
+            print("; ".join(told), file=sys.stderr, flush=True)
 
     # ---- saving ----
 
@@ -167,13 +180,19 @@ class Saver:
 
     @property
     def is_due(self) -> bool:
-        """Whether the run is to be saved at this boundary, or something is to be raised."""
-        if self._termination.has_come or self._writer.has_failed:
-            return True
-        every, seconds = self._asked.every_steps, self._asked.every_seconds
-        by_number = every is not None and self._run.number % every == 0
-        by_time = seconds is not None and time.monotonic() - self._since >= seconds
-        return (by_number or by_time) and self._has_moved
+        """Whether the run is to be saved at this boundary, or something is to be raised; the same in all processes."""
+        every = self._asked.every_steps
+        is_wanted = self._ask("between updates")
+        return is_wanted or (every is not None and self._run.number % every == 0 and self._has_moved)
+
+    def _ask(self, boundary: str, *, now: bool = False) -> bool:
+        """Ask all processes whether there is a reason to save, and take note if it is that they are to end."""
+        seconds = self._asked.every_seconds
+        is_late = seconds is not None and time.monotonic() - self._since >= seconds
+        signs = Signs(self._termination.has_come, self._writer.has_failed, is_late)
+        found = self._common.together.ask(boundary, signs, now=now)
+        self._ends |= found.terminated
+        return found.terminated or found.failed or (found.late and self._has_moved)
 
     @property
     def _has_moved(self) -> bool:
@@ -195,7 +214,8 @@ class Saver:
 
     def look(self) -> None:
         """Save the run if the process is to end, and end it; see `save`."""
-        if self._termination.has_come:
+        self._ask("in a validation")
+        if self._ends:
             self._save(None)
 
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
@@ -211,7 +231,8 @@ class Saver:
             CheckpointError: it could not be written.
         """
         self._save(None)
-        self._writer.wait()
+        with slowly(self._processes):
+            self._writer.wait()
         if self._asked.keep_best is not None and not self._has_seen:
             must = f"keep_best needs {self._asked.keep_best[0]} at the end of an epoch. None was kept as the best."
             warnings.warn(message(must, "other numbers", "a name that the logs have."), UserWarning, stacklevel=4)
@@ -220,7 +241,7 @@ class Saver:
         if self._asked.keep_best is None or self._asked.keep_best[0] not in logs:
             return None
         self._has_seen = True
-        return Value(float(logs[self._asked.keep_best[0]]), self._mode)
+        return Value(self._processes.broadcast(float(logs[self._asked.keep_best[0]])), self._mode)
 
     def _is_best(self, value: Value | None) -> bool:
         """Whether an epoch belongs to those that stay, and is not saved as one yet."""
@@ -232,29 +253,32 @@ class Saver:
         return here in retention.best_first(self._values | {here: value})[: self._asked.keep_best[1]]
 
     def _save(self, value: Value | None) -> None:
-        self._writer.wait(tells=True)
+        with slowly(self._processes):
+            self._writer.wait(tells=self._processes.index == 0)
         is_judged = value is not None and self._name not in self._values
         is_elsewhere = is_judged or self._stood != self._here
         if self._has_moved or (is_elsewhere and self._name > 0):
             number, has_moved = self._run.number, self._has_moved
-            snapshot = self._run.snapshot(self._room.copy)
+            snapshot = self._run.snapshot(self._common.copies(self._room))
             # A dynamic loss scale may count back; the newest checkpoint is the one with the highest name all the same.
             name = max(number, self._name + 1) if has_moved else self._name
             rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": self._facts, "content": self._content}
             if value is not None and self._asked.keep_best is not None:
                 self._values[name] = value
                 rest |= retention.as_told(self._asked.keep_best[0], value)
-            self._writer.start(partial(self._commit, name, snapshot, rest, dict(self._values), not has_moved))
+            manifest, then = Manifest(name, [], [], snapshot.facts, rest), partial(self._retain, dict(self._values))
+            write = partial(self._common.write, manifest, snapshot.arrays, then, replaces=not has_moved)
+            self._writer.start(write)
             self._saved, self._name, self._stood = number, name, self._here
         self._since = time.monotonic()
-        if self._termination.has_come:
-            self._writer.wait()
-            raise SystemExit(_TERMINATED)
+        if self._ends:
+            with slowly(self._processes):
+                self._writer.wait()
+            raise Ended
 
-    def _commit(self, step: int, snapshot: Snapshot, rest: dict, values: dict[int, Value], replaces: bool) -> None:
-        """Write a checkpoint; only when it has been verified do older ones go."""
-        folder, asked = self._folder, self._asked
-        folder.write(step, snapshot.arrays, snapshot.facts, rest, replaces=replaces)
+    def _retain(self, values: dict[int, Value]) -> None:
+        """Let older checkpoints go."""
+        folder, asked = self._common.folder, self._asked
         num_best = 0 if asked.keep_best is None else asked.keep_best[1]
         for old in retention.to_remove(folder.steps(), asked.keep, values, num_best):
             folder.remove(old)

@@ -72,7 +72,7 @@ def _each(folder: Folder, steps: list[int], read: Callable[[int], Manifest]) -> 
                 told.append(one | {"bad": str(error)})
             continue
         value = value_in(manifest)
-        facts = {"time": manifest.rest.get("time"), "bytes": manifest.nbytes, "arrays": len(manifest.leaves)}
+        facts = {"time": manifest.rest.get("time"), "bytes": manifest.nbytes, "arrays": len(manifest.arrays)}
         told.append(one | facts | ({} if value is None else {"watched": manifest.rest["watched"]}))
     told += [{"name": path.name, "bad": _why(path)} for path in folder.bad()]
     return told, not any("bad" in one for one in told), [_line(one) for one in told]
@@ -97,7 +97,7 @@ def _show(folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
     if not steps:
         raise CheckpointError(f"There must be a checkpoint to show. Received: only damaged ones in {folder.folder}.")
     manifest = folder.manifest(steps[0])
-    arrays = {leaf.name: {"shape": list(leaf.shape), "dtype": leaf.dtype} for leaf in manifest.leaves}
+    arrays = {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in manifest.arrays.items()}
     files = {file.name: file.nbytes for file in manifest.files}
     told = {"step": manifest.step, **manifest.rest, "facts": manifest.facts, "files": files, "arrays": arrays}
     lines = [f"{folder.path(manifest.step)}", *_indented({**manifest.rest, **manifest.facts}), "files"]

@@ -8,8 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from wholestep.checkpoints.pieces import Numbers, Pieces
 from wholestep.errors import SpecificationError, message
 
+FACTS = "facts"  # before the names of arrays that stand in the JSON
 _ARRAY, _BYTES = "array", "bytes"  # {"array": name} stands in the JSON for an array, {"bytes": name} for bytes
 
 
@@ -22,11 +24,11 @@ class Snapshot:
         facts: what `json.dumps` takes; numbers that are not finite are Python's.
     """
 
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, Numbers]
     facts: dict[str, Any]
 
 
-def taken_apart(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
     """Return nested numbers, words and arrays as JSON, the arrays being put into `arrays`, each under a name.
 
     >>> arrays = {}
@@ -58,25 +60,25 @@ def taken_apart(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
     return {_ARRAY: name}
 
 
-def put_together(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def put_together(value: Any, arrays: Mapping[str, Numbers]) -> Any:
     """Return what `taken_apart` took apart, with lists for all sequences."""
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
-            array = arrays[value[_ARRAY]]
+            array = arrays[value[_ARRAY]][...]
             return array if array.ndim else array[()]
         if set(value) == {_BYTES}:
-            return arrays[value[_BYTES]].tobytes()
+            return arrays[value[_BYTES]][...].tobytes()
         return {key: put_together(each, arrays) for key, each in value.items()}
     return [put_together(each, arrays) for each in value] if isinstance(value, list) else value
 
 
-def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) -> dict[str, list[np.ndarray]]:
+def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) -> dict[str, list[Numbers]]:
     """Return the arrays of a snapshot by groups, those of these Keras variables and those of the epoch.
 
     Raises:
         SpecificationError: they are of other variables: another number of them, other shapes, other names.
     """
-    kept: dict[str, list[np.ndarray]] = {name: [] for name in ("sums", "running", *groups)}
+    kept: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
     for name, held in kept.items():
         while (array := snapshot.arrays.get(f"{name}/{len(held)}")) is not None:
             held.append(array)
@@ -95,35 +97,17 @@ def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) ->
     return kept
 
 
-def _check_fits(variable: keras.Variable, array: np.ndarray) -> None:
+def _check_fits(variable: keras.Variable, array: Numbers) -> None:
     """Refuse whole numbers that a variable cannot hold: engines keep seeds and counters in integers of other sizes."""
-    dtype = _dtype(variable)
+    dtype = dtype_of(variable)
+    if isinstance(array, Pieces):  # of numbers with a fraction: seeds and counters lie in all processes
+        return
     if dtype != array.dtype and dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array):
         must = f"{variable.path} must hold the numbers that it held."
         raise SpecificationError(message(must, f"{array.dtype} numbers beyond {dtype}", "go on with the same engine."))
 
 
-def put(kept: list[np.ndarray], variables: list[keras.Variable]) -> None:
-    """Let variables hold these arrays, of which there may be more than variables.
-
-    Engines keep seeds and counters in integers of other sizes; their values fit in all of them.
-    """
-    for variable, array in zip(variables, kept, strict=False):
-        variable.assign(array.astype(_dtype(variable)))
-
-
-def claimed(left: list[tuple[str, np.ndarray]], variables: list[keras.Variable]) -> list[tuple[str, np.ndarray]]:
-    """Let each of these variables hold the first array of its path and shape; return the arrays that nobody takes."""
-    for variable in variables:
-        like = plain(variable.path), tuple(variable.shape)
-        i = next((i for i, (path, array) in enumerate(left) if (plain(path), array.shape) == like), None)
-        if i is not None:
-            put([left[i][1]], [variable])
-            left = left[:i] + left[i + 1 :]
-    return left
-
-
-def _dtype(variable: keras.Variable) -> np.dtype:
+def dtype_of(variable: keras.Variable) -> np.dtype:
     """Return numpy's own name for the dtype of a variable, or, of one that numpy lacks, the array library's."""
     return keras.ops.convert_to_numpy(keras.ops.zeros((), variable.dtype)).dtype
 

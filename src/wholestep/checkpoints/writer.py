@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from wholestep.checkpoints.pieces import Numbers, copied
+
 _SHORT = 1.0  # seconds that nobody need hear of
 
 
@@ -15,8 +17,11 @@ class Room:
     def __init__(self) -> None:
         self._held: dict[str, np.ndarray] = {}
 
-    def copy(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Return a copy of an array, in the room that an array of this name had before, if it fits."""
+    def copy(self, name: str, numbers: Numbers) -> Numbers:
+        """Return a copy of an array, or of the pieces that this process writes, in the room that they had before."""
+        return copied(numbers, lambda part, array: self._copy(name + part, array), are_own=True)
+
+    def _copy(self, name: str, array: np.ndarray) -> np.ndarray:
         held = self._held.get(name)
         if held is None or held.shape != array.shape or held.dtype != array.dtype:
             held = self._held[name] = np.empty(array.shape, array.dtype)

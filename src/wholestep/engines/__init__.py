@@ -1,11 +1,16 @@
 """The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import keras
+import numpy as np
 
+from wholestep.checkpoints.pieces import Numbers
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
+from wholestep.processes.protocol import Processes
+from wholestep.processes.single import SingleProcess
 
 
 def choose(
@@ -39,10 +44,19 @@ def scope(model: keras.Model) -> AbstractContextManager:
     return nullcontext() if strategy is None else strategy.scope()
 
 
-def num_processes() -> int:
-    """Return how many processes make every update of a run together."""
+def connect() -> Processes:
+    """Return the processes that make every update of a run together, be there one or several."""
     if keras.backend.backend() != "jax":
-        return 1
+        return SingleProcess()
     from wholestep.processes import group
 
-    return group.connect().count
+    return group.connect()
+
+
+def placed(variable: keras.Variable, numbers: Numbers) -> Any:
+    """Return numbers as a variable takes them: where it lies over several processes, only its own pieces are read."""
+    if getattr(variable.value, "is_fully_addressable", True):
+        return numbers if isinstance(numbers, np.ndarray) else numbers[...]
+    from wholestep.engines import mesh
+
+    return mesh.spread_like(variable.value, numbers)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from wholestep.checkpoints.pieces import Numbers
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor, Tree
 
@@ -133,3 +134,8 @@ def find_layout(replicas: int | str | None) -> MeshLayout | None:
         must = "Several processes train with all of their devices."
         raise SpecificationError(message(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
     return None if len(devices[:num]) == 1 else MeshLayout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")
+
+
+def spread_like(value: jax.Array, numbers: Numbers) -> jax.Array:
+    """Return numbers where a value of this shape lies; only what this process's devices hold is asked for."""
+    return jax.make_array_from_callback(value.shape, value.sharding, lambda index: numbers[index])

@@ -19,11 +19,12 @@ import jax
 import numpy as np
 
 from wholestep.errors import PeerError, SpecificationError, message
+from wholestep.processes.exchange import StoreExchange
 from wholestep.processes.heartbeat import Heartbeat
 from wholestep.processes.leaving import tell
-from wholestep.processes.protocol import Processes, T
+from wholestep.processes.protocol import Exchange, Processes, T
 from wholestep.processes.single import SingleProcess
-from wholestep.processes.store import Store, Unreachable
+from wholestep.processes.store import Unreachable
 from wholestep.processes.watchdog import ENDING, PATIENCE
 from wholestep.safety.interrupts import Terminated, end_when_terminated
 
@@ -77,10 +78,9 @@ class ProcessGroup:
     def __init__(self, index: int, count: int):
         self.index = index
         self.count = count
-        self._store = Store()
-        self._heart = Heartbeat(index, self._store, _seconds("WHOLESTEP_PATIENCE", PATIENCE))
+        self._exchange = StoreExchange(index, count)
+        self._heart = Heartbeat(index, self._exchange.store, _seconds("WHOLESTEP_PATIENCE", PATIENCE))
         self._call = ""
-        self._number = 0
         _calm_gloo()
         self._heart.start()
         atexit.register(self._leave)
@@ -99,39 +99,35 @@ class ProcessGroup:
         Raises:
             PeerError: in every process, naming what differs and where.
         """
-        number = self._next()
-        with self.waiting("comparing what must be alike", f"the store, call {number}"):
+        exchange, store = self._exchange, self._exchange.store
+        exchange.number += 1
+        with self.waiting("comparing what must be alike", f"the store, call {exchange.number}"):
             if self.index == 0:
-                self._store.set(f"facts/{number}", facts)
-            self._store.set(f"differs/{number}/{self.index}", _difference(self._store.get(f"facts/{number}"), facts))
+                store.set(exchange.key("facts"), facts)
+            differs = exchange.key("differs")
+            store.set(f"{differs}/{self.index}", _difference(store.get(exchange.key("facts")), facts))
             if self.index == 0:
-                answers = [self._store.get(f"differs/{number}/{i}") for i in range(self.count)]
+                answers = [store.get(f"{differs}/{i}") for i in range(self.count)]
                 found = [f"process {i}: {text}" for i, text in enumerate(answers) if text]
-                self._store.set(f"summary/{number}", "; ".join(found[:8]))
-            summary = self._store.get(f"summary/{number}")
+                store.set(exchange.key("summary"), "; ".join(found[:8]))
+            summary = store.get(exchange.key("summary"))
         if summary:
             must = "All processes must begin alike. Nothing was updated."
             raise PeerError(message(must, summary, "start every process with the same code, data and seed."))
 
     def broadcast(self, value: T) -> T:
         """Return process 0's value."""
-        number = self._next()
-        if self.index == 0:
-            self._store.set(f"shared/{number}", value)
-        with self.waiting("sharing a number", f"the store, call {number}"):
-            return self._store.get(f"shared/{number}")
+        with self.waiting("sharing a number", f"the store, call {self._exchange.number + 1}"):
+            return self._exchange.broadcast(value)
 
     def all_gather(self, value: T) -> list[T]:
         """Return every process's value."""
-        number, earlier, self._store.once = self._next(), self._store.once, []
-        self._store.set(f"gathered/{number}/{self.index}", value)
-        with self.waiting(f"comparing places ({value})", f"the store, call {number}"):
-            if self.index == 0:
-                self._store.set(f"all/{number}", [self._store.get(f"gathered/{number}/{i}") for i in range(self.count)])
-            values = self._store.get(f"all/{number}")
-        for key in earlier:  # all have come here, so nobody will ask for these any more
-            self._store.delete(key)
-        return values
+        with self.waiting(f"comparing places ({value})", f"the store, call {self._exchange.number + 1}"):
+            return self._exchange.all_gather(value)
+
+    def aside(self, name: str) -> Exchange:
+        """Return what another thread asks. If a process is lost, all end, whatever is waited for."""
+        return StoreExchange(self.index, self.count, f"{name}/")
 
     def barrier(self, where: str) -> None:
         """Wait until all processes have come to the same place.
@@ -199,10 +195,6 @@ class ProcessGroup:
             jax.distributed.shutdown()
         finally:
             self._heart.join()
-
-    def _next(self) -> int:
-        self._number += 1
-        return self._number
 
 
 def _seconds(name: str, default: float) -> float:

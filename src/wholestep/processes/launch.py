@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from wholestep.safety.interrupts import Terminated, end_when_terminated
+from wholestep.safety.interrupts import Ended, Terminated, end_when_terminated
 
 _GRACE = 6.0  # seconds that processes have to say why they end, once one of them has
 
@@ -77,6 +77,8 @@ def run(script: str, arguments: list[str]) -> int:
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
+    except Ended:  # in all processes
+        raise
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise RuntimeError(f"the script left with exit code {stop.code}") from stop

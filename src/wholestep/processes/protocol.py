@@ -6,8 +6,8 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Processes(Protocol):
-    """The processes of a run, as one of them sees them. All must ask the same things in the same order."""
+class Exchange(Protocol):
+    """What processes tell each other, as one of them sees it. All must ask the same things in the same order."""
 
     @property
     def index(self) -> int:
@@ -17,18 +17,22 @@ class Processes(Protocol):
     def count(self) -> int:
         """The number of processes in the run."""
 
+    def broadcast(self, value: T) -> T:
+        """Every process gets process 0's value, which JSON can hold."""
+
+    def all_gather(self, value: T) -> list[T]:
+        """Every process gets the values of all, by their numbers; JSON can hold each."""
+
+
+class Processes(Exchange, Protocol):
+    """The processes of a run."""
+
     @property
     def doing(self) -> str:
         """The words are those of the last `set_status`."""
 
     def check_equal(self, facts: dict[str, str]) -> None:
         """Every process raises the same PeerError if one of them says something else."""
-
-    def broadcast(self, value: T) -> T:
-        """Every process gets process 0's value, which JSON can hold."""
-
-    def all_gather(self, value: T) -> list[T]:
-        """Every process gets the values of all, by their numbers; JSON can hold each."""
 
     def barrier(self, where: str) -> None:
         """No process goes on before all are here; every process raises the same PeerError if one is elsewhere."""
@@ -44,3 +48,6 @@ class Processes(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """The other processes learn that this one has failed, and end."""
+
+    def aside(self, name: str) -> Exchange:
+        """What is asked there, in another thread, has an order of its own."""

@@ -16,6 +16,13 @@ class Terminated(BaseException):
     """SIGTERM came. It passes every `except Exception` on its way, as an interrupt does."""
 
 
+class Ended(SystemExit):
+    """The process leaves because SIGTERM came, with all that was to be saved written."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + int(signal.SIGTERM))
+
+
 def end_when_terminated() -> None:
     """Let the first SIGTERM raise Terminated in the main thread. What handled the signal before is not asked."""
 

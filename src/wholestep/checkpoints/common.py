@@ -1,0 +1,127 @@
+"""A folder of checkpoints as the processes of a run use it: the first locks and commits, and each writes a part."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from wholestep.checkpoints.files import Lock
+from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.manifest import Manifest, as_said, parts
+from wholestep.checkpoints.pieces import Deal, Numbers, Pieces, hollow, is_whole, on_host
+from wholestep.checkpoints.snapshot import FACTS
+from wholestep.checkpoints.together import Together
+from wholestep.checkpoints.writer import Room
+from wholestep.errors import CheckpointError, message
+from wholestep.processes.protocol import Processes
+
+
+class CommonFolder:
+    """A folder of checkpoints, and the processes that use it together.
+
+    Args:
+        folder: the same one in all processes.
+    """
+
+    def __init__(self, folder: Folder, processes: Processes):
+        self.folder = folder
+        self.together = Together(processes)
+        self._processes = processes
+        self._lock: Lock | None = None
+        self._aside = self.together
+
+    def lock(self) -> None:
+        """Hold the folder until `release`, and remove what writers left that were stopped.
+
+        Raises:
+            CheckpointError: another run holds it, or not all processes see the same folder.
+        """
+        owner = self.together.first(self._take)
+        try:
+            self.together.all(lambda: self._check_seen(owner))
+        except BaseException:
+            self.release()
+            raise
+        self._aside = Together(self._processes.aside(json.loads(owner)["token"]))
+
+    def _take(self) -> str:
+        self._lock = self.folder.lock()
+        try:
+            self.folder.clear()
+        except BaseException:
+            self.release()
+            raise
+        return self._lock.owner
+
+    def _check_seen(self, owner: str) -> None:
+        seen = self.folder.owner()
+        if seen != owner:
+            must = f"All processes of a run must see one folder of checkpoints: {self.folder.folder}."
+            attempt = "a folder on a file system that all hosts share."
+            raise CheckpointError(message(must, f"a folder locked by {seen or 'nobody'}, not by {owner}", attempt))
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
+        """Return what copies arrays into a room, in the order in which they are to be written, if this process will."""
+        deal = Deal(*self.together.share)
+
+        def copied(name: str, value: Any) -> Numbers:
+            is_others = self._processes.count > 1 and is_whole(value) and not deal.takes(value.nbytes)
+            return hollow(value.shape, value.dtype) if is_others else room.copy(name, on_host(value))
+
+        return copied
+
+    def _own(self, arrays: Mapping[str, Numbers]) -> dict[str, Numbers]:
+        """Return what this process writes: pieces, its share of whole arrays, the first what else goes with a run."""
+        deal = Deal(*self.together.share)
+
+        def is_own(name: str, numbers: Numbers) -> bool:
+            if isinstance(numbers, Pieces):
+                return True
+            return self.together.is_first if name.startswith(FACTS) else deal.takes(numbers.nbytes)
+
+        return {name: numbers for name, numbers in arrays.items() if is_own(name, numbers)}
+
+    def write(
+        self,
+        manifest: Manifest,
+        arrays: Mapping[str, Numbers],
+        then: Callable[[], None] = lambda: None,
+        *,
+        replaces: bool = False,
+    ) -> None:
+        """Write this process's part of a checkpoint; the first process commits it when all have written theirs.
+
+        May be called in a thread; in all processes, for the same checkpoints in the same order, while the lock is held.
+
+        Args:
+            manifest: without files.
+            then: called in the first process when the checkpoint is there.
+
+        Raises:
+            CheckpointError: it could not be written, or what `then` raises; in all processes.
+        """
+        folder, aside = self.folder, self._aside
+        token = aside.first(folder.new_token)
+
+        def commit() -> None:
+            whole = replace(manifest, files=[], leaves=[])
+            for part in told:
+                files, leaves = parts(part)
+                whole.files.extend(files)
+                whole.leaves.extend(leaves)
+            folder.commit(token, whole, replaces=replaces)
+            then()
+
+        try:
+            files, leaves = aside.all(lambda: folder.fill(token, manifest.step, self._own(arrays), aside.share))
+            told = aside.gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]})
+            aside.first(commit)
+        except CheckpointError:
+            if aside.is_first:
+                folder.discard(token)
+            raise

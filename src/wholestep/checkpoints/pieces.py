@@ -1,0 +1,140 @@
+"""Arrays that lie over several processes, each of which holds pieces; and who writes what."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from wholestep.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an array.
+
+    Args:
+        begin: where it begins along every axis.
+        shape: its own.
+        read: returns its numbers.
+        is_own: whether this process is the one that writes it; others may hold the same.
+    """
+
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+    is_own: bool = True
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """An array of which this process holds pieces, or may read them.
+
+    >>> halves = [Piece((i,), (2,), lambda i=i: np.arange(i, i + 2)) for i in (0, 2)]
+    >>> Pieces((4,), np.dtype(int), halves)[1:3]
+    array([1, 2])
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    pieces: list[Piece]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Return a part of the array, put together from the pieces; `...` for all of it.
+
+        Raises:
+            CheckpointError: a piece is missing, or damaged.
+        """
+        given = () if index is ... else index if isinstance(index, tuple) else (index,)
+        slices = (*given, *(slice(None) for _ in self.shape[len(given) :]))
+        bounds = [part.indices(size)[:2] for part, size in zip(slices, self.shape, strict=True)]
+        found = np.empty([end - begin for begin, end in bounds], self.dtype)
+        missing = found.size
+        for piece in self.pieces:
+            spans = list(zip(bounds, piece.begin, piece.shape, strict=True))
+            common = [(max(begin, at), min(end, at + size)) for (begin, end), at, size in spans]
+            if all(first < last for first, last in common):
+                to = _moved(common, [begin for begin, _ in bounds])
+                found[to] = piece.read()[_moved(common, piece.begin)]
+                missing -= found[to].size
+        if missing:
+            raise CheckpointError(f"All pieces of an array must be at hand. {missing} numbers of {found.size} are not.")
+        return found
+
+
+def _moved(bounds: list[tuple[int, int]], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(first - at, last - at) for (first, last), at in zip(bounds, origin, strict=True))
+
+
+Numbers: TypeAlias = np.ndarray | Pieces
+
+
+def is_whole(value: Any) -> bool:
+    """Whether this process holds all of a tensor; JAX's arrays may lie over several."""
+    return getattr(value, "is_fully_addressable", True) or value.is_fully_replicated
+
+
+def hollow(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an array that takes no room."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def on_host(value: Any) -> Numbers:
+    """Return the numbers of a tensor, where they are: no copy, on a CPU. Of one that is not whole, the pieces."""
+    if is_whole(value):
+        return np.asarray(value)
+    pieces: dict[tuple, Piece] = {}
+    for shard in value.addressable_shards:
+        begin = tuple(part.indices(size)[0] for part, size in zip(shard.index, value.shape, strict=True))
+        known = pieces.get(begin)
+        if known is None or shard.replica_id == 0:
+            pieces[begin] = Piece(begin, shard.data.shape, partial(np.asarray, shard.data), shard.replica_id == 0)
+    return Pieces(tuple(value.shape), np.dtype(value.dtype), list(pieces.values()))
+
+
+def copied(numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, are_own: bool) -> Numbers:
+    """Return numbers in memory of their own.
+
+    Args:
+        copy: returns a copy of an array, by what tells it from the others of these numbers.
+        are_own: whether only pieces are kept that this process writes.
+    """
+    if isinstance(numbers, np.ndarray):
+        return copy("", numbers)
+    pieces = [piece for piece in numbers.pieces if piece.is_own or not are_own]
+    arrays = [copy(str([*piece.begin]), piece.read()) for piece in pieces]
+    kept = [replace(piece, read=partial(_itself, array)) for piece, array in zip(pieces, arrays, strict=True)]
+    return replace(numbers, pieces=kept)
+
+
+def own_copy(name: str, value: Any) -> Numbers:
+    """Return the numbers of a tensor, or its pieces, in memory of their own, whatever the tensor is called."""
+    return copied(on_host(value), lambda _, array: np.array(array), are_own=False)
+
+
+def _itself(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+class Deal:
+    """Which process writes an array that all of them hold: the one that has least to write so far.
+
+    Args:
+        index: the number of this process.
+        count: how many there are.
+
+    >>> first, second = Deal(0, 2), Deal(1, 2)
+    >>> [(first.takes(nbytes), second.takes(nbytes)) for nbytes in (10, 4, 4, 8)]
+    [(True, False), (False, True), (False, True), (False, True)]
+    """
+
+    def __init__(self, index: int, count: int):
+        self._index = index
+        self._dealt = [0] * count
+
+    def takes(self, nbytes: int) -> bool:
+        """Deal out the next array, in the same order in all processes; return whether this one writes it."""
+        least = self._dealt.index(min(self._dealt))
+        self._dealt[least] += nbytes
+        return least == self._index

@@ -1,0 +1,122 @@
+"""What the processes of a run agree on, before one of them acts on it: with one process, nothing is asked."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from wholestep.errors import CheckpointError, SpecificationError, WholestepError
+from wholestep.processes.protocol import Exchange, Processes
+
+T = TypeVar("T")
+_SECONDS = 1.0  # between two questions
+_MOST = 1 << 10  # boundaries between them
+
+
+class Signs(NamedTuple):
+    """What may be on at a boundary.
+
+    Args:
+        terminated: SIGTERM has come.
+        failed: the checkpoint before this could not be written.
+        late: the time for another one has come.
+    """
+
+    terminated: bool
+    failed: bool
+    late: bool
+
+
+class Together:
+    """The processes of a run where one of them may fail, or know what the others do not. All ask in the same order."""
+
+    def __init__(self, exchange: Exchange):
+        self._exchange = exchange
+        self._pauses: dict[str, _Pause] = {}
+        self.share = exchange.index, exchange.count  # the number of this process, of so many
+        self.is_first = exchange.index == 0
+
+    def all(self, call: Callable[[], T]) -> T:
+        """Make a call in every process, and return this one's result.
+
+        Raises:
+            WholestepError: what the call raised, in this process or another, in all of them.
+        """
+        if self._exchange.count == 1:
+            return call()
+        error, result = None, []
+        try:
+            result.append(call())
+        except WholestepError as failure:
+            error = failure
+        told = self._exchange.all_gather(None if error is None else [type(error).__name__, str(error)])
+        if error is not None:
+            raise error
+        for i, said in enumerate(told):
+            if said is not None:
+                raise _raised(said, i)
+        return result[0]
+
+    def first(self, call: Callable[[], T]) -> T:
+        """Make a call in process 0, and return its result, which JSON can hold, in all; see `all` for errors."""
+        found = self.all(call if self.is_first else lambda: None)
+        return self._exchange.broadcast(found)  # type: ignore[return-value]
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by their numbers; JSON can hold each."""
+        return self._exchange.all_gather(value)
+
+    def ask(self, boundary: str, signs: Signs, *, now: bool = False) -> Signs:
+        """Return what is on in any process, the time being process 0's.
+
+        Several processes ask each other about once a second, and in between nothing is on.
+
+        Args:
+            boundary: what kind of boundary all of them have come to.
+            now: whether they ask in any case.
+        """
+        if self._exchange.count == 1:
+            return signs
+        pause = self._pauses.setdefault(boundary, _Pause())
+        if not pause.is_over and not now:
+            return Signs(terminated=False, failed=False, late=False)
+        told = self._exchange.all_gather([*signs, time.monotonic() - pause.since])
+        pause.begin(told[0][3])
+        return Signs(any(each[0] for each in told), any(each[1] for each in told), bool(told[0][2]))
+
+
+class _Pause:
+    """How many boundaries go by between two questions; the same number in all processes."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self._num = self._left = 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ask at this boundary."""
+        self._left -= 1
+        return self._left <= 0
+
+    def begin(self, seconds: float) -> None:
+        """Begin anew, the last pause having taken so many seconds of process 0's clock."""
+        by_time = self._num * _SECONDS / max(seconds, 1e-6)
+        self._num = self._left = int(min(max(1, by_time), 2 * self._num, _MOST))
+        self.since = time.monotonic()
+
+
+@contextmanager
+def slowly(processes: Processes) -> Iterator[None]:
+    """Let nobody take this process for lost while it writes or reads a checkpoint."""
+    before = processes.doing
+    processes.set_status("saving, or reading a checkpoint")
+    try:
+        yield
+    finally:
+        processes.set_status(before)
+
+
+def _raised(said: list[str], process: int) -> WholestepError:
+    """Return the error of another process."""
+    kind = SpecificationError if said[0] == SpecificationError.__name__ else CheckpointError
+    return kind(f"Process {process}: {said[1]}")
