@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from wholestep.processes.protocol import Processes
+from wholestep.processes.protocol import Exchange, Processes
 from wholestep.processes.single import SingleProcess
 
 
@@ -29,8 +29,8 @@ def test_an_error_is_raised_as_it_is_and_the_status_stays(context):
 
 
 def test_it_has_every_member_that_a_run_asks_of_its_processes():
-    asked = [name for name in vars(Processes) if not name.startswith("_")]
-    assert len(asked) == 11
+    asked = [name for name in {**vars(Exchange), **vars(Processes)} if not name.startswith("_")]
+    assert len(asked) == 12
     for name in asked:
         member, own = getattr(Processes, name), getattr(SingleProcess, name)
         if callable(member):

@@ -226,11 +226,15 @@ def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
 
 
 def _check_savers(callbacks: keras.callbacks.CallbackList, sharded: list[str]) -> None:
-    savers = [type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS)]
+    savers = [type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS) or _keeps_weights(c)]
     if savers and sharded:
         must = "Keras cannot save weights that are sharded over devices in a run of several processes."
-        attempt = f"leave {' and '.join(savers)} out, or use keras.distribution.DataParallel."
+        attempt = f"checkpoints= in place of {' and '.join(savers)}, or keras.distribution.DataParallel."
         raise SpecificationError(message(must, ", ".join(sharded[:3]), attempt))
+
+
+def _keeps_weights(callback: keras.callbacks.Callback) -> bool:
+    return isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights
 
 
 def _save(callback: keras.callbacks.Callback, processes: Processes, *arguments: object, **options: object) -> None:

@@ -106,7 +106,7 @@ def contents_of(name: str, numbers: Numbers) -> list[Content]:
 
 
 def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
-    """Return what goes in which file, in this order; pieces are in files of their own.
+    """Return what goes in which file, in this order; then come pieces, in files of their own.
 
     >>> [several] = shared_out([Content("a", np.zeros(2)), Content("b", np.ones(1))])
     >>> [content.name for content in several]
@@ -114,7 +114,7 @@ def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
     """
     files: list[list[Content]] = []
     room = 0
-    for content in contents:
+    for content in sorted(contents, key=lambda content: content.begin is not None):
         if not files or content.array.nbytes > room or (content.begin is None) != (files[-1][0].begin is None):
             files.append([])
             room = _MOST_BYTES

@@ -48,7 +48,8 @@ class Pieces:
         """
         given = () if index is ... else index if isinstance(index, tuple) else (index,)
         slices = (*given, *(slice(None) for _ in self.shape[len(given) :]))
-        bounds = [part.indices(size)[:2] for part, size in zip(slices, self.shape, strict=True)]
+        spans = [part.indices(size)[:2] for part, size in zip(slices, self.shape, strict=True)]
+        bounds = [(begin, max(begin, end)) for begin, end in spans]
         found = np.empty([end - begin for begin, end in bounds], self.dtype)
         missing = found.size
         for piece in self.pieces:

@@ -10,7 +10,7 @@ from wholestep.processes.protocol import Exchange, Processes
 
 T = TypeVar("T")
 _SECONDS = 1.0  # between two questions
-_MOST = 1 << 10  # boundaries between them
+_MOST = 1 << 8  # boundaries between them
 
 
 class Signs(NamedTuple):
@@ -90,18 +90,19 @@ class _Pause:
 
     def __init__(self) -> None:
         self.since = time.monotonic()
-        self._num = self._left = 1
+        self._num = 1
+        self._gone = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether all ask at this boundary."""
-        self._left -= 1
-        return self._left <= 0
+        """Whether all ask at this boundary, which is counted."""
+        self._gone += 1
+        return self._gone >= self._num
 
     def begin(self, seconds: float) -> None:
-        """Begin anew, the last pause having taken so many seconds of process 0's clock."""
-        by_time = self._num * _SECONDS / max(seconds, 1e-6)
-        self._num = self._left = int(min(max(1, by_time), 2 * self._num, _MOST))
+        """Begin anew, the boundaries since the last question having taken so long on process 0's clock."""
+        by_time = self._gone * _SECONDS / max(seconds, 1e-6)
+        self._num, self._gone = int(min(max(1, by_time), 2 * self._num, _MOST)), 0
         self.since = time.monotonic()
 
 
