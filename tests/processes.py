@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -167,6 +168,78 @@ def write(folder):
     ws.Trainer(model).fit(np.ones((8, 4), "float32"), np.ones((8, 1), "float32"), callbacks=watchers, verbose=2)
 
 
+def places():
+    """Let a layer's kernel and bias lie over the processes."""
+    devices = keras.distribution.DeviceMesh((2, 2), ["columns", "rows"], keras.distribution.list_devices()[:4])
+    layouts = keras.distribution.LayoutMap(devices)
+    layouts[".*wide/kernel"], layouts[".*wide/bias"] = (None, "columns"), ("columns",)
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="rows"))
+
+
+class At(keras.callbacks.Callback):
+    """Does something after so many updates of this call, in one process."""
+
+    def __init__(self, update, do, process=ME):
+        super().__init__()
+        self.left, self.do = update if process == ME else 0, do
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            self.do()
+
+
+class Slow(keras.callbacks.Callback):
+    """Takes some time for every batch, that there may be several questions."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.03)
+
+
+def trained(checkpoints=None, seed=0, callbacks=(), lay=lambda: None):
+    """Return digests of what a run of four epochs leaves behind, and its History. Six updates an epoch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    keras.utils.clear_session()
+    lay()
+    x, y = np.random.default_rng(0).normal(size=(96, 6)).astype("float32"), np.arange(96) % 3
+    layers = [keras.layers.Dense(8, "relu", name="wide"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3, "softmax", name="last")])
+    model.compile(keras.optimizers.Adam(0.01, use_ema=True), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    known = [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.05), *callbacks]
+    told = {"batch_size": 16, "epochs": 4, "verbose": 0, "validation_data": (x[:20], y[:20])}
+    history = ws.Trainer(model).fit(x, y, callbacks=known, checkpoints=checkpoints, **told).history
+    found = {}
+    for group, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
+        for i, variable in enumerate(variables):
+            for shard in variable.value.addressable_shards:
+                found[f"{group}/{i}/{shard.index}"] = zlib.crc32(np.ascontiguousarray(shard.data).tobytes())
+    return {"values": found, "history": history}
+
+
+def stop():
+    raise KeyboardInterrupt
+
+
+def resumed(folder):
+    """Return what whole runs leave behind, and what runs that were interrupted in between do, in two layouts."""
+    found = {}
+    for name, lay in (("replicas", lambda: None), ("sharded", places)):
+        saves = ws.Checkpoints(folder / name, every_steps=4, every_seconds=None, keep=2, keep_best=("val_loss", 1))
+        found[name] = [trained(lay=lay)]
+        try:
+            trained(saves, callbacks=[At(9, stop)], lay=lay)
+        except KeyboardInterrupt:
+            found[name] += [trained(saves, seed=1, lay=lay), trained(saves, seed=2, lay=lay)]
+    keras.distribution.set_distribution(None)
+    return found
+
+
+def ended(folder, **how):
+    """Return what a run leaves behind that is saved every fourth update."""
+    return trained(ws.Checkpoints(folder, every_steps=4, every_seconds=None), **how)
+
+
 def fault(what):
     """Train until something happens in one process."""
     print("pid", os.getpid(), flush=True)
@@ -223,6 +296,13 @@ def work(what):
         write(Path(sys.argv[2]) / "plain")
         keras.distribution.set_distribution(keras.distribution.DataParallel())
         write(Path(sys.argv[2]) / "distribution")
+    elif what == "resumed":
+        print("FOUND", json.dumps(resumed(Path(sys.argv[2]))), flush=True)
+    elif what == "go on":
+        print("FOUND", json.dumps(ended(Path(sys.argv[2]), seed=1)), flush=True)
+    elif what.startswith("saving"):  # "saving killed 1": what happens in the ninth update, and in which process
+        _, how, process = what.split()
+        ended(Path(sys.argv[2]), callbacks=[At(9, partial(happen, f"{how} {ME}"), int(process)), Slow()])
     elif what == "brisk":  # the threads talk to the store without a pause
         heartbeat._INTERVAL = 0.0
         time.sleep(1.5)

@@ -280,7 +280,5 @@ def test_they_ask_about_once_a_second_and_all_at_the_same_boundaries(monkeypatch
     first, second = played(2, work)
     assert first == second
     assert first[:5] == [0, 2, 6, 7, 14]
-    gaps = np.diff([i for i in first if 100 < i < 290])
-    assert ((gaps > 20) & (gaps < 60)).all()
-    assert 8 < len([i for i in first if i < 300]) < 40
+    assert 6 <= len([i for i in first if 100 < i < 290]) <= 9  # two kinds, in 3.8 seconds
     assert np.diff(first)[-1] <= 4  # when each takes longer, they ask more often again

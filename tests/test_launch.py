@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from shares import on
 
 import wholestep as ws
 from wholestep import cli
+from wholestep.checkpoints.folder import Folder
 from wholestep.processes import launch as launcher
 
 BOUND = 60.0  # seconds in which every run ends, whatever happens
@@ -234,3 +236,88 @@ def test_the_output_of_a_process_is_copied_by_lines_and_closed():
     launcher._copy(3, output, to, threading.Lock())
     assert to.getvalue() == "[3] one\n[3] two\n"
     assert output.closed
+
+
+# ---- checkpoints ----
+
+
+@only_jax
+def test_a_run_of_several_processes_goes_on_with_the_same_bits(tmp_path):
+    code, output, _ = launch(2, "resumed", str(tmp_path), devices=2)
+    assert code == 0, output
+    for process in range(2):
+        for whole, *others in found(output, process).values():
+            assert others == [whole] * 2
+    assert output.count("goes on from") == 4
+    assert "[1] wholestep: goes on" not in output
+    for name, pieces in (("replicas", False), ("sharded", True)):
+        folder = Folder(tmp_path / name)
+        for step in folder.steps():
+            manifest = folder.verify(step)
+            assert {file.name[:5] for file in manifest.files} == {"00000", "00001"}
+            assert any(leaf.begin is not None for leaf in manifest.leaves) == pieces
+        assert len(folder.steps()) in (2, 3)  # the best one may be one of the two newest
+        assert sorted(path.name for path in folder.folder.iterdir() if "step-" not in path.name) == ["lock"]
+
+
+@only_jax
+@pytest.mark.parametrize(
+    "what",
+    [
+        "saving terminated 1",
+        *(pytest.param(f"saving {how}", marks=pytest.mark.large) for how in ("killed 1", "killed 0")),
+    ],
+)
+def test_processes_that_were_ended_go_on_together_or_one_goes_on_alone(what, tmp_path):
+    import processes
+
+    whole = processes.trained()
+    code, output, _ = launch(2, what, str(tmp_path))
+    assert code == {"killed": 137, "terminated": 143}[what.split()[1]], output
+    steps = Folder(tmp_path).steps()
+    assert steps[-1] == 4
+    assert (8 < steps[0] < 24) if "terminated" in what else steps[0] in (4, 8)  # the second may have been under way
+    assert "Traceback" not in output
+    shutil.copytree(tmp_path, copy := tmp_path.parent / "copy")
+    code, output, _ = launch(2, "go on", str(tmp_path))
+    assert code == 0, output
+    assert found(output, 0) == found(output, 1)
+    history = found(output, 0)["history"]
+    alone = processes.ended(copy, seed=2)
+    for name, values in whole["history"].items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(alone["history"][name], values, rtol=1e-5, atol=1e-6)
+
+
+@only_jax
+@pytest.mark.large
+def test_a_launcher_that_is_terminated_lets_its_processes_save(tmp_path):
+    environment = lean(HERE, WHOLESTEP_PATIENCE="9")
+    script = [str(HERE / "processes.py"), "saving nothing 0", str(tmp_path)]
+    command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", *script]
+    launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until = time.monotonic() + BOUND
+    while not Folder(tmp_path).steps() and time.monotonic() < until:
+        time.sleep(0.02)
+    launched.send_signal(signal.SIGTERM)
+    output, _ = launched.communicate(timeout=BOUND)
+    assert launched.returncode == 143, output
+    assert "Traceback" not in output
+    assert Folder(tmp_path).steps()[0] % 4  # it was saved when it was ended, and not as every fourth update is
+    Folder(tmp_path).lock().release()
+
+
+@only_jax
+@pytest.mark.large
+def test_four_processes_go_on_with_what_two_have_saved(tmp_path):
+    code, output, _ = launch(2, "saving terminated 0", str(tmp_path))
+    assert code == 143, output
+    code, output, _ = launch(4, "go on", str(tmp_path))
+    assert code == 0, output
+    assert "processes 4 (2 before)" in output
+    several = [found(output, process) for process in range(4)]
+    assert several[1:] == several[:1] * 3
+    import processes
+
+    for name, values in processes.trained()["history"].items():
+        np.testing.assert_allclose(several[0]["history"][name], values, rtol=1e-5, atol=1e-6)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +24,7 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
     Each has an equal share of the processor's cores, if there are enough: threads of one would keep another's messages
     waiting. Their output comes line by line, with the process's number before it. When one ends with an error, the
     others are ended. An interrupt (Ctrl-C) or SIGTERM ends all, and so does the end of this process, however it ends.
+    After SIGTERM they may save what they save; a second one, more than a second later, ends them at once.
     """
     environment = os.environ | {
         "WHOLESTEP_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
@@ -50,6 +51,8 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
     except (KeyboardInterrupt, Terminated) as stop:
         number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
         print(f"wholestep launch: interrupted ({number.name}); all processes end.", file=sys.stderr)
+        if number == signal.SIGTERM:
+            _let_end(processes)
         return 128 + number
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -125,6 +128,17 @@ def _wait(processes: list[subprocess.Popen], seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and any(process.poll() is None for process in processes):
         time.sleep(0.05)
+
+
+def _let_end(processes: list[subprocess.Popen]) -> None:
+    """Pass SIGTERM on, and wait until all have saved what they save; a second signal is not waited for."""
+    end_when_terminated()
+    with suppress(Terminated, KeyboardInterrupt):
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        while any(process.poll() is None for process in processes):
+            time.sleep(0.05)
 
 
 def _end(processes: list[subprocess.Popen]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -80,15 +81,21 @@ def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
     return _Held(twice)
 
 
+_ONE = 1.0  # seconds
+
+
 class Termination:
     """Takes note of a first SIGTERM for as long as a block lasts. A second one means what it meant before the block.
 
-    Signals come to the main thread; in another one, nothing is taken note of.
+    What comes within a second is one: whoever ends a group of processes may tell each of them, and so may their
+    launcher. Signals come to the main thread; in another one, nothing is taken note of.
 
     >>> before = signal.signal(signal.SIGTERM, lambda *_: print("terminated"))
     >>> with Termination() as termination:
     ...     signal.raise_signal(signal.SIGTERM)
+    ...     signal.raise_signal(signal.SIGTERM)
     ...     print(termination.has_come)
+    ...     time.sleep(1)
     ...     signal.raise_signal(signal.SIGTERM)
     True
     terminated
@@ -97,6 +104,7 @@ class Termination:
 
     def __init__(self) -> None:
         self.has_come = False
+        self._since = 0.0
         self._before: Callable | int | None = None
         self._lasts = False
 
@@ -116,7 +124,10 @@ class Termination:
                 signal.signal(signal.SIGTERM, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-        if not self._lasts:  # the block is over, and whoever left it could not put the handler back
+        now = time.monotonic()
+        if self._lasts and not self.has_come:
+            self.has_come, self._since = True, now
+        elif not self._lasts or now - self._since >= _ONE:
+            # Not the first; or the block is over, and whoever left it could not put the handler back.
+            signal.signal(signal.SIGTERM, self._before)
             signal.raise_signal(signal.SIGTERM)
-        self.has_come = True
