@@ -149,7 +149,8 @@ def sharded():
     said = ""
     try:
         if jax.process_count() > 1:
-            trainer.fit(x, x[:, :2], verbose=0, callbacks=[keras.callbacks.ModelCheckpoint("m.keras")])
+            best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+            trainer.fit(x, x[:, :2], verbose=0, callbacks=[keras.callbacks.ModelCheckpoint("m.keras"), best])
     except ws.SpecificationError as error:
         said = str(error)
     values = whole([v.value for v in [*model.variables, *model.optimizer.variables]])

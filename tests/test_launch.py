@@ -90,6 +90,7 @@ def test_parameters_that_no_process_holds_whole():
         own = found(output, process)
         assert "Sharded, never gathered for the update: sequential/dense/kernel (None, 'columns')" in own["explain"]
         assert "sharded over devices in a run of several processes. Received: sequential/dense/kernel" in own["saving"]
+        assert "checkpoints= in place of ModelCheckpoint and EarlyStopping" in own["saving"]
         assert own["values"] == alone["values"]
 
 
