@@ -8,7 +8,7 @@ from typing import Any
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
-from wholestep.checkpoints.pieces import Deal, Numbers, Pieces, hollow, is_whole, on_host
+from wholestep.checkpoints.pieces import Deal, Numbers, Pieces, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
 from wholestep.checkpoints.together import Together
 from wholestep.checkpoints.writer import Room
@@ -71,7 +71,7 @@ class CommonFolder:
 
         def copied(name: str, value: Any) -> Numbers:
             is_others = self._processes.count > 1 and is_whole(value) and not deal.takes(value.nbytes)
-            return hollow(value.shape, value.dtype) if is_others else room.copy(name, on_host(value))
+            return hollow(value.shape, value.dtype) if is_others else room.copy(name, value)
 
         return copied
 

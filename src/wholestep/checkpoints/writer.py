@@ -3,10 +3,11 @@
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from wholestep.checkpoints.pieces import Numbers, copied
+from wholestep.checkpoints.pieces import Numbers, copied, on_host
 
 _SHORT = 1.0  # seconds that nobody need hear of
 
@@ -17,9 +18,9 @@ class Room:
     def __init__(self) -> None:
         self._held: dict[str, np.ndarray] = {}
 
-    def copy(self, name: str, numbers: Numbers) -> Numbers:
-        """Return a copy of an array, or of the pieces that this process writes, in the room that they had before."""
-        return copied(numbers, lambda part, array: self._copy(name + part, array), are_own=True)
+    def copy(self, name: str, value: Any) -> Numbers:
+        """Return a copy of a tensor, or of the pieces that this process writes, in the room that they had before."""
+        return copied(on_host(value), lambda part, array: self._copy(name + part, array), are_own=True)
 
     def _copy(self, name: str, array: np.ndarray) -> np.ndarray:
         held = self._held.get(name)
