@@ -1,6 +1,7 @@
 """What stops a run, or its writer, loses no checkpoint and no error."""
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -382,24 +383,27 @@ def check_equals_a_run_that_was_never_stopped(tmp_path, make=small):
 
 @pytest.mark.parametrize("kills", [2, *later([200])])
 def test_a_run_that_is_killed_at_any_time_goes_on(kills, tmp_path):
-    rng = np.random.default_rng(kills)
-    environment = lean(HERE)
-    for kill in range(kills):
-        with subprocess.Popen(script(tmp_path, seconds=0.05), env=environment, stdout=subprocess.PIPE) as process:
-            process.stdout.readline()
-            time.sleep(rng.uniform(0, 0.3))
-            before = steps_in(tmp_path / "run")
-            process.kill()
-        assert process.returncode == -9
-        after = steps_in(tmp_path / "run")
-        assert not before or after[-1] >= before[-1]
-        if kill and steps_in(tmp_path / "run") == [LAST]:
-            break
-    done = subprocess.run(script(tmp_path), env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "goes on from" in done.stderr
-    check_equals_a_run_that_was_never_stopped(tmp_path)
-    assert not list((tmp_path / "run").glob("bad-*"))
+    rng, environment, done = np.random.default_rng(kills), lean(HERE), 0
+    for run in itertools.count():
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        while done < kills and steps_in(folder / "run")[:1] != [LAST]:
+            with subprocess.Popen(script(folder, seconds=0.05), env=environment, stdout=subprocess.PIPE) as process:
+                process.stdout.readline()
+                time.sleep(rng.uniform(0, 0.3))
+                before = steps_in(folder / "run")
+                process.kill()
+            assert process.returncode == -9
+            after = steps_in(folder / "run")
+            assert not before or after[-1] >= before[-1]
+            done += 1
+        last = subprocess.run(script(folder), env=environment, capture_output=True, text=True, timeout=300)
+        assert last.returncode == 0, last.stderr
+        assert "goes on from" in last.stderr
+        check_equals_a_run_that_was_never_stopped(folder)
+        assert not list((folder / "run").glob("bad-*"))
+        if done == kills:
+            return
 
 
 PREPARE = "real = os.{call}\nleft = [{num}]\ndef stops(*a, **k):\n    left[0] -= 1\n"
