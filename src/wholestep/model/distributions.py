@@ -82,6 +82,14 @@ def dropout(words: Words, inputs: Tensor, rate: float, noise_shape: Shape) -> Te
     return ops.where(kept, inputs * (1.0 / (1.0 - rate)), ops.zeros_like(inputs))
 
 
+def shuffle_slices(words: Words, x: Tensor, axis: int = 0) -> Tensor:
+    """Return x with its slices along the axis in another order, the same for all.
+
+    TensorFlow's own depends on its compiler: XLA draws other numbers from the same seed.
+    """
+    return ops.take(x, ops.argsort(words.words((x.shape[axis],))), axis=axis)
+
+
 def shuffle(words: Words, x: Tensor, axis: int = 0) -> Tensor:
     """Return x with every vector along the axis in an order of its own."""
     return ops.take_along_axis(x, ops.argsort(words.words(tuple(x.shape)), axis=axis), axis=axis)

@@ -96,7 +96,10 @@ class Draws:
         state = seed if ops.is_tensor(seed) else draw_seed(seed)
         if not fact.is_ours:
             return keras_own(**given, seed=_Given(_apart(state, self.first)))
-        if name == "shuffle" and (fact.axis is None or self.engine.shuffles_slices):
+        if name == "shuffle" and self.engine.shuffles_slices:
+            words = Words(self.engine, state, self.first, self.num_rows, None, self.extreme)
+            return distributions.shuffle_slices(words, **given)
+        if name == "shuffle" and fact.axis is None:
             return keras_own(**given, seed=_Given(state))
         if "shape" in given:
             given["shape"] = asked.shape
