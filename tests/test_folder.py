@@ -15,6 +15,7 @@ import wholestep as ws
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.reading import locate
 
 RNG = np.random.default_rng(0)
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint32", "uint8", "bool", ml_dtypes.bfloat16)
@@ -100,8 +101,11 @@ def test_numbers_that_no_file_holds_are_refused_before_anything_is_there(folder)
 
 
 def test_no_address_of_a_store_is_taken_for_a_folder():
-    with pytest.raises(ws.SpecificationError, match="gs://bucket/run"):
-        Folder("gs://bucket/run")
+    for path in ("gs://bucket/run", "memory://run", Path("gs://bucket/run")):
+        with pytest.raises(ws.SpecificationError, match="file system"):
+            Folder(path)
+        with pytest.raises(ws.SpecificationError, match="file system"):
+            locate(path)
 
 
 # ---- damage ----
@@ -274,6 +278,7 @@ STOPPED = """
 import json, os, sys
 import numpy as np
 from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.reading import locate
 
 folder = Folder(sys.argv[1])
 arrays = [{str(i): np.full(100, step * 10 + i, "float32") for i in range(3)} for step in range(3)]
