@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import keras
 
-from wholestep.checkpoints.place import Place
+from wholestep.checkpoints.place import Keeps, Place
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes.protocol import Processes
@@ -154,6 +154,11 @@ class CallbackRunner:
             i = next((i for i, (name, _) in enumerate(left) if name == type(callback).__name__), None)
             if i is not None:
                 _put_back(callback, left.pop(i)[1])
+
+    @property
+    def keeping(self) -> list[tuple[str, Keeps]]:
+        """The callbacks that tell their own state, each with its name."""
+        return [(type(c).__name__, c) for c in self.callbacks.callbacks if hasattr(c, "get_state")]
 
     def left(self, step: int) -> int:
         """Return how many updates, from this one on, may be carried out before the callbacks are told."""

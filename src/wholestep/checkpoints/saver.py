@@ -5,20 +5,23 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from wholestep.checkpoints import retention
+from wholestep.checkpoints.arrays import check_dtype
 from wholestep.checkpoints.data import check_goes_on, unlike
 from wholestep.checkpoints.facts import differences, direction, facts_of
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.place import DataPlace, Place
+from wholestep.checkpoints.place import DataPlace, Keeps, Place
 from wholestep.checkpoints.reading import Found, newest
 from wholestep.checkpoints.retention import Value
 from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import Snapshot
+from wholestep.checkpoints.snapshot import Snapshot, taken_apart
 from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data.batches import Batches
 from wholestep.data.facts import content_of
@@ -157,6 +160,23 @@ class Saver:
         anew = [*(name for name in self.also if name not in kept), *unknown]
         told += [f"starts anew: {', '.join(anew)}"] if anew else []
         print("; ".join(told), file=sys.stderr, flush=True)
+
+    def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
+        """Refuse, before the first update, what could not be kept at the first save.
+
+        Args:
+            callbacks: those of the user's own that tell their state, each with its name.
+
+        Raises:
+            SpecificationError: what a `get_state()` returns is no nest of numbers, words and arrays.
+            CheckpointError: it has an array of what no file holds.
+        """
+        states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
+        arrays: dict[str, np.ndarray] = {}
+        for name, state in [*states, ("the stream's get_state()", self._batches.stream_state)]:
+            taken_apart(state, name, arrays)
+        for name, array in arrays.items():
+            check_dtype(name, array.dtype)
 
     # ---- saving ----
 
