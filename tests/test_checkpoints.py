@@ -348,6 +348,9 @@ def test_two_calls_do_not_write_to_one_folder(tmp_path):
         assert step.number == 1
         with pytest.raises(ws.CheckpointError, match="One run at a time"):
             ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+        with pytest.raises(ws.CheckpointError, match=r"this very process is saving\. Try: save elsewhere"):
+            trainer.save(tmp_path)
+        assert trainer.save(tmp_path / "by hand").name == "step-00000001"
         with pytest.raises(ws.SpecificationError, match="inside of another call"):
             trainer.fit(X, Y, checkpoints=tmp_path / "other", **HOW)
     ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path / "other", **HOW)

@@ -372,8 +372,15 @@ def test_a_full_disk_is_found_before_anything_is_written(folder, monkeypatch):
 
 def test_one_writes_and_a_second_is_told_who(tmp_path):
     lock = Lock(tmp_path)
-    with pytest.raises(ws.CheckpointError, match=rf'"pid": {os.getpid()}'):
+    with pytest.raises(ws.CheckpointError, match="a loop of this very process is saving"):
         Lock(tmp_path)
+    script = (
+        "import sys; from pathlib import Path; from wholestep.checkpoints.files import Lock; Lock(Path(sys.argv[1]))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parent.parent)}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True).stderr
+    assert f'a folder in use by {{"pid": {os.getpid()}, "host": ' in told
     lock.release()
     lock.release()
     Lock(tmp_path).release()
