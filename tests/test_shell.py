@@ -84,6 +84,16 @@ def test_what_is_no_folder_is_told(capsys):
             assert f"read from, a file system: one can rename a folder and lock a file. Received: {path}." in err
 
 
+def test_a_folder_that_cannot_be_read_is_told(folder, capsys, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refuse)
+    code, _, err = run(capsys, "ls", folder.folder)
+    assert code == 1
+    assert "Permission denied" in err
+
+
 def test_whoever_reads_may_stop_reading(folder):
     for command in ("ls", "verify", "show"):
         reads, writes = os.pipe()

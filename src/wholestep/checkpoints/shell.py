@@ -36,7 +36,7 @@ def _run(arguments: argparse.Namespace, call: Callable) -> int:
     try:
         folder, steps = _asked(arguments.path)
         told, is_good, lines = call(folder, steps)
-    except (CheckpointError, SpecificationError) as error:
+    except (CheckpointError, SpecificationError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     _say(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(lines))
