@@ -69,6 +69,7 @@ EITHER = {
     *("test_errors", "test_feed", "test_glove", "test_house", "test_labels", "test_leaves", "test_leaving"),
     *(
         "test_lengths",
+        "test_data_facts",
         "test_order",
         "test_preprocess",
         "test_readme",

@@ -340,6 +340,9 @@ def test_two_calls_do_not_write_to_one_folder(tmp_path):
         assert step.number == 1
         with pytest.raises(ws.CheckpointError, match="One run at a time"):
             ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
+        with pytest.raises(ws.CheckpointError, match=r"this very process is saving\. Try: save elsewhere"):
+            trainer.save(tmp_path)
+        assert trainer.save(tmp_path / "by hand").name == "step-00000001"
         with pytest.raises(ws.SpecificationError, match="inside of another call"):
             trainer.fit(X, Y, checkpoints=tmp_path / "other", **HOW)
     ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path / "other", **HOW)
@@ -424,6 +427,51 @@ def test_what_else_a_loop_has_goes_with_it(tmp_path):
             if step.number == most:
                 break
         assert counts.count == expected
+
+
+class Remembers(keras.callbacks.Callback):
+    """Has a state as the test wants it, from the beginning of the training on."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.given = state
+
+    def on_train_begin(self, logs=None):
+        self.state = self.given
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+
+@on("jax")
+def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path):
+    wrong = [
+        ({"seen": {3: 1}}, r"must be words.*\[3\] in Remembers.get_state\(\)/seen"),
+        ({"seen": {1, 2}}, r"numbers, words and arrays.*set as Remembers.get_state\(\)/seen"),
+        ({"seen": np.array(["word"])}, r"Remembers.get_state\(\)/seen must be of numbers that a file can hold"),
+    ]
+    model = small()
+    before = leaves(model)
+    for state, match in wrong:
+        with pytest.raises(ws.WholestepError, match=match):
+            ws.Trainer(model).fit(X, Y, callbacks=[Remembers(state)], checkpoints=tmp_path, **HOW)
+        also = Remembers(state)
+        also.on_train_begin()
+        asked, match = ws.Checkpoints(tmp_path, also={"mine": also}), match.replace("Remembers", "mine")
+        with pytest.raises(ws.WholestepError, match=match):
+            ws.Trainer(model).fit(X, Y, checkpoints=asked, **HOW)
+        with pytest.raises(ws.WholestepError, match=match):
+            next(ws.Trainer(model).steps((X, Y), checkpoints=asked))
+    stream = Counted(as_bytes=False)
+    stream.get_state = lambda: {3: stream.at}
+    with pytest.raises(ws.SpecificationError, match="the stream's"):
+        ws.Trainer(model).fit(stream, checkpoints=tmp_path, verbose=0)
+    check_same_bits(before, leaves(model)[: len(before)])
+    assert int(model.optimizer.iterations) == 0
+    ws.Trainer(model).fit(X, Y, callbacks=[Remembers({"seen": 1})], checkpoints=tmp_path, **HOW)
 
 
 def test_a_loop_that_has_ended_carries_out_nothing_more(tmp_path):

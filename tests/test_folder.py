@@ -16,7 +16,7 @@ from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.reading import newest
+from wholestep.checkpoints.reading import locate, newest
 from wholestep.processes.single import SingleProcess
 
 RNG = np.random.default_rng(0)
@@ -107,8 +107,11 @@ def test_numbers_that_no_file_holds_are_refused_before_anything_is_there(folder)
 
 
 def test_no_address_of_a_store_is_taken_for_a_folder():
-    with pytest.raises(ws.SpecificationError, match="gs://bucket/run"):
-        Folder("gs://bucket/run")
+    for path in ("gs://bucket/run", "memory://run", Path("gs://bucket/run")):
+        with pytest.raises(ws.SpecificationError, match="file system"):
+            Folder(path)
+        with pytest.raises(ws.SpecificationError, match="file system"):
+            locate(path)
 
 
 # ---- damage ----
@@ -378,8 +381,15 @@ def test_a_full_disk_is_found_before_anything_is_written(folder, monkeypatch):
 
 def test_one_writes_and_a_second_is_told_who(tmp_path):
     lock = Lock(tmp_path)
-    with pytest.raises(ws.CheckpointError, match=rf'"pid": {os.getpid()}'):
+    with pytest.raises(ws.CheckpointError, match="a loop of this very process is saving"):
         Lock(tmp_path)
+    script = (
+        "import sys; from pathlib import Path; from wholestep.checkpoints.files import Lock; Lock(Path(sys.argv[1]))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parent.parent)}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True).stderr
+    assert f'a folder in use by {{"pid": {os.getpid()}, "host": ' in told
     lock.release()
     lock.release()
     Lock(tmp_path).release()

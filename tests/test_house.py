@@ -51,7 +51,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"plan", "reports.report"},
     {"evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
     {"executor", "explain", "checkpoints.values"},
-    {"callbacks", "arguments", "checkpoints.facts", "checkpoints.unsaved", "checkpoints.by_hand"},
+    {"callbacks", "arguments", "checkpoints.facts", "checkpoints.unsaved", "checkpoints.by_hand", "checkpoints.start"},
     {"checkpoints.saver"},
     {"passes", "steps", "setup", "epoch"},
     {"fit"},

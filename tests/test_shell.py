@@ -1,6 +1,7 @@
 """`wholestep checkpoint` says what is there and whether it is good, without Keras."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -73,6 +74,35 @@ def test_a_path_without_checkpoints_is_bad(tmp_path, capsys):
         code, _, err = run(capsys, command, tmp_path / "nothing")
         assert code == 1
         assert "There must be a checkpoint to look at" in err
+
+
+def test_what_is_no_folder_is_told(capsys):
+    for command in ("ls", "verify", "show"):
+        for path in ("gs://bucket/run", "s3://bucket/run/step-00000010"):
+            code, out, err = run(capsys, command, path)
+            assert (code, out) == (1, "")
+            assert f"read from, a file system: one can rename a folder and lock a file. Received: {path}." in err
+
+
+def test_a_folder_that_cannot_be_read_is_told(folder, capsys, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refuse)
+    code, _, err = run(capsys, "ls", folder.folder)
+    assert code == 1
+    assert "Permission denied" in err
+
+
+def test_whoever_reads_may_stop_reading(folder):
+    for command in ("ls", "verify", "show"):
+        reads, writes = os.pipe()
+        os.close(reads)
+        source = "import sys\nfrom wholestep import cli\nsys.exit(cli.main(sys.argv[1:]))"
+        asked = [sys.executable, "-c", source, "checkpoint", command, str(folder.folder)]
+        done = subprocess.run(asked, stdout=writes, stderr=subprocess.PIPE)
+        os.close(writes)
+        assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_keras_is_not_imported(folder):

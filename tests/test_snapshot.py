@@ -616,6 +616,9 @@ def test_what_is_kept_is_numbers_words_and_arrays():
     assert back["a"] == [1, 2.5, None, np.float32(3)]
     assert isinstance(back["a"][3], np.float32)
     np.testing.assert_array_equal(back["b"]["c"], [0, 1, 2])
+    same = {"a/b": np.ones(1), "a": {"b": np.zeros(1)}, "a/b+": b"word"}
+    arrays = {}
+    assert put_together(taken_apart(same, "it", arrays), arrays) == same
     for wrong in ({"a": object()}, {1: 2}, {"array": "name"}):
         with pytest.raises(ws.SpecificationError):
             taken_apart(wrong, "it", {})

@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 
 import keras
 
-from wholestep.checkpoints.place import Place
+from wholestep.checkpoints.callbacks import put_back, starts_anew, state_of
+from wholestep.checkpoints.place import Keeps, Place
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes.protocol import Processes
@@ -15,18 +16,6 @@ Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList |
 
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-_KEPT: dict[type, tuple[str, ...]] = {  # what Keras' own callbacks know of a run, beside what they were given
-    keras.callbacks.History: ("epoch", "history"),
-    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
-    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
-    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
-    keras.callbacks.ModelCheckpoint: (
-        "best",
-        "_current_epoch",
-        "_batches_seen_since_last_saving",
-        "_last_batch_seen",
-    ),
-}
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -143,7 +132,7 @@ class CallbackRunner:
 
     def get_state(self) -> dict[str, Any]:
         """Return what the callbacks know of the run: Keras' own by their attributes, others by their `get_state()`."""
-        told = [(type(callback).__name__, _state_of(callback)) for callback in self.callbacks.callbacks]
+        told = [(type(callback).__name__, state_of(callback)) for callback in self.callbacks.callbacks]
         return {"stops": self.stops, "told": told}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -153,7 +142,12 @@ class CallbackRunner:
         for callback in self.callbacks.callbacks:
             i = next((i for i, (name, _) in enumerate(left) if name == type(callback).__name__), None)
             if i is not None:
-                _put_back(callback, left.pop(i)[1])
+                put_back(callback, left.pop(i)[1])
+
+    @property
+    def keeping(self) -> list[tuple[str, Keeps]]:
+        """The callbacks that tell their own state, each with its name."""
+        return [(type(c).__name__, c) for c in self.callbacks.callbacks if hasattr(c, "get_state")]
 
     def left(self, step: int) -> int:
         """Return how many updates, from this one on, may be carried out before the callbacks are told."""
@@ -161,9 +155,8 @@ class CallbackRunner:
 
     @property
     def unknown(self) -> list[str]:
-        """The callbacks of the user's own of which nobody knows a state: they start anew where a run goes on."""
-        own = [c for c in self.callbacks.callbacks if not type(c).__module__.startswith("keras.")]
-        return [type(c).__name__ for c in own if not hasattr(c, "get_state") and not _known_attributes(c)]
+        """The callbacks of which nobody knows a state: they start anew where a run goes on."""
+        return [type(c).__name__ for c in self.callbacks.callbacks if starts_anew(c)]
 
     def _looks_at(self, *hooks: str) -> bool:
         """Whether a callback has one of these hooks; the progress bar, which has, may be told late."""
@@ -174,23 +167,6 @@ class CallbackRunner:
     def stops(self) -> bool:
         """Whether a callback asked to stop."""
         return bool(self.model.stop_training)
-
-
-def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    own = {name: getattr(callback, name) for name in _known_attributes(callback) if hasattr(callback, name)}
-    return {**own, **({"own": callback.get_state()} if hasattr(callback, "get_state") else {})}
-
-
-def _known_attributes(callback: keras.callbacks.Callback) -> list[str]:
-    return sorted({name for kind in _KEPT if isinstance(callback, kind) for name in _KEPT[kind]})
-
-
-def _put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    if "own" in state and hasattr(callback, "set_state"):
-        callback.set_state(state["own"])
-    for name, value in state.items():
-        if name != "own":
-            setattr(callback, name, value)
 
 
 def refuse_backup(callbacks: Callbacks) -> None:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from wholestep import engines
+from wholestep.checkpoints.names import renamed
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.snapshot import Snapshot, leaves_of
 from wholestep.checkpoints.values import claimed, put
@@ -40,7 +41,7 @@ from wholestep.run import Run, groups_of
 from wholestep.safety.compilations import Compilations
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State, Variables
-from wholestep.sums import EpochSums, shown
+from wholestep.sums import EpochSums, names_of, shown
 from wholestep.tree import Tensor
 from wholestep.update import Update
 
@@ -142,6 +143,7 @@ class Executor:
         groups = groups_of(self.variables)
         kept = leaves_of(snapshot, groups)
         self.dispatcher.catch_up()
+        run.go_on_from(renamed(snapshot, names_of(self.engine, self.update.forward)))
         run.state = None
         self.begin_epoch(run)
         for name, variables in groups.items():

@@ -105,6 +105,7 @@ def _run_epochs(
     model.stop_training = False
     executor.refresh(run)
     watch.callbacks.on_train_begin()
+    saver.check(watch.keeping)
     begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or first
     if resumed is None and begin:
         go_to_epoch(batches, begin, steps, once=once)

@@ -208,6 +208,14 @@ class Run:
                 vars(self).update(before)
                 raise
 
+    def go_on_from(self, snapshot: Snapshot) -> None:
+        """Go on from this snapshot instead of the one that was restored, of which it is a copy with other names."""
+        if snapshot is not self.restored:
+            facts = put_together(snapshot.facts, snapshot.arrays)
+            place, self.layout = Place.of_json(facts["place"]), ReportLayout.of_json(facts["layout"])
+            self.place.logs, self.place.latest = place.logs, place.latest
+            self.restored = snapshot
+
     def resume(self, call: str, batches: Batches, *, are_given: bool) -> Snapshot | None:
         """Return the snapshot in the middle of which this call goes on, if any, with the batches where they were.
 

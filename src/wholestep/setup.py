@@ -155,7 +155,8 @@ class Setup:
             arguments.check_trainable(self.model, optimizer)
             self.run.findings = self.run.findings if self.run.restored else Findings()
             self.executor, self._made_for = self._make(), made_for
-        if self.run.restored is not None and self.run.state is None:
+        is_elsewhere = self.run.variables is not self.executor.variables and not self.run.is_under_way
+        if self.run.restored is not None and is_elsewhere:
             self._put_back(self.executor, self.run.restored)
         return self.executor
 

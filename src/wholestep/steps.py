@@ -78,6 +78,7 @@ def run_steps(
         saver: saves the run before the next update, when that is due: what the loop's body has changed is in.
         resumed: the snapshot in the middle of which the loop goes on, if any.
     """
+    saver.check([])
     if resumed is not None:
         run.put_back_also(resumed)
     feed = executor.feed(run, batches)

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from wholestep.engines.protocol import Engine
+from wholestep.model.compiled import loss_trackers
 from wholestep.model.facts import NOTHING_KNOWN
 from wholestep.model.forward import Forward
 from wholestep.model.terms import Mean, accumulate, ratio
@@ -84,6 +85,19 @@ def first_logs(
         known.penalty(params, captured)
     sums = EpochSums(known)
     return sums.logs(tuple(map(ops.convert_to_tensor, sums.empty())), outcome.metrics, captured)
+
+
+def names_of(engine: Engine, forward: Forward) -> list[str]:
+    """Return what losses and metrics are called in the numbers of an epoch, as far as the objective need not say."""
+    names = list(loss_trackers(forward.model))
+
+    def note(metrics: list) -> dict[str, Tensor]:
+        numbers = forward.results(metrics)
+        names.extend([*numbers, *forward.own_results(metrics, {})])
+        return numbers
+
+    engine.shapes(note, engine.read_metrics(forward.variables))
+    return names
 
 
 def shown(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:

@@ -27,7 +27,7 @@ class Lock:
         owner: what whoever comes meanwhile is told, and finds in the file.
 
     Raises:
-        CheckpointError: another process holds it.
+        CheckpointError: another process holds it, or this one.
     """
 
     def __init__(self, folder: Path):
@@ -38,15 +38,24 @@ class Lock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             owner = os.read(self._file, 1000).decode(errors="replace").strip()
+            is_mine = any(lock.is_of(self._file) for lock in _held)
             os.close(self._file)
             must = f"One run at a time writes to {folder}."
             received = f"a folder in use by {owner or 'another process'}"
-            raise CheckpointError(message(must, received, "wait for that run, or choose another folder.")) from error
+            attempt = "wait for that run, or choose another folder."
+            if is_mine:
+                received = "a folder to which a fit or a loop of this very process is saving"
+                attempt = 'save elsewhere, as in trainer.save("runs/by-hand").'
+            raise CheckpointError(message(must, received, attempt)) from error
         os.ftruncate(self._file, 0)
         me = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         self.owner = json.dumps(me | {"token": uuid.uuid4().hex[:12]})
         os.pwrite(self._file, self.owner.encode(), 0)
         _held.add(self)
+
+    def is_of(self, file: int) -> bool:
+        """Whether this is held, and on the file of this descriptor."""
+        return self._file >= 0 and os.path.sameopenfile(self._file, file)
 
     def release(self) -> None:
         """Let others write. More than once does nothing, and in a forked process the lock stays its parent's."""

@@ -27,6 +27,7 @@ Arrays = Mapping[str, Numbers]
 Facts = Mapping[str, Any]
 
 _STEP = re.compile(r"step-(\d{8,18})")
+_STORE = re.compile(r"[\w+.-]+://|(?:gs|s3|hdfs|abfss?|https?):/")  # of two slashes, a Path leaves one
 _REPLACED = ".replaced-"
 _ROOM = 1 << 16  # bytes beside the arrays
 
@@ -47,9 +48,9 @@ class Folder:
     """
 
     def __init__(self, folder: str | os.PathLike):
-        if "://" in os.fspath(folder):
-            must = "Checkpoints are written to a file system, which can rename a folder and lock a file."
-            attempt = "write to a local or a network folder, and copy a step-* folder when it is there."
+        if _STORE.match(os.fspath(folder)):
+            must = "Checkpoints are written to, and read from, a file system: one can rename a folder and lock a file."
+            attempt = "a local or a network folder; a step-* folder may be copied from there as soon as it is there."
             raise SpecificationError(message(must, os.fspath(folder), attempt))
         self.folder = Path(folder)
 

@@ -111,12 +111,12 @@ def check_any(folder: Folder) -> None:
 
 def locate(path: str | os.PathLike) -> tuple[Folder, int | None]:
     """Return the folder of checkpoints that a path names, and the step, if the path is that of a checkpoint."""
-    named = Path(path)
-    parent = Folder(named.parent)
-    for step in parent.steps() if named.name.startswith("step-") else ():
-        if parent.path(step).name == named.name:
+    folder = Folder(path)
+    parent = Folder(folder.folder.parent)
+    for step in parent.steps() if folder.folder.name.startswith("step-") else ():
+        if parent.path(step).name == folder.folder.name:
             return parent, step
-    return Folder(named), None
+    return folder, None
 
 
 def with_reason(call: Callable[[], None]) -> None:

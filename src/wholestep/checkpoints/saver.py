@@ -5,32 +5,30 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from wholestep.checkpoints import retention
+from wholestep.checkpoints.arrays import check_dtype
 from wholestep.checkpoints.common import CommonFolder
-from wholestep.checkpoints.data import check_goes_on, unlike
-from wholestep.checkpoints.facts import differences, direction, facts_of
+from wholestep.checkpoints.facts import direction, facts_of
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.place import DataPlace, Place
-from wholestep.checkpoints.reading import Found, newest
+from wholestep.checkpoints.pieces import Numbers
+from wholestep.checkpoints.place import Keeps
 from wholestep.checkpoints.retention import Value
 from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import Snapshot
+from wholestep.checkpoints.snapshot import taken_apart
+from wholestep.checkpoints.start import Check, Start
 from wholestep.checkpoints.together import Signs, slowly
 from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data.batches import Batches
-from wholestep.data.facts import content_of
-from wholestep.errors import CheckpointError, SpecificationError, message
+from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
 from wholestep.processes.protocol import Processes
 from wholestep.run import Run
 from wholestep.safety.interrupts import Ended, Termination, uninterrupted
-
-Check = Callable[[Snapshot], None]
 
 
 class Saver:
@@ -55,18 +53,17 @@ class Saver:
         self._run = run
         self._processes = processes
         self._common = CommonFolder(Folder(asked.folder), processes)
-        self._call, self._batches, self._check = call, batches, check
+        self._call, self._batches = call, batches
+        self._start = Start(asked, run, self._common, call, batches, check)
         self._room, self._writer, self._termination = Room(), Writer(), Termination()
         self._values: dict[int, Value] = {}
         self._facts: dict[str, Any] = {}
         self._mode = "min"
         self._has_seen = False
         self._ends = False  # whether SIGTERM has come, to this process or another
-        self._found: Found | None = None
         self._saved = 0  # the number of the update after which the newest checkpoint was taken
         self._name = 0  # and the step that it is called by
         self._stood = self._here  # and where the run stood
-        self._given_up = 0  # updates of this process that the folder does not know of
         self._since = time.monotonic()
 
     def __enter__(self) -> "Saver":
@@ -76,8 +73,10 @@ class Saver:
         with slowly(self._processes):
             self._common.lock()
             try:
-                self._content = content_of(self._batches)
-                self._resume()
+                self._name = self._start.find()
+                self._saved = self._run.number if self._name else 0
+                if self._name and self._asked.keep_best is not None:
+                    self._values = retention.values_of(self._common.folder, self._asked.keep_best[0])
                 self._termination.__enter__()
             except BaseException:
                 self._common.release()
@@ -104,49 +103,6 @@ class Saver:
 
     # ---- going on ----
 
-    def _resume(self) -> None:
-        run, folder, together = self._run, self._common.folder, self._common.together
-        if not self._asked.resume:
-            together.all(self._check_empty)
-            return
-        if run.restored is not None:  # by hand, and that is where it goes on
-            self._saved = self._name = run.number
-            together.all(self._check_restored)
-            return
-        self._found = found = newest(self._common, self._check_found, sets_aside=True)
-        if found is not None:
-            if self._asked.keep_best is not None:
-                self._values = retention.values_of(folder, self._asked.keep_best[0])
-            self._given_up = run.number - found.snapshot.facts["number"]
-            run.restore(found.snapshot)
-            self._saved, self._name = run.number, found.manifest.step
-
-    def _check_empty(self) -> None:
-        folder = self._common.folder
-        if folder.steps() or folder.bad():
-            must = "resume=False begins anew in an empty folder."
-            attempt = "another folder; or leave resume out, to go on."
-            raise CheckpointError(message(must, f"{len(folder.steps())} checkpoints in {folder.folder}", attempt))
-
-    def _check_restored(self) -> None:
-        steps, number = self._common.folder.steps(), self._run.number
-        if steps and steps[0] != number:
-            must = "A run that was restored by hand saves in a folder without other checkpoints."
-            received = f"update {number}, and step {steps[0]} in {self._asked.folder}"
-            raise SpecificationError(message(must, received, "another folder; or do not restore by hand."))
-
-    def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
-        """Refuse other data and another model, before anything changes."""
-        facts = snapshot.facts
-        place, data = Place.of_json(facts["place"]), DataPlace.of_json(facts["data"])
-        if place.call:
-            check_goes_on(place, data, self._call, self._batches)
-            if differing := unlike(manifest.rest.get("content") or self._content, self._content):
-                must = f"A run goes on from {self._asked.folder} with the data that it had."
-                attempt = "pass the same data; trainer.restore(path) goes on with data that were mended."
-                raise SpecificationError(message(must, "; ".join(differing), attempt))
-        self._check(snapshot)
-
     def open(self, executor: Executor, unknown: list[str]) -> None:
         """Say from where the run goes on, if it does, and what is otherwise than it was.
 
@@ -155,21 +111,30 @@ class Saver:
         """
         self._facts, self._stood = facts_of(executor), self._here
         self._mode = direction(executor, self._asked.keep_best)
-        found, place = self._found, self._run.place
-        if found is None:
+        if self._start.found is None:
             self._saved = self._run.number
-            return
-        told = [f"wholestep: goes on from {found.path}, after update {self._run.number}"]
-        told[0] += f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
-        told += [f"given up: {self._given_up} updates since then"] if self._given_up > 0 else []
-        told += [f"set aside: {', '.join(found.aside)}"] if found.aside else []
-        otherwise = differences(found.manifest.rest.get("run") or {}, self._facts)
-        told += [f"otherwise than before: {otherwise}"] if otherwise else []
-        kept = found.snapshot.facts["also"]
-        anew = [*(name for name in self.also if name not in kept), *unknown]
-        told += [f"starts anew: {', '.join(anew)}"] if anew else []
-        if self._processes.index == 0:
-            print("; ".join(told), file=sys.stderr, flush=True)
+        elif self._processes.index == 0:
+            print(self._start.told(self._facts, unknown), file=sys.stderr, flush=True)
+
+    def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
+        """Refuse, before the first update, what could not be kept at the first save.
+
+        Args:
+            callbacks: those of the user's own that tell their state, each with its name.
+
+        Raises:
+            SpecificationError: what a `get_state()` returns is no nest of numbers, words and arrays.
+            CheckpointError: it has an array of what no file holds.
+        """
+        self._common.together.all(partial(self._check, callbacks))
+
+    def _check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
+        states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
+        arrays: dict[str, Numbers] = {}
+        for name, state in [*states, ("the stream's get_state()", self._batches.stream_state)]:
+            taken_apart(state, name, arrays)
+        for name, array in arrays.items():
+            check_dtype(name, array.dtype)
 
     # ---- saving ----
 
@@ -262,7 +227,7 @@ class Saver:
             snapshot = self._run.snapshot(self._common.copies(self._room))
             # A dynamic loss scale may count back; the newest checkpoint is the one with the highest name all the same.
             name = max(number, self._name + 1) if has_moved else self._name
-            rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": self._facts, "content": self._content}
+            rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": self._facts, "content": self._start.content}
             if value is not None and self._asked.keep_best is not None:
                 self._values[name] = value
                 rest |= retention.as_told(self._asked.keep_best[0], value)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, call in {"ls": _list, "verify": _verify, "show": _show}.items():
         own = kinds.add_parser(name, help=_TEXT[name], description=f"{_TEXT[name].capitalize()}.")
-        own.add_argument("path", type=Path, help="a folder of checkpoints, or one checkpoint's own folder")
+        own.add_argument("path", help="a folder of checkpoints, or one checkpoint's own folder")
         own.add_argument("--json", action="store_true", help="print JSON")
         own.set_defaults(command=lambda arguments, call=call: _run(arguments, call))
 
@@ -35,17 +36,25 @@ def _run(arguments: argparse.Namespace, call: Callable) -> int:
     try:
         folder, steps = _asked(arguments.path)
         told, is_good, lines = call(folder, steps)
-    except (CheckpointError, SpecificationError) as error:
+    except (CheckpointError, SpecificationError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(lines))
+    _say(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(lines))
     return 0 if is_good else 1
 
 
-def _asked(path: Path) -> tuple[Folder, list[int]]:
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever reads has read enough, as `head` has; what is left must not fail at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _asked(path: str) -> tuple[Folder, list[int]]:
     """Return the folder of a path, and the steps that are asked for, newest first."""
-    parent, folder = Folder(path.parent), Folder(path)
-    named = [step for step in parent.steps() if parent.path(step).name == path.name]
+    folder = Folder(path)
+    parent, name = Folder(folder.folder.parent), folder.folder.name
+    named = [step for step in parent.steps() if parent.path(step).name == name]
     steps = named or folder.steps()
     if not steps and not folder.bad():
         raise CheckpointError(f"There must be a checkpoint to look at. Received: none in {path}. Try: another path.")

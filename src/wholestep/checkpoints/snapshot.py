@@ -43,8 +43,7 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes):
-        arrays[name] = np.frombuffer(value, np.uint8)
-        return {_BYTES: name}
+        return {_BYTES: _put_in(arrays, name, np.frombuffer(value, np.uint8))}
     if isinstance(value, Mapping):
         _check_keys(value, name)
         return {key: taken_apart(each, f"{name}/{key}", arrays) for key, each in value.items()}
@@ -56,8 +55,15 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
         raise SpecificationError(
             message(must, f"{type(value).__name__} as {name}", "leave it out of what is logged and kept.")
         )
+    return {_ARRAY: _put_in(arrays, name, array)}
+
+
+def _put_in(arrays: dict[str, Numbers], name: str, array: np.ndarray) -> str:
+    """Put an array under a name of its own, and return it: {"a/b": ..., "a": {"b": ...}} has one name for two."""
+    while name in arrays:
+        name += "+"
     arrays[name] = array
-    return {_ARRAY: name}
+    return name
 
 
 def put_together(value: Any, arrays: Mapping[str, Numbers]) -> Any:

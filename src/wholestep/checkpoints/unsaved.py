@@ -1,7 +1,7 @@
 """A call without checkpoints."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wholestep.checkpoints.place import Keeps
@@ -20,6 +20,9 @@ class Unsaved:
 
     def open(self, executor: Executor, unknown: list[str]) -> None:
         """Say from where the run goes on."""
+
+    def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
+        """Refuse what could not be kept."""
 
     def save(self) -> None:
         """Save the run."""

@@ -1,0 +1,104 @@
+"""Keras' callbacks go on with what they have seen, save what they would have saved, or are named."""
+
+import keras
+import pytest
+from shares import on, share
+from test_checkpoints import Tells, taken_from
+from test_snapshot import BATCHES, SIZE, X, Y, check_same_bits, leaves, small
+
+import wholestep as ws
+from wholestep.checkpoints.callbacks import starts_anew
+
+HOW = {"batch_size": SIZE, "epochs": 3, "verbose": 0}
+GOES_ON = {
+    *("EarlyStopping", "History", "ModelCheckpoint", "OrbaxCheckpoint", "ReduceLROnPlateau", "SwapEMAWeights"),
+    "TensorBoard",
+}
+STATELESS = {
+    *("Callback", "CSVLogger", "LambdaCallback", "LearningRateScheduler", "ProgbarLogger", "RemoteMonitor"),
+    "TerminateOnNaN",
+}
+
+
+@on("jax")
+def test_every_callback_of_keras_is_known(tmp_path):
+    """A release of Keras that has another one must be looked at; until then it is named."""
+    kinds = {name: kind for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)}
+    kinds = {name: kind for name, kind in kinds.items() if issubclass(kind, keras.callbacks.Callback)}
+    assert set(kinds) == GOES_ON | STATELESS | {"BackupAndRestore", "CallbackList"}
+    for name in (GOES_ON | STATELESS) - {"CSVLogger"}:
+        assert not starts_anew(kinds[name].__new__(kinds[name]))
+    assert not starts_anew(keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True))
+    assert starts_anew(keras.callbacks.CSVLogger(tmp_path / "log.csv"))
+    assert starts_anew(type("Mine", (keras.callbacks.LambdaCallback,), {})())
+
+
+def fitted(seed, checkpoints, *callbacks):
+    trainer = ws.Trainer(small(seed))
+    history = trainer.fit(X, Y, callbacks=list(callbacks), checkpoints=checkpoints, **HOW)
+    return trainer, history
+
+
+def check_saves(tmp_path, steps, make):
+    """Fit, and go on from these steps; yield each with what `make(folder)` saved in the whole run, and in the rest."""
+    asked = ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
+    folders = [tmp_path / f"saved-{step}" for step in (0, *steps)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    whole, history = fitted(0, asked, *make(folders[0]))
+    for step, folder in zip(steps, folders[1:], strict=True):
+        other, again = fitted(1, taken_from(asked.folder, step, tmp_path / str(step)), *make(folder))
+        assert again.history == history.history
+        check_same_bits(leaves(whole.model), leaves(other.model))
+        yield step, *({path.name for path in one.iterdir()} for one in (folders[0], folder))
+
+
+@on("jax")
+def test_models_are_saved_after_the_same_batches(tmp_path):
+    def make(folder):
+        return [keras.callbacks.ModelCheckpoint(folder / "{epoch}-{batch}.weights.h5", "loss", save_freq=4, **how)]
+
+    ends = {4: "1-4", 8: "2-2", 12: "2-6", 16: "3-4"}
+    for how in ({"save_weights_only": True}, {"save_weights_only": True, "save_best_only": True, "mode": "min"}):
+        for step, whole, again in check_saves(tmp_path / str(len(how)), (5, 7, 2 * BATCHES), make):
+            assert again == {f"{end}.weights.h5" for number, end in ends.items() if number > step} & whole
+            assert again or step > 8
+
+
+@pytest.mark.parametrize("suffix", share([".keras", ".weights.h5"]))
+def test_only_what_is_better_than_before_is_saved(suffix, tmp_path):
+    def make(folder):
+        how = {"save_best_only": True, "save_weights_only": suffix == ".weights.h5", "mode": "max"}
+        return [Tells(0.9, 0.5, 0.95), keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}{suffix}", "good", **how)]
+
+    for step, whole, again in check_saves(tmp_path, (3, BATCHES, 2 * BATCHES), make):
+        assert whole == {f"1{suffix}", f"3{suffix}"}
+        assert again == (whole if step < BATCHES else {f"3{suffix}"})
+
+
+@on("jax")
+def test_orbax_has_every_step_once(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+
+    def make(folder):
+        return [keras.callbacks.OrbaxCheckpoint(tmp_path / "orbax", save_freq=4, max_to_keep=None)]
+
+    for _ in check_saves(tmp_path, (5, 7, 2 * BATCHES), make):  # in one folder, as after a kill
+        names = {path.name for path in (tmp_path / "orbax").iterdir()}
+        assert names == {"4", "8", "12", "16"}
+
+
+@on("jax")
+def test_tensor_board_counts_on(tmp_path):
+    events = pytest.importorskip("tensorflow").compat.v1.train.summary_iterator
+
+    def make(folder):
+        return [keras.callbacks.TensorBoard(folder, update_freq=1, write_graph=False)]
+
+    def steps(folder):
+        (file,) = folder.glob("train/*tfevents*")
+        return [event.step for event in events(str(file)) for value in event.summary.value if value.tag == "batch_loss"]
+
+    for step, *_ in check_saves(tmp_path, (7,), make):
+        assert steps(tmp_path / "saved-0") == list(range(1, 3 * BATCHES + 1))
+        assert steps(tmp_path / f"saved-{step}") == list(range(step + 1, 3 * BATCHES + 1))
