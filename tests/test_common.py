@@ -232,7 +232,7 @@ def test_no_process_reads_pieces_that_it_does_not_ask_for(path):
 
 def test_one_process_asks_nobody(monkeypatch):
     def work(seat):
-        monkeypatch.setattr(seat, "all_gather", lambda _: pytest.fail("somebody was asked"))
+        monkeypatch.setattr(seat.exchange, "all_gather", lambda *_: pytest.fail("somebody was asked"))
         together = Together(seat)
         assert [together.ask("a", NOTHING._replace(late=True)).late for _ in range(3)] == [True] * 3
 
@@ -264,12 +264,12 @@ def test_they_ask_about_once_a_second_and_all_at_the_same_boundaries(monkeypatch
     def work(seat):
         together, asked, at = Together(seat), [], []
         gather = seat.all_gather
-        monkeypatch.setattr(seat, "all_gather", lambda value: (asked.append(1), gather(value))[1])
+        monkeypatch.setattr(seat, "all_gather", lambda value, what: (asked.append(1), gather(value, what))[1])
         for i in range(400):
-            seat.hall.barrier.wait(20)
+            seat.shared.barrier.wait(20)
             if seat.index == 0:
                 Clock.now = i * 0.02 if i < 300 else 6.0 + (i - 300) * 0.5
-            seat.hall.barrier.wait(20)
+            seat.shared.barrier.wait(20)
             before = len(asked)
             together.ask("update", NOTHING)
             together.ask("validation", NOTHING, now=i == 7)  # another kind of boundary, another pause
@@ -282,3 +282,85 @@ def test_they_ask_about_once_a_second_and_all_at_the_same_boundaries(monkeypatch
     assert first[:5] == [0, 2, 6, 7, 14]
     assert 6 <= len([i for i in first if 100 < i < 290]) <= 9  # two kinds, in 3.8 seconds
     assert np.diff(first)[-1] <= 4  # when each takes longer, they ask more often again
+
+
+# ---- processes that do not do the same ----
+
+
+def test_processes_that_save_different_steps_commit_neither(path):
+    errors = played(3, lambda seat: write(seat, path, step=7 if seat.index < 2 else 8))
+    words = "process 0 is saving the checkpoint of step 7; process 2 is saving the checkpoint of step 8"
+    assert all(type(error) is ws.PeerError and words in str(error) for error in errors)
+    assert sorted(p.name for p in path.iterdir()) == ["lock"]
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_processes_that_have_other_arrays_commit_nothing(odd, path):
+    def work(seat):
+        common = CommonFolder(Folder(path), seat)
+        common.lock()
+        more = {"params/x": np.ones(500)} if seat.index == odd else {}
+        try:
+            common.write(Manifest(1, [], [], {}, {}), more | kept(1))
+        finally:
+            common.release()
+
+    errors = played(2, work)
+    assert all(type(error) is ws.CheckpointError for error in errors)
+    assert sorted(p.name for p in path.iterdir()) == ["lock"]
+
+
+def test_one_that_saves_while_another_reads_is_told_so(path):
+    played(2, partial(write, path=path, step=1))
+    errors = played(2, lambda seat: write(seat, path, 2) if seat.index else read(seat, path, sets_aside=False))
+    assert all(type(error) is ws.PeerError for error in errors)
+    assert "process 0 is reading checkpoints" in str(errors[0])
+    assert "process 1 is locking the folder" in str(errors[0])
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(5, "Input/output error"), KeyError("w")])
+def test_any_error_of_one_is_an_error_of_all(error, path, monkeypatch):
+    real = Folder.fill
+
+    def fill(self, token, step, arrays, share=(0, 1)):
+        if share[0] == 1:
+            raise error
+        return real(self, token, step, arrays, share)
+
+    monkeypatch.setattr(Folder, "fill", fill)
+    told, own = played(2, partial(write, path=path, step=1))
+    assert own is error
+    assert type(told) is ws.CheckpointError
+    assert str(told) == f"Process 1: {type(error).__name__}: {error}"
+    assert sorted(p.name for p in path.iterdir()) == ["lock"]
+
+
+def test_what_was_read_in_pieces_can_be_saved_again_by_any_number(path, tmp_path):
+    played(3, partial(write, path=path, step=1))
+
+    def again(seat):
+        found = newest(CommonFolder(Folder(path), seat), lambda *_: None, sets_aside=False)
+        common = CommonFolder(Folder(tmp_path / str(seat.count)), seat)
+        common.lock()
+        common.write(Manifest(1, [], [], {"step": 1}, {}), found.snapshot.arrays)
+        common.release()
+
+    for count in COUNTS:
+        assert played(count, again) == [None] * count
+        assert played(1, partial(read, path=tmp_path / str(count))) == [(1, [], said(1))]
+
+
+def test_nothing_is_left_of_what_processes_told_each_other(path):
+    def work(seat):
+        left = []
+        for step in range(1, 9):
+            write(seat, path, step)
+            seat.all_gather(None, "resting")
+            seat.all_gather(None, "resting")
+            seat.shared.barrier.wait(20)
+            left.append(len(seat.shared.values))
+            seat.shared.barrier.wait(20)
+        return left
+
+    first, second = played(2, work)
+    assert first == second == first[:1] * 8

@@ -234,7 +234,7 @@ def holds_optimizer(case):
 def holds_processes(case):
     processes = case.engine.processes
     assert (processes.index, processes.count) == (0, 1)
-    assert processes.all_gather(processes.broadcast(3)) == [3]
+    assert processes.all_gather(processes.broadcast(3, "sharing"), "sharing") == [3]
 
 
 def holds_waits(case):

@@ -11,7 +11,7 @@ from wholestep.processes.single import SingleProcess
 def test_one_process_has_nobody_to_agree_with():
     alone = SingleProcess()
     assert (alone.index, alone.count) == (0, 1)
-    assert (alone.broadcast(3), alone.all_gather(3)) == (3, [3])
+    assert (alone.broadcast(3, "sharing"), alone.all_gather(3, "sharing")) == (3, [3])
     alone.check_equal({"the model": "a", "the data": "b"})
     alone.barrier("before epoch 1")
     alone.fail(ValueError("lost"))
@@ -30,7 +30,7 @@ def test_an_error_is_raised_as_it_is_and_the_status_stays(context):
 
 def test_it_has_every_member_that_a_run_asks_of_its_processes():
     asked = [name for name in {**vars(Exchange), **vars(Processes)} if not name.startswith("_")]
-    assert len(asked) == 12
+    assert len(asked) == 13
     for name in asked:
         member, own = getattr(Processes, name), getattr(SingleProcess, name)
         if callable(member):

@@ -1,53 +1,66 @@
-"""Several processes of a run, played by threads of this one: what they tell each other goes by way of lists."""
+"""Several processes of a run, played by threads of this one: their store is a dict."""
 
 import threading
 
+from wholestep.processes.exchange import StoreExchange
 from wholestep.processes.single import SingleProcess
 
 WAIT = 20.0  # seconds for a thread that does not come
 
 
-class Hall:
-    """Where threads meet."""
+class Shared:
+    """What all threads see: what they have told each other, and a barrier."""
 
     def __init__(self, count):
-        self.count = count
+        self.values, self.news = {}, threading.Condition()
         self.barrier = threading.Barrier(count)
-        self.values = [None] * count
-        self.asides, self.lock = {}, threading.Lock()
 
-    def aside(self, name):
-        with self.lock:
-            return self.asides.setdefault(name, Hall(self.count))
+
+class Store:
+    """What one thread reads and writes there, as `wholestep.processes.store.Store`."""
+
+    def __init__(self, shared):
+        self.shared, self.once = shared, []
+
+    def set(self, key, value):
+        self.once.append(key)
+        with self.shared.news:
+            assert key not in self.shared.values
+            self.shared.values[key] = value
+            self.shared.news.notify_all()
+
+    def get(self, key):
+        with self.shared.news:
+            assert self.shared.news.wait_for(lambda: key in self.shared.values, WAIT), f"nobody tells {key}"
+            return self.shared.values[key]
+
+    def delete(self, key):
+        with self.shared.news:
+            del self.shared.values[key]
 
 
 class Seat(SingleProcess):
     """One of several processes."""
 
-    def __init__(self, index, hall):
-        self.index, self.count, self.hall = index, hall.count, hall
-
-    def all_gather(self, value):
-        self.hall.values[self.index] = value
-        self.hall.barrier.wait(WAIT)
-        values = list(self.hall.values)
-        self.hall.barrier.wait(WAIT)
-        return values
-
-    def broadcast(self, value):
-        return self.all_gather(value)[0]
+    def __init__(self, index, count, shared):
+        self.index, self.count, self.shared = index, count, shared
+        self.exchange = StoreExchange(index, count)
+        self.exchange.store = Store(shared)
+        self.all_gather, self.broadcast = self.exchange.all_gather, self.exchange.broadcast
 
     def aside(self, name):
-        return Seat(self.index, self.hall.aside(name))
+        exchange = StoreExchange(self.index, self.count, f"{name}/", self.exchange)
+        exchange.store = Store(self.shared)
+        return exchange
 
 
 def played(count, work):
     """Return by process what `work(seat)` returned, or the error that it raised."""
-    hall, found = Hall(count), [None] * count
+    shared, found = Shared(count), [None] * count
 
     def play(index):
         try:
-            found[index] = work(Seat(index, hall))
+            found[index] = work(Seat(index, count, shared))
         except Exception as error:
             found[index] = error
 

@@ -100,7 +100,7 @@ class CallbackRunner:
         )
         # In all processes if in one: they send the same updates together.
         self.needs_state, self.has_test_hooks, self.has_predict_hooks = map(
-            any, zip(*processes.all_gather(looks), strict=True)
+            any, zip(*processes.all_gather(looks, "comparing callbacks"), strict=True)
         )
 
     def tell(self, step: int, logs: dict) -> None:

@@ -82,7 +82,7 @@ def _carry_out(
         return failed
 
     def before() -> bool:
-        if saver.is_due:
+        if saver.is_due():
             while untold:
                 if tell():
                     return False

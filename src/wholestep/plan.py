@@ -139,7 +139,7 @@ class Planner:
 
     def _share(self, found: Any) -> Any:
         """Return what process 0 found: of measured and tried things, all processes must conclude the same."""
-        return self.engine.processes.broadcast(found)
+        return self.engine.processes.broadcast(found, "sharing what was found out by trying")
 
     def _probe(self, state: State, batch: Batch) -> Coupling:
         return Coupling(**self._share(asdict(probe(self.engine, self.update.forward, state, batch))))

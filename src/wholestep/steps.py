@@ -103,7 +103,7 @@ def run_steps(
                         if executor.was_moved(run):
                             _check_applied(executor, run, feed, unread, 0)
                             executor.applied.recount(run)
-                        if saver.is_due:
+                        if saver.is_due():
                             _check_applied(executor, run, feed, unread, 0)
                             saver.save()
                         report = next(sent, None)

@@ -29,7 +29,7 @@ def save_once(path: str | os.PathLike, run: Run, executor: Executor | None) -> P
     processes = connect()
     common = CommonFolder(Folder(path), processes)
     with slowly(processes):
-        snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())))
+        snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}")
         common.lock()
         try:
             rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": {} if executor is None else facts_of(executor)}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from wholestep.checkpoints.arrays import check_dtype
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
@@ -29,6 +30,7 @@ class CommonFolder:
         self._processes = processes
         self._lock: Lock | None = None
         self._aside = self.together
+        self._token, self._num = "", 0  # the lock's, and how many checkpoints have been begun since
 
     def lock(self) -> None:
         """Hold the folder until `release`, and remove what writers left that were stopped.
@@ -36,13 +38,14 @@ class CommonFolder:
         Raises:
             CheckpointError: another run holds it, or not all processes see the same folder.
         """
-        owner = self.together.first(self._take)
         try:
-            self.together.all(lambda: self._check_seen(owner))
+            owner = self.together.first(self._take, "locking the folder of checkpoints")
+            self.together.all(lambda: self._check_seen(owner), "looking for the lock of checkpoints")
         except BaseException:
             self.release()
             raise
-        self._aside = Together(self._processes.aside(json.loads(owner)["token"]))
+        self._token, self._num = json.loads(owner)["token"], 0
+        self._aside = Together(self._processes.aside(self._token))
 
     def _take(self) -> str:
         self._lock = self.folder.lock()
@@ -64,6 +67,7 @@ class CommonFolder:
         """Let others write."""
         if self._lock is not None:
             self._lock.release()
+        self._aside.close()
 
     def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
         """Return what copies arrays into a room, in the order in which they are to be written, if this process will."""
@@ -104,9 +108,12 @@ class CommonFolder:
 
         Raises:
             CheckpointError: it could not be written, or what `then` raises; in all processes.
+            PeerError: they save different steps.
         """
-        folder, aside = self.folder, self._aside
-        token = aside.first(folder.new_token)
+        folder, aside, what = self.folder, self._aside, f"saving the checkpoint of step {manifest.step}"
+        self._num += 1
+        token = f"{self._token}-{self._num}"
+        known = {k: (v.shape, check_dtype(k, v.dtype)) for k, v in arrays.items() if not k.startswith(FACTS)}
 
         def commit() -> None:
             whole = replace(manifest, files=[], leaves=[])
@@ -114,14 +121,16 @@ class CommonFolder:
                 files, leaves = parts(part)
                 whole.files.extend(files)
                 whole.leaves.extend(leaves)
+            if known != {name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)}:
+                raise CheckpointError(f"All arrays must be in the checkpoint of step {manifest.step}. They are not.")
             folder.commit(token, whole, replaces=replaces)
             then()
 
         try:
-            files, leaves = aside.all(lambda: folder.fill(token, manifest.step, self._own(arrays), aside.share))
-            told = aside.gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]})
-            aside.first(commit)
-        except CheckpointError:
+            files, leaves = aside.all(lambda: folder.fill(token, manifest.step, self._own(arrays), aside.share), what)
+            told = aside.gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}, what)
+            aside.first(commit, what)
+        except Exception:
             if aside.is_first:
                 folder.discard(token)
             raise

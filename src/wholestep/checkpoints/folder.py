@@ -12,6 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,7 @@ class Folder:
         with self._told(token, step, manifest.nbytes):
             if path.exists() and not replaces:
                 raise FileExistsError(17, "there is one of this step already", str(path))
+            carrier.check_leaves(manifest.files, manifest.leaves)
             manifests.write(new, manifest)
             sync_folder(new)
             if path.exists():
@@ -272,8 +274,9 @@ class Folder:
                 continue
             if i % share[1] == share[0]:
                 carrier.verify(self.path(step), file)
-            for leaf, piece in carrier.open_pieces(self.path(step), file, leaves):
-                pieces.setdefault(leaf.name, []).append(piece)
+            for j, (leaf, piece) in enumerate(carrier.open_pieces(self.path(step), file, leaves)):
+                is_own = (i + j) % share[1] == share[0]  # whoever saves them again, saves each once
+                pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
         for name, found in pieces.items():
             shape, dtype = manifest.arrays[name]
             arrays[name] = Pieces(shape, carrier.dtype_of(dtype), found)

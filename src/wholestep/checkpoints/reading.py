@@ -47,7 +47,8 @@ def newest(
         SpecificationError: what `check` raises.
     """
     folder, together = common.folder, common.together
-    together.all(lambda: check_any(folder))
+    what = f"reading checkpoints from {folder.folder}"
+    together.all(lambda: check_any(folder), what)
     aside: list[str] = []
 
     def fits(manifest: Manifest) -> None:
@@ -55,21 +56,21 @@ def newest(
         arrays: dict[str, Numbers] = {name: hollow(shape, dtype_of(dtype)) for name, (shape, dtype) in shapes}
         with_reason(lambda: check(Snapshot(arrays, manifest.facts), manifest))
 
-    for one in together.first(folder.steps) if step is None else [step]:
-        found, why = together.all(partial(_attempt, folder, one, fits, together.share, is_only=step is not None))
-        whys = [words for words in together.gather(why) if words]
+    for one in together.first(folder.steps, what) if step is None else [step]:
+        found, why = together.all(partial(_attempt, folder, one, fits, together.share, is_only=step is not None), what)
+        whys = [words for words in together.gather(why, what) if words]
         if not whys:
             manifest, arrays = found
             return Found(manifest, Snapshot(arrays, manifest.facts), folder.path(one), aside)
         if _GONE not in whys:
-            name = together.first(partial(_set_aside, folder, one, whys[0], really=sets_aside))
+            name = together.first(partial(_set_aside, folder, one, whys[0], really=sets_aside), what)
             aside.append(f"{name} ({whys[0].rstrip('.')})")
     if aside:
         must = f"One checkpoint in {folder.folder} at least must be good."
         attempt = "copy one back from elsewhere; or begin anew in another folder."
         raise CheckpointError(message(must, "; ".join(aside), attempt))
     # Their writer may have removed all that were there, once it had written others.
-    again = step is None and bool(together.first(folder.steps))
+    again = step is None and bool(together.first(folder.steps, what))
     return newest(common, check, sets_aside=sets_aside) if again else None
 
 

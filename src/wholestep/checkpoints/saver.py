@@ -71,12 +71,17 @@ class Saver:
             must = "One call at a time moves a run with checkpoints."
             raise SpecificationError(message(must, f"{self._call} inside of another call", "leave checkpoints out."))
         with slowly(self._processes):
+            how = ("every_steps", "every_seconds", "keep", "keep_best", "resume")
+            said = {f"{name} of checkpoints": repr(getattr(self._asked, name)) for name in how}
+            self._processes.check_equal(said | {"also of checkpoints": repr(sorted(self.also))})
             self._common.lock()
             try:
                 self._name = self._start.find()
                 self._saved = self._run.number if self._name else 0
                 if self._name and self._asked.keep_best is not None:
-                    self._values = retention.values_of(self._common.folder, self._asked.keep_best[0])
+                    best = partial(retention.values_of, self._common.folder, self._asked.keep_best[0])
+                    known = self._common.together.first(lambda: [*best().items()], "looking for the best checkpoints")
+                    self._values = {step: Value(*value) for step, value in known}
                 self._termination.__enter__()
             except BaseException:
                 self._common.release()
@@ -126,7 +131,7 @@ class Saver:
             SpecificationError: what a `get_state()` returns is no nest of numbers, words and arrays.
             CheckpointError: it has an array of what no file holds.
         """
-        self._common.together.all(partial(self._check, callbacks))
+        self._common.together.all(partial(self._check, callbacks), "looking what is to be saved")
 
     def _check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
         states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
@@ -143,9 +148,8 @@ class Saver:
         every = self._asked.every_steps
         return sys.maxsize if every is None else every - self._run.number % every
 
-    @property
     def is_due(self) -> bool:
-        """Whether the run is to be saved at this boundary, or something is to be raised; the same in all processes."""
+        """Ask all processes whether the run is to be saved at this boundary, or something is to be raised."""
         every = self._asked.every_steps
         is_wanted = self._ask("between updates")
         return is_wanted or (every is not None and self._run.number % every == 0 and self._has_moved)
@@ -186,7 +190,7 @@ class Saver:
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
         """Save the run at the end of an epoch, if that is due or the epoch is one of the best; see `save`."""
         value = self._value(logs)
-        if self._is_best(value) or self.is_due:
+        if self._is_best(value) or self.is_due():
             self._save(value)
 
     def finish(self) -> None:
@@ -203,10 +207,13 @@ class Saver:
             warnings.warn(message(must, "other numbers", "a name that the logs have."), UserWarning, stacklevel=4)
 
     def _value(self, logs: Mapping[str, Any]) -> Value | None:
-        if self._asked.keep_best is None or self._asked.keep_best[0] not in logs:
+        if self._asked.keep_best is None:
             return None
-        self._has_seen = True
-        return Value(self._processes.broadcast(float(logs[self._asked.keep_best[0]])), self._mode)
+        name = self._asked.keep_best[0]
+        own = float(logs[name]) if name in logs and self._processes.index == 0 else None
+        number = self._processes.broadcast(own, f"sharing {name}, by which the best checkpoints are kept")
+        self._has_seen |= number is not None
+        return None if number is None else Value(number, self._mode)
 
     def _is_best(self, value: Value | None) -> bool:
         """Whether an epoch belongs to those that stay, and is not saved as one yet."""

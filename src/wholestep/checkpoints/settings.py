@@ -32,7 +32,7 @@ class Checkpoints:
             well, for `fit`: ("val_loss", 2). The mode is "min", "max", or "auto" for what Keras knows of the metric.
         resume: whether the call goes on from the newest checkpoint; if not, the folder must have none.
         also: what goes with the run besides, by name: objects with `get_state()`, which returns nested numbers, words
-            and arrays, and `set_state(state)`.
+            and arrays, and `set_state(state)`. Of several processes, what the first one's say is kept for all.
 
     Raises:
         SpecificationError: a choice that cannot mean anything.

@@ -20,7 +20,7 @@ class Snapshot:
     """Where a training stood, as values that any file format can hold.
 
     Args:
-        arrays: by name, such as "params/0".
+        arrays: by name, such as "params/0"; `Pieces` of one that lies over several processes.
         facts: what `json.dumps` takes; numbers that are not finite are Python's.
     """
 

@@ -17,6 +17,7 @@ from wholestep.errors import CheckpointError, SpecificationError, message
 from wholestep.run import Run
 
 Check = Callable[[Snapshot], None]
+_WHAT = "looking from where the run goes on"
 
 
 class Start:
@@ -47,10 +48,10 @@ class Start:
         run, together = self._run, self._common.together
         self.content = content_of(self._batches)
         if not self._asked.resume:
-            together.all(self._check_empty)
+            together.all(self._check_empty, _WHAT)
             return 0
         if run.restored is not None:  # by hand, and that is where it goes on
-            together.all(self._check_restored)
+            together.all(self._check_restored, _WHAT)
             return run.number
         self.found = found = newest(self._common, self._check_found, sets_aside=True)
         if found is None:

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
+from wholestep import errors
 from wholestep.errors import CheckpointError, SpecificationError, WholestepError
 from wholestep.processes.protocol import Exchange, Processes
 
 T = TypeVar("T")
 _SECONDS = 1.0  # between two questions
-_MOST = 1 << 8  # boundaries between them
+_MOST = 1 << 6  # boundaries between them
 
 
 class Signs(NamedTuple):
@@ -36,20 +37,23 @@ class Together:
         self.share = exchange.index, exchange.count  # the number of this process, of so many
         self.is_first = exchange.index == 0
 
-    def all(self, call: Callable[[], T]) -> T:
+    def all(self, call: Callable[[], T], what: str) -> T:
         """Make a call in every process, and return this one's result.
 
+        Args:
+            what: says in words what all are doing; see `Exchange`.
+
         Raises:
-            WholestepError: what the call raised, in this process or another, in all of them.
+            Exception: what the call raised, in this process; a WholestepError in the others.
         """
-        if self._exchange.count == 1:
+        if self.share[1] == 1:
             return call()
         error, result = None, []
         try:
             result.append(call())
-        except WholestepError as failure:
+        except Exception as failure:
             error = failure
-        told = self._exchange.all_gather(None if error is None else [type(error).__name__, str(error)])
+        told = self._exchange.all_gather(None if error is None else [type(error).__name__, str(error)], what)
         if error is not None:
             raise error
         for i, said in enumerate(told):
@@ -57,14 +61,18 @@ class Together:
                 raise _raised(said, i)
         return result[0]
 
-    def first(self, call: Callable[[], T]) -> T:
-        """Make a call in process 0, and return its result, which JSON can hold, in all; see `all` for errors."""
-        found = self.all(call if self.is_first else lambda: None)
-        return self._exchange.broadcast(found)  # type: ignore[return-value]
+    def first(self, call: Callable[[], T], what: str) -> T:
+        """Make a call in process 0, and return its result, which JSON can hold, in all; see `all`."""
+        found = self.all(call if self.is_first else lambda: None, what)
+        return self._exchange.broadcast(found, what)  # type: ignore[return-value]
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: T, what: str) -> list[T]:
         """Return the values of all processes, by their numbers; JSON can hold each."""
-        return self._exchange.all_gather(value)
+        return self._exchange.all_gather(value, what)
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._exchange.close()
 
     def ask(self, boundary: str, signs: Signs, *, now: bool = False) -> Signs:
         """Return what is on in any process, the time being process 0's.
@@ -75,12 +83,14 @@ class Together:
             boundary: what kind of boundary all of them have come to.
             now: whether they ask in any case.
         """
-        if self._exchange.count == 1:
+        if self.share[1] == 1:
             return signs
         pause = self._pauses.setdefault(boundary, _Pause())
         if not pause.is_over and not now:
             return Signs(terminated=False, failed=False, late=False)
-        told = self._exchange.all_gather([*signs, time.monotonic() - pause.since])
+        told = self._exchange.all_gather(
+            [*signs, time.monotonic() - pause.since], f"asking for reasons to save {boundary}"
+        )
         pause.begin(told[0][3])
         return Signs(any(each[0] for each in told), any(each[1] for each in told), bool(told[0][2]))
 
@@ -120,4 +130,5 @@ def slowly(processes: Processes) -> Iterator[None]:
 def _raised(said: list[str], process: int) -> WholestepError:
     """Return the error of another process."""
     kind = SpecificationError if said[0] == SpecificationError.__name__ else CheckpointError
-    return kind(f"Process {process}: {said[1]}")
+    is_ours = hasattr(errors, said[0])
+    return kind(f"Process {process}: {said[1] if is_ours else ': '.join(said)}")

@@ -12,7 +12,10 @@ class Unsaved:
     """What `Saver` is, for a call without checkpoints."""
 
     also: Mapping[str, Keeps] = {}
-    is_due = False
+
+    def is_due(self) -> bool:
+        """Ask whether the run is to be saved at this boundary."""
+        return False
 
     def left(self) -> int:
         """Return how many updates may go by before a boundary must be met."""

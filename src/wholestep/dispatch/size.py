@@ -33,4 +33,4 @@ class DispatchSize:
         self._notes += 1
         if self._processes.count == 1 or self._notes & (self._notes - 1) == 0:
             size = int(min(max(1, _SECONDS_PER_DISPATCH / self.seconds), 8 * self.size, MOST_UPDATES))
-            self.size = self._processes.broadcast(size)
+            self.size = self._processes.broadcast(size, "sharing how many updates go in a dispatch")

@@ -61,7 +61,7 @@ def join() -> None:
             message("A process must know the run that it belongs to.", str(error).rstrip("."), attempt)
         ) from error
     end_when_terminated()  # not before: jax.distributed takes the signal for itself, and does nothing with it
-    seed = connect().broadcast(int.from_bytes(os.urandom(4), "little"))
+    seed = connect().broadcast(int.from_bytes(os.urandom(4), "little"), "sharing the first seed")
     # As keras.utils.set_random_seed, which imports tensorflow beside: Keras draws its seeds from Python's numbers.
     random.seed(seed)
     np.random.seed(seed)
@@ -115,19 +115,22 @@ class ProcessGroup:
             must = "All processes must begin alike. Nothing was updated."
             raise PeerError(message(must, summary, "start every process with the same code, data and seed."))
 
-    def broadcast(self, value: T) -> T:
+    def broadcast(self, value: T, what: str) -> T:
         """Return process 0's value."""
-        with self.waiting("sharing a number", f"the store, call {self._exchange.number + 1}"):
-            return self._exchange.broadcast(value)
+        with self.waiting(what, f"the store, call {self._exchange.number + 1}"):
+            return self._exchange.broadcast(value, what)
 
-    def all_gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T, what: str) -> list[T]:
         """Return every process's value."""
-        with self.waiting(f"comparing places ({value})", f"the store, call {self._exchange.number + 1}"):
-            return self._exchange.all_gather(value)
+        with self.waiting(what, f"the store, call {self._exchange.number + 1}"):
+            return self._exchange.all_gather(value, what)
+
+    def close(self) -> None:
+        """Ask on: this is the order of the main thread."""
 
     def aside(self, name: str) -> Exchange:
         """Return what another thread asks. If a process is lost, all end, whatever is waited for."""
-        return StoreExchange(self.index, self.count, f"{name}/")
+        return StoreExchange(self.index, self.count, f"{name}/", self._exchange)
 
     def barrier(self, where: str) -> None:
         """Wait until all processes have come to the same place.
@@ -135,7 +138,8 @@ class ProcessGroup:
         Raises:
             PeerError: in every process, if they have not.
         """
-        places = self.all_gather(where)
+        with self.waiting(f"comparing places ({where})", f"the store, call {self._exchange.number + 1}"):
+            places = self._exchange.all_gather(where, "comparing places")
         if len(set(places)) > 1:
             found = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))
             must = "All processes must have the same batches."

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from wholestep.safety.interrupts import Ended, Terminated, end_when_terminated
 
+_SAVING = 600.0  # seconds that processes have to save, once they are to end
 _GRACE = 6.0  # seconds that processes have to say why they end, once one of them has
 
 
@@ -52,7 +53,7 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
         number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
         print(f"wholestep launch: interrupted ({number.name}); all processes end.", file=sys.stderr)
         if number == signal.SIGTERM:
-            _let_end(processes)
+            return _let_end(processes)
         return 128 + number
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -130,15 +131,20 @@ def _wait(processes: list[subprocess.Popen], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _let_end(processes: list[subprocess.Popen]) -> None:
-    """Pass SIGTERM on, and wait until all have saved what they save; a second signal is not waited for."""
+def _let_end(processes: list[subprocess.Popen]) -> int:
+    """Pass SIGTERM on, and wait until all have saved what they save; a second signal is not waited for.
+
+    Returns:
+        The exit code: 143, but for a process that could not end so.
+    """
     end_when_terminated()
     with suppress(Terminated, KeyboardInterrupt):
         for process in processes:
             if process.poll() is None:
                 process.terminate()
-        while any(process.poll() is None for process in processes):
-            time.sleep(0.05)
+        _wait(processes, _SAVING)
+    codes = [process.poll() for process in processes]
+    return next((code for code in codes if code is not None and code not in (0, 143, -15)), 143)
 
 
 def _end(processes: list[subprocess.Popen]) -> None:

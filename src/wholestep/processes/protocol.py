@@ -17,11 +17,14 @@ class Exchange(Protocol):
     def count(self) -> int:
         """The number of processes in the run."""
 
-    def broadcast(self, value: T) -> T:
-        """Every process gets process 0's value, which JSON can hold."""
+    def broadcast(self, value: T, what: str) -> T:
+        """Every process gets process 0's value, which JSON can hold; `what` says in words what all are doing."""
 
-    def all_gather(self, value: T) -> list[T]:
-        """Every process gets the values of all, by their numbers; JSON can hold each."""
+    def all_gather(self, value: T, what: str) -> list[T]:
+        """Every process gets the values of all, by number; if one is doing something else, all raise a PeerError."""
+
+    def close(self) -> None:
+        """Nothing is asked here any more, and nothing of what was asked is kept."""
 
 
 class Processes(Exchange, Protocol):

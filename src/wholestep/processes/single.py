@@ -15,11 +15,11 @@ class SingleProcess:
     def check_equal(self, facts: dict[str, str]) -> None:
         """Make sure that all processes say the same."""
 
-    def broadcast(self, value: T) -> T:
+    def broadcast(self, value: T, what: str) -> T:
         """Return process 0's value."""
         return value
 
-    def all_gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T, what: str) -> list[T]:
         """Return every process's value."""
         return [value]
 
@@ -40,6 +40,9 @@ class SingleProcess:
 
     def barrier(self, where: str) -> None:
         """Wait until all processes have come to the same place."""
+
+    def close(self) -> None:
+        """Forget what was asked."""
 
     def aside(self, name: str) -> "SingleProcess":
         """Return what another thread asks."""
