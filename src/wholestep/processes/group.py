@@ -101,7 +101,7 @@ class ProcessGroup:
         """
         exchange, store = self._exchange, self._exchange.store
         exchange.number += 1
-        with self.waiting("comparing what must be alike", f"the store, call {exchange.number}"):
+        with self._asking("comparing what must be alike", exchange.number):
             if self.index == 0:
                 store.set(exchange.key("facts"), facts)
             differs = exchange.key("differs")
@@ -117,13 +117,17 @@ class ProcessGroup:
 
     def broadcast(self, value: T, what: str) -> T:
         """Return process 0's value."""
-        with self.waiting(what, f"the store, call {self._exchange.number + 1}"):
+        with self._asking(what, self._exchange.number + 1):
             return self._exchange.broadcast(value, what)
 
     def all_gather(self, value: T, what: str) -> list[T]:
         """Return every process's value."""
-        with self.waiting(what, f"the store, call {self._exchange.number + 1}"):
+        with self._asking(what, self._exchange.number + 1):
             return self._exchange.all_gather(value, what)
+
+    def _asking(self, what: str, number: int, more: str = "") -> AbstractContextManager:
+        """Take note that this process waits in one call; who waits in another one waits for something else."""
+        return self.waiting(what + more, f"the store, call {number}, {what}")
 
     def close(self) -> None:
         """Ask on: this is the order of the main thread."""
@@ -138,7 +142,7 @@ class ProcessGroup:
         Raises:
             PeerError: in every process, if they have not.
         """
-        with self.waiting(f"comparing places ({where})", f"the store, call {self._exchange.number + 1}"):
+        with self._asking("comparing places", self._exchange.number + 1, f" ({where})"):
             places = self._exchange.all_gather(where, "comparing places")
         if len(set(places)) > 1:
             found = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))
