@@ -154,7 +154,7 @@ FUNCTIONS = {
     "half": lambda x, seed: R.normal(x.shape, dtype="float16", seed=seed) + R.uniform(x.shape, dtype="float16", seed=3),
     "brain": lambda x, seed: R.dropout(ops.cast(x, "bfloat16"), 0.5, seed=seed),
     "depth": lambda x, seed: R.uniform((), seed=seed),
-    "weights": lambda x, seed: R.normal((9, 2), seed=seed),
+    "weights": lambda x, seed: R.normal((23, 2), seed=seed),  # of more rows than any program has
     "rows times heads": lambda x, seed: ops.reshape(R.uniform((3 * x.shape[0], 2), seed=seed), (x.shape[0], 6)),
     "rows last": lambda x, seed: ops.transpose(R.uniform((2, 2 * x.shape[0]), seed=seed)[:, ::2]),
 }
