@@ -66,6 +66,7 @@ WITH_XLA = (
 EITHER = {
     *("test_ahead", "test_arguments", "test_batches", "test_block", "test_class_weight", "test_cluster", "test_looks"),
     *("test_comparisons", "test_compilations", "test_cut", "test_diagnosis", "test_ending", "test_epochs"),
+    *("test_common", "test_damage", "test_data_facts", "test_names", "test_pieces", "test_checkpoint_callbacks"),
     *("test_errors", "test_feed", "test_glove", "test_house", "test_labels", "test_leaves", "test_leaving"),
     *(
         "test_lengths",
