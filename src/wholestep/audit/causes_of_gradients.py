@@ -68,6 +68,15 @@ CAUSES_OF_GRADIENTS = (
         (weightings.summed,),
     ),
     Cause(
+        "padding counted",
+        "gradient",
+        "a = 1 / (weight + number of padded rows)",
+        "Rows that fill up a short batch weigh nothing, but are counted in the division.",
+        "divide by the sum of the weights, not by the number of rows.",
+        "EleutherAI/gpt-neo#45",
+        (weightings.pads_counted,),
+    ),
+    Cause(
         "divided by a full window",
         "gradient",
         "a = 1 / (microbatches of a full window x weight of the own microbatch)",
@@ -110,7 +119,7 @@ CAUSES_OF_GRADIENTS = (
         f"{_LOST}: the last one alone; each overwrites the one before.",
         "add up: `total = [t + g for t, g in zip(total, grads)]`.",
         "mflux-community/mflux#447",
-        (weightings.only_last, weightings.only_last_of),
+        (weightings.only_last, weightings.only_last_of, weightings.only_last_of_whole),
     ),
     Cause(
         "only the first microbatch",
@@ -119,7 +128,7 @@ CAUSES_OF_GRADIENTS = (
         f"{_LOST}: the first one alone.",
         "add the others to it before the optimizer step.",
         NOWHERE,
-        (weightings.only_first,),
+        (weightings.only_first, weightings.only_first_of_whole),
     ),
     Cause(
         "first microbatch lost",
@@ -138,15 +147,6 @@ CAUSES_OF_GRADIENTS = (
         "add the gradient first, then ask whether it is time for the step.",
         NOWHERE,
         (weightings.last_lost, weightings.last_lost_of_whole),
-    ),
-    Cause(
-        "padding counted",
-        "gradient",
-        "a = 1 / (weight + number of padded rows)",
-        "Rows that fill up a short batch weigh nothing, but are counted in the division.",
-        "divide by the sum of the weights, not by the number of rows.",
-        "EleutherAI/gpt-neo#45",
-        (weightings.pads_counted,),
     ),
     Cause(
         "mean of row means",

@@ -28,12 +28,12 @@ class Meant:
 class Evidence:
     """One update: the gradient as handed over beside those of the reference and of its changes.
 
-    All vectors hold the parameters that were handed over, and no others.
+    All vectors hold the parameters that were handed over, and no others. `before` is the update before, if it is known.
     """
 
-    def __init__(self, meant: Meant, update: Update, before: Update | None):
+    def __init__(self, meant: Meant, update: Update, before: "Evidence | None" = None):
         self.meant, self.update = meant, update
-        self._before = before
+        self.before = before
         replay = meant.replay
         grads = update.applied.grads
         self.mask = replay.flat([None if g is None else np.ones_like(g) for g in grads]) > 0
@@ -120,13 +120,6 @@ class Evidence:
     def without(self) -> float:
         """The distance from the reference."""
         return self.apart(self.reference)
-
-    @property
-    def before(self) -> np.ndarray | None:
-        """What the update before handed over, or None."""
-        if self._before is None or not self._before.applied.is_whole:
-            return None
-        return self.meant.replay.flat(self._before.applied.grads)[self.mask]
 
     @property
     def kind(self) -> tuple[int, ...]:

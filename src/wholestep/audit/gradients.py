@@ -15,8 +15,10 @@ NUM_FREE = 64  # rows whose factors are solved for
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[str], list[Evidence]]:
     """Return (causes, notes, evidence) of the gradients of these updates."""
-    by_number = {update.number: update for update in updates}
-    everything = [Evidence(meant, update, by_number.get(update.number - 1)) for update in updates]
+    everything: list[Evidence] = []
+    for update in updates:
+        follows = bool(everything) and everything[-1].update.number == update.number - 1
+        everything.append(Evidence(meant, update, everything[-1] if follows else None))
     notes = _never_handed(meant, everything)
     differing = [e for e in everything if e.without > DIFFERS]
     for e in differing:

@@ -126,7 +126,8 @@ class Hooks:
                 return apply(optimizer, grads, given)
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
             held = [listener.dense(handed[id(params[i])]) for i in place]
-            rate = keras.ops.convert_to_tensor(optimizer.learning_rate)
+            rate = optimizer.learning_rate
+            rate = listener.value(rate) if isinstance(rate, keras.Variable) else keras.ops.convert_to_tensor(rate)
             before = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
             count = listener.value(optimizer.iterations)
             result = apply(optimizer, grads, given)

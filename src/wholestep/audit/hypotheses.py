@@ -80,7 +80,13 @@ def _penalised(way: Weighting, factor: Callable[[Evidence], float]) -> Candidate
 def _not_reset(ways: tuple[Weighting, ...]) -> Candidates:
     def gradients(e: Evidence) -> list[np.ndarray]:
         now = [e.weighed(way(e.window)) + e.penalty for way in ways]
-        return now if e.before is None else [*now, *(each + e.before for each in now)]
+        if e.before is None or len(e.before.handed) != len(e.handed):
+            return now
+        # A sum that goes on is divided anew each time: by pieces, by rows, or not at all.
+        shares = 1.0, float(np.sum(e.before.window.whole / e.window.whole)) / len(e.window.whole)
+        shares += (len(e.before.update.pieces) / len(e.update.pieces),)
+        old = e.before.handed, e.before.handed - e.before.penalty
+        return [*now, *(each + share * part for each in now for share in shares for part in old)]
 
     return gradients
 

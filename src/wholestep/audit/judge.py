@@ -13,7 +13,7 @@ from wholestep.audit.modes import Modes, state
 from wholestep.audit.order import order
 from wholestep.audit.printed import printed
 from wholestep.audit.replay import Replay
-from wholestep.audit.steps import Schedule, apply, between, repeated
+from wholestep.audit.steps import INSIDE, Schedule, apply, between, repeated
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
@@ -80,12 +80,16 @@ class Case:
             numbers = ", ".join(map(str, modes.unlike[:6]))
             told = f"the outputs of updates {numbers} are not those of the model in either mode: what comes after them"
             verdict.unseen.append(f"{told} (draws outside of Keras' seeds? code outside of the model?)")
-        like = [u for u in known if u.number not in modes.unlike]
+        moved = between(seen.updates)
+        moving = {number for cause in moved[0] if cause.name in INSIDE for number in cause.updates}
+        if moving:
+            verdict.unseen.append(f"the gradient of {_many(len(moving), 'update')}: the weights move inside the window")
+        like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
         if like:
             causes, notes, evidence = gradients(Meant(replay, self.objective, modes), like)
             verdict.add((causes, notes))
         verdict.add(apply(seen.updates, self.schedule))
-        verdict.add(between(seen.updates))
+        verdict.add(moved)
         verdict.causes += state(replay, modes, like)
         if self.printed:
             is_whole = len(evidence) + len(twice) == len(seen.updates) and not seen.rest

@@ -77,16 +77,16 @@ class Replay:
 
         Args:
             shift: by how many rows the labels are moved on.
-            weigh: "" as given, "none" or "squared".
+            weigh: the sample weights: "" as given, "none" for ones, or "squared".
         """
         rows = np.where(piece.rows == PAD, 0, piece.rows)
         shifted = np.roll(rows, shift)
         y = tree.map_leaves(lambda leaf: np.asarray(leaf)[shifted], self.data[1])
         weight = self.data[2]
-        if weight is None or weigh == "none":
+        if weight is None:
             return self._packed(piece.called.inputs), y
-        weight = tree.map_leaves(lambda leaf: np.asarray(leaf)[rows], weight)
-        return self._packed(piece.called.inputs), y, weight**2 if weigh == "squared" else weight
+        power = {"": 1, "none": 0, "squared": 2}[weigh]
+        return self._packed(piece.called.inputs), y, tree.map_leaves(lambda leaf: np.asarray(leaf)[rows] ** power, weight)
 
     def terms(self, piece: Piece, objective: Objective, batch: Tree, *, training: bool) -> Terms:
         """Return the loss of a piece, unreduced."""

@@ -11,6 +11,7 @@ from wholestep.audit.log import Applied, all_same
 from wholestep.audit.windows import Update
 
 Schedule = Callable[[int], float]
+INSIDE = "decay by microbatch", "weights moved inside a window"
 
 
 def repeated(updates: list[Update]) -> list[int]:
@@ -141,7 +142,7 @@ def _inside(updates: list[Update]) -> list[Found]:
         return []
     numbers = sorted({u.number for u in found_in})
     line = found_in[0].pieces[-1].called.line if found_in[0].pieces else found_in[0].applied.line
-    name = "decay by microbatch" if all(factors) else "weights moved inside a window"
+    name = INSIDE[0] if all(factors) else INSIDE[1]
     return [found(BY_NAME[name], max(apart), 0.0, line, numbers)] if max(apart) > 0 else []
 
 

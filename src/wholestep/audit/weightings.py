@@ -105,9 +105,19 @@ def only_last_of(window: Window) -> Divisors:
     return _only(mean_of_means(window), range(window.num - 1, window.num))
 
 
+def only_last_of_whole(window: Window) -> Divisors:
+    """Leave out all pieces but the last; divide by the weight of the whole window."""
+    return _only(right(window), range(window.num - 1, window.num))
+
+
 def only_first(window: Window) -> Divisors:
     """Leave out all pieces but the first."""
     return _only(summed(window), range(1))
+
+
+def only_first_of_whole(window: Window) -> Divisors:
+    """Leave out all pieces but the first; divide by the weight of the whole window."""
+    return _only(right(window), range(1))
 
 
 def first_lost(window: Window) -> Divisors:

@@ -69,8 +69,9 @@ class Piece:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is mostly rows of the data."""
-        return 2 * np.count_nonzero(self.rows != PAD) > max(1, len(self.called.inputs[0]))
+        """Whether it is rows of the data; a batch may be filled up, with one row again and again."""
+        others = {b"".join(leaf[row].tobytes() for leaf in self.called.inputs) for row in np.flatnonzero(self.rows == PAD)}
+        return bool(np.any(self.rows != PAD)) and len(others) <= 1
 
 
 @dataclass(frozen=True)
