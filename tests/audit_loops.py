@@ -55,6 +55,7 @@ MODELS = {
     "smooth": lambda: network(num=3, loss=SMOOTH),
     "tokens": lambda: network(shape=(4, 2)),
     "schedule": lambda: network(optimizer=keras.optimizers.SGD(RATE)),
+    "statistics": lambda: network(layers.BatchNormalization()),
     "sgd": lambda: network(optimizer=keras.optimizers.SGD(0.05), regularizer=None),
 }
 DATA = {"classes": (X, LABELS), "smooth": (X, ONE_HOT), "tokens": (TOKENS, NEXT)}
@@ -283,7 +284,8 @@ JAX_HEAD = """
 def train(model, x, y, w):
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
-    tv, ntv, ov = ([v.value for v in held] for held in (model.trainable_variables, model.non_trainable_variables, optimizer.variables))
+    groups = model.trainable_variables, model.non_trainable_variables, optimizer.variables
+    tv, ntv, ov = ([v.value for v in group] for group in groups)
 """
 
 JAX_SIMPLE = (
@@ -450,6 +452,7 @@ JAX_LOOPS = {
     "jitted": Loop(JAX_JITTED, "norm"),
     "accumulated": Loop(JAX_ACCUMULATED),
     "accumulated with statistics": Loop(JAX_ACCUMULATED, "norm"),
+    "with statistics": Loop(JAX_JITTED, "statistics"),
     "scanned": Loop(JAX_SCANNED, "sgd"),
     "scope": Loop(JAX_SCOPE),
     "clipped": Loop(JAX_CLIPPED, "dropout"),

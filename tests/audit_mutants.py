@@ -41,15 +41,24 @@ def accumulated(mean):
         of("penalty divided", "accumulated", (DIVIDE, "t / len(rows) + o / len(parts)")),
         of("same order every pass", "accumulated", (EACH, "default_rng(7)")),
         of("rows never used", "accumulated", ("permutation(len(x))", "permutation(len(x) - 3)")),
-        of("batches overlap", "accumulated", (f"np.random.{EACH}.permutation(len(x))", "np.arange(len(x))"),
-           ("range(0, len(x), 12)", "range(0, len(x), 4)"), ("[start : start + 12]", "[start : start + 5]")),
+        of(
+            "batches overlap",
+            "accumulated",
+            (f"np.random.{EACH}.permutation(len(x))", "np.arange(len(x))"),
+            ("range(0, len(x), 12)", "range(0, len(x), 4)"),
+            ("[start : start + 12]", "[start : start + 5]"),
+        ),
     ]
 
 
 TF = [
     *accumulated(MEAN),
-    of("not reset", "accumulated", ("            total = [tf.zeros_like(v) for v in variables]\n", ""),
-       ("    for epoch", "    total = [tf.zeros_like(v) for v in variables]\n    for epoch")),
+    of(
+        "not reset",
+        "accumulated",
+        ("            total = [tf.zeros_like(v) for v in variables]\n", ""),
+        ("    for epoch", "    total = [tf.zeros_like(v) for v in variables]\n    for epoch"),
+    ),
     of("inference mode", "simple", ("training=True", "training=False")),
     of("inference mode", "function", (", training=True", "")),
     of("inference mode", "dataset", (", training=True", "")),
@@ -61,55 +70,120 @@ TF = [
     of("smoothing missing", "smooth", (", label_smoothing=0.1", "")),
     of("weights ignored", "weighted", (", sample_weight=w[rows]", "")),
     of("weights squared", "weighted", ("sample_weight=w[rows]", "sample_weight=w[rows] ** 2")),
-    of("divided by the weights", "weighted", ("MeanSquaredError()", "MeanSquaredError(reduction='mean_with_sample_weight')")),
+    of(
+        "divided by the weights",
+        "weighted",
+        ("MeanSquaredError()", "MeanSquaredError(reduction='mean_with_sample_weight')"),
+    ),
     of("divided by the rows", "by weights", ("reduction='mean_with_sample_weight'", "")),
-    of("mean of row means", "tokens", ("tf.reduce_sum(error) / tf.reduce_sum(mask)",
-       "tf.reduce_mean(tf.reduce_sum(error, 1) / tf.reduce_sum(mask, 1))")),
+    of(
+        "mean of row means",
+        "tokens",
+        (
+            "tf.reduce_sum(error) / tf.reduce_sum(mask)",
+            "tf.reduce_mean(tf.reduce_sum(error, 1) / tf.reduce_sum(mask, 1))",
+        ),
+    ),
     of("padding counted", "padded", ("/ tf.reduce_sum(weight)", "/ len(weight)")),
     of("penalty forgotten", "function", (" + sum(model.losses)", "")),
-    of("applied twice", "function", ("        return loss\n",
-       "        model.optimizer.apply_gradients(zip(grads, model.trainable_variables))\n        return loss\n")),
-    of("applied twice", "accumulated", ("            optimizer.apply_gradients(zip(final, variables))",
-       "            optimizer.apply_gradients(zip(final, variables))\n            optimizer.apply_gradients(zip(final, variables))")),
-    of("optimizer re-created", "accumulated", ("optimizer.apply_gradients", "keras.optimizers.Adam(0.01).apply_gradients")),
-    of("schedule by microbatch", "scheduled", (ADD, f"{ADD}\n                optimizer.iterations.assign_add(1)"),
-       ("optimizer.apply_gradients(zip(final, variables))",
-        "optimizer.apply_gradients(zip(final, variables)); optimizer.iterations.assign_sub(1)")),
-    of("schedule by microbatch", "rates", ("            step += 1\n", ""),
-       (ADD, f"{ADD}\n                step += 1")),
+    of(
+        "applied twice",
+        "function",
+        (
+            "        return loss\n",
+            "        model.optimizer.apply_gradients(zip(grads, model.trainable_variables))\n        return loss\n",
+        ),
+    ),
+    of(
+        "applied twice",
+        "accumulated",
+        (
+            "            optimizer.apply_gradients(zip(final, variables))",
+            "            optimizer.apply_gradients(zip(final, variables))\n            optimizer.apply_gradients(zip(final, variables))",
+        ),
+    ),
+    of(
+        "optimizer re-created",
+        "accumulated",
+        ("optimizer.apply_gradients", "keras.optimizers.Adam(0.01).apply_gradients"),
+    ),
+    of(
+        "schedule by microbatch",
+        "scheduled",
+        (ADD, f"{ADD}\n                optimizer.iterations.assign_add(1)"),
+        (
+            "optimizer.apply_gradients(zip(final, variables))",
+            "optimizer.apply_gradients(zip(final, variables)); optimizer.iterations.assign_sub(1)",
+        ),
+    ),
+    of("schedule by microbatch", "rates", ("            step += 1\n", ""), (ADD, f"{ADD}\n                step += 1")),
     of("schedule frozen", "rates", ("rate(step)", "rate(0)")),
     of("schedule one ahead", "rates", ("rate(step)", "rate(step + 1)")),
     of("decay by microbatch", "accumulated", (ADD, f"{ADD}\n                for v in variables: v.assign(v * 0.99)")),
-    of("weights moved inside a window", "accumulated", (ADD, f"{ADD}\n                variables[0].assign_add(grads[0])")),
+    of(
+        "weights moved inside a window",
+        "accumulated",
+        (ADD, f"{ADD}\n                variables[0].assign_add(grads[0])"),
+    ),
     of("printed: mean of means", "simple", ("float(loss) * len(rows), count + len(rows)", "float(loss), count + 1")),
     of("printed: last batch", "simple", ("printed.append(total / count)", "printed.append(float(loss))")),
-    of("printed: not reset", "simple", ("        total, count = 0.0, 0\n", ""),
-       ("    printed = []", "    printed, total, count = [], 0.0, 0")),
-    of("printed: sum", "simple", ("total + float(loss) * len(rows)", "total + float(loss)"), ("total / count", "total")),
+    of(
+        "printed: not reset",
+        "simple",
+        ("        total, count = 0.0, 0\n", ""),
+        ("    printed = []", "    printed, total, count = [], 0.0, 0"),
+    ),
+    of(
+        "printed: sum", "simple", ("total + float(loss) * len(rows)", "total + float(loss)"), ("total / count", "total")
+    ),
 ]
 
 JAX = [
     *accumulated(JAX_MEAN),
-    of("not reset", "accumulated", ("            total = [0 * v for v in tv]\n", ""),
-       ("    for epoch", "    total = [0 * v for v in tv]\n    for epoch")),
+    of(
+        "not reset",
+        "accumulated",
+        ("            total = [0 * v for v in tv]\n", ""),
+        ("    for epoch", "    total = [0 * v for v in tv]\n    for epoch"),
+    ),
     of("inference mode", "jitted", ("training=True", "training=False")),
     of("inference mode", "simple", ("training=True", "training=False")),
     of("broadcast", "jitted", ("b[:, None]", "b")),
-    of("broadcast", "scope", ("keras.losses.mean_squared_error(b[:, None], model(a, training=True))",
-       "(b - model(a, training=True)) ** 2")),
+    of(
+        "broadcast",
+        "scope",
+        ("keras.losses.mean_squared_error(b[:, None], model(a, training=True))", "(b - model(a, training=True)) ** 2"),
+    ),
     of("from_logits", "classes", ("from_logits=True", "from_logits=False")),
-    of("weights ignored", "weighted", ("jnp.sum(c * (b - output[:, 0]) ** 2) / jnp.sum(c)", "jnp.mean((b - output[:, 0]) ** 2)")),
+    of(
+        "weights ignored",
+        "weighted",
+        ("jnp.sum(c * (b - output[:, 0]) ** 2) / jnp.sum(c)", "jnp.mean((b - output[:, 0]) ** 2)"),
+    ),
     of("summed over microbatches", "scanned", ("t / 10", "t / 5")),
     of("penalty forgotten", "jitted", (" + sum(own)", "")),
-    of("statistics thrown away", "jitted", ("tv, ntv, ov = step", "tv, _, ov = step")),
+    of("statistics thrown away", "with statistics", ("tv, ntv, ov = step", "tv, _, ov = step")),
     of("seeds thrown away", "simple", ("(_, (loss, ntv)), grads", "(_, (loss, _)), grads")),
     of("update thrown away", "jitted", ("tv, ntv, ov = step", "_, ntv, ov = step")),
     of("optimizer state thrown away", "jitted", ("tv, ntv, ov = step", "tv, ntv, _ = step")),
-    of("optimizer re-created", "accumulated", ("            tv, ov = optimizer", "            optimizer = keras.optimizers.Adam(0.01)\n"
-       "            optimizer.build(model.trainable_variables)\n            ov = [v.value for v in optimizer.variables]\n"
-       "            tv, ov = optimizer")),
-    of("applied twice", "accumulated", ("            tv, ov = optimizer.stateless_apply(ov, final, tv)",
-       "            tv, ov = optimizer.stateless_apply(ov, final, tv)\n            tv, ov = optimizer.stateless_apply(ov, final, tv)")),
+    of(
+        "optimizer re-created",
+        "accumulated",
+        (
+            "            tv, ov = optimizer",
+            "            optimizer = keras.optimizers.Adam(0.01)\n"
+            "            optimizer.build(model.trainable_variables)\n            ov = [v.value for v in optimizer.variables]\n"
+            "            tv, ov = optimizer",
+        ),
+    ),
+    of(
+        "applied twice",
+        "accumulated",
+        (
+            "            tv, ov = optimizer.stateless_apply(ov, final, tv)",
+            "            tv, ov = optimizer.stateless_apply(ov, final, tv)\n            tv, ov = optimizer.stateless_apply(ov, final, tv)",
+        ),
+    ),
     of("decay by microbatch", "accumulated", (ADD, f"{ADD}\n                tv = [0.99 * v for v in tv]")),
     of("printed: last batch", "simple", ("printed.append(total / count)", "printed.append(float(loss))")),
 ]

@@ -2,14 +2,13 @@
 
 import importlib.util
 import itertools
-import re
 from functools import partial
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from audit_loops import DATA, MODELS, RATE, RIGHT, X, Y, network
+from audit_loops import MODELS, RATE, RIGHT
 from audit_mutants import ALL, MUTANTS
 from keras import ops
 
@@ -107,7 +106,9 @@ def test_a_fault_that_is_not_known_is_named_as_none(edit, tmp_path):
 
 
 def test_rows_that_count_otherwise_are_told_with_their_factors(tmp_path):
-    text = RIGHT[LOOP].text.replace("ops.sum(error)", "ops.sum(error * (1 + 2 * ops.cast(ops.arange(len(error)) == 0, 'float32'))[:, None])")
+    text = RIGHT[LOOP].text.replace(
+        "ops.sum(error)", "ops.sum(error * (1 + 2 * ops.cast(ops.arange(len(error)) == 0, 'float32'))[:, None])"
+    )
     (cause,) = audited(RIGHT[LOOP], text, tmp_path).causes
     assert cause.name == "not known"
     assert "0.08333 x 9, 0.25 x 3 instead of 0.08333 x 12" in cause.explanation.replace("0.0833 ", "0.08333 ")

@@ -11,8 +11,8 @@ CAUSES_OF_GRADIENTS = (
         "broadcast",
         "gradient",
         "the loss of all pairs of labels and outputs of the batch",
-        "Labels of shape (rows,) meet outputs of shape (rows, 1): their difference is (rows, rows), and the mean over it "
-        "draws every output to every label of its batch.",
+        "Labels of shape (rows,) meet outputs of shape (rows, 1): their difference is (rows, rows), and the mean "
+        "over it draws every output to every label of its batch.",
         "`y = y[:, None]`, or a Keras loss, which gives both the same rank.",
         "tensorflow/tensorflow#33898, #28901, #52115",
     ),
@@ -53,7 +53,7 @@ CAUSES_OF_GRADIENTS = (
         "mean of means",
         "gradient",
         "a = 1 / (number of microbatches x weight of the own microbatch)",
-        "Each microbatch is divided by its own weight, and the means are averaged: rows of light microbatches count more.",
+        "Each microbatch is divided by its own weight, and the means are averaged: rows of light ones count more.",
         "sum up, and divide once by the weight of all microbatches of the update.",
         "huggingface/transformers#34191",
         (weightings.mean_of_means,),

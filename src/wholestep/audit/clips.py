@@ -29,7 +29,8 @@ def clipped(all_evidence: list[Evidence], candidates: list[np.ndarray]) -> str:
 
 def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]]) -> bool:
     """Whether each is the candidate, or the candidate shortened to one length that no other is longer than."""
-    lengths, whole = [], []
+    lengths: list[float] = []
+    whole: list[float] = []
     for handed, candidate in pairs:
         size = float(candidate @ candidate)
         factor = float(handed @ candidate) / size if size else 1.0

@@ -1,5 +1,6 @@
 """What one update handed to its optimizer, what it should have, and what both are made of."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -8,7 +9,7 @@ from wholestep.audit import weightings
 from wholestep.audit.found import distance
 from wholestep.audit.modes import Modes
 from wholestep.audit.replay import Replay
-from wholestep.audit.weightings import Divisors, Window
+from wholestep.audit.weightings import Divisors, Weighting, Window
 from wholestep.audit.windows import PAD, Update
 from wholestep.model.objective import Objective
 
@@ -85,12 +86,10 @@ class Evidence:
         """The gradient that was meant."""
         return self.data(weightings.right(self.window)) + self.penalty
 
-    def data(self, divisors: Divisors, objective: Objective | None = None, **batch: int | str) -> np.ndarray:
-        """Return the gradient of all rows with these divisors, in one go; of another objective or batch if given."""
+    def data(self, divisors: Divisors, *, shift: int = 0) -> np.ndarray:
+        """Return the gradient of all rows with these divisors, in one go, the labels moved on by so many rows."""
         parts = weightings.factors(self.window, divisors)
-        return sum(
-            (self._gradient(i, part, objective, **batch) for i, part in enumerate(parts)), np.zeros_like(self.handed)
-        )
+        return sum((self._gradient(i, part, shift=shift) for i, part in enumerate(parts)), np.zeros_like(self.handed))
 
     def rows(self, objective: Objective | None = None, weigh: str = "") -> list[np.ndarray]:
         """Return the gradient of each row: by piece (terms x rows, parameters)."""
@@ -99,11 +98,22 @@ class Evidence:
             self._rows[key] = [self._each(i, objective, weigh) for i in range(len(self.update.pieces))]
         return self._rows[key]
 
-    def weighed(self, divisors: Divisors, objective: Objective | None = None, weigh: str = "") -> np.ndarray:
-        """Return the sum of the rows' gradients, each divided as told."""
-        parts = weightings.factors(self.window, divisors)
+    def weighed(self, way: Weighting, objective: Objective | None = None, weigh: str = "") -> np.ndarray:
+        """Return the sum of the rows' gradients, weighed in one way; of another objective or batch if given."""
+        window = self.window if not weigh else replace(self.window, weights=self._weights(weigh))
+        parts = weightings.factors(window, way(window))
         pairs = zip(parts, self.rows(objective, weigh), strict=True)
         return sum((part.reshape(-1) @ rows for part, rows in pairs), np.zeros_like(self.handed))
+
+    def _weights(self, weigh: str) -> list[np.ndarray]:
+        """Return what the rows weigh where the sample weights are changed."""
+        meant, replay = self.meant, self.meant.replay
+        found = []
+        for piece in self.update.pieces:
+            batch = replay.batch(piece, weigh=weigh)
+            terms = replay.terms(piece, meant.objective, batch, training=meant.modes.of(piece))
+            found.append(np.where(piece.rows[None] == PAD, 0.0, terms.weights))
+        return found
 
     def measure(self) -> None:
         """Let distances be relative to what the gradient is summed from, where that nearly cancels."""
@@ -134,13 +144,20 @@ class Evidence:
         return {name: distance(one[name], two[name], self._scale) for name in one}
 
     def _gradient(
-        self, i: int, factors: np.ndarray, objective: Objective | None = None, penalty: float = 0.0, **batch: int | str
+        self,
+        i: int,
+        factors: np.ndarray,
+        objective: Objective | None = None,
+        *,
+        penalty: float = 0.0,
+        shift: int = 0,
+        weigh: str = "",
     ) -> np.ndarray:
         piece, replay = self.update.pieces[i], self.meant.replay
         training = self.meant.modes.of(piece)
-        given = replay.batch(piece, **batch)  # type: ignore[arg-type]
+        batch = replay.batch(piece, shift=shift, weigh=weigh)
         objective = self.meant.objective if objective is None else objective
-        return replay.gradient(piece, objective, given, factors, training=training, penalty=penalty)[self.mask]
+        return replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)[self.mask]
 
     def _each(self, i: int, objective: Objective | None, weigh: str) -> np.ndarray:
         shape = self.weights[i].shape

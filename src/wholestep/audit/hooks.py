@@ -119,7 +119,8 @@ class Hooks:
             grads = list(grads)
             given = None if trainable_variables is None else list(trainable_variables)
             handed = {
-                id(v): g for v, g in zip(optimizer._trainable_variables if given is None else given, grads, strict=False)
+                id(v): g
+                for v, g in zip(optimizer._trainable_variables if given is None else given, grads, strict=False)
             }
             params = self.model.trainable_variables
             if not any(id(v) in handed for v in params):
@@ -143,10 +144,12 @@ class Hooks:
         line = line_of_user()
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
-            held, *states, rate, count = _apart(numbers, groups)
-            grads = dict(zip(place, held, strict=True))
-            kept = [[grads.get(i) for i in range(num)], *states] if self.log.has_room else [[], [], [], [], []]
-            self.log.add(Applied(order, optimizer, *kept, float(rate[0]), int(count[0]), line))
+            held, params, slots, params_after, slots_after, rate, count = _apart(numbers, groups)
+            by_place = dict(zip(place, held, strict=True))
+            grads = [by_place.get(i) for i in range(num)]
+            states = grads, params, slots, params_after, slots_after
+            states = states if self.log.has_room else ([], [], [], [], [])
+            self.log.add(Applied(order, optimizer, *states, float(rate[0]), int(count[0]), line))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 

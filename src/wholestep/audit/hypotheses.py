@@ -63,23 +63,23 @@ def _shares(evidence: Evidence) -> list[float]:
 
 def _weighed(ways: tuple[Weighting, ...]) -> Candidates:
     def gradients(e: Evidence) -> list[np.ndarray]:
-        data = [e.weighed(way(e.window)) for way in ways]
+        data = [e.weighed(way) for way in ways]
         return [d + share * e.penalty for d in data for share in _five(_shares(e))]
 
     return gradients
 
 
 def _without_penalty(ways: tuple[Weighting, ...]) -> Candidates:
-    return lambda e: [e.weighed(way(e.window)) for way in ways]
+    return lambda e: [e.weighed(way) for way in ways]
 
 
 def _penalised(way: Weighting, factor: Callable[[Evidence], float]) -> Candidates:
-    return lambda e: [e.weighed(way(e.window)) + factor(e) * e.penalty]
+    return lambda e: [e.weighed(way) + factor(e) * e.penalty]
 
 
 def _not_reset(ways: tuple[Weighting, ...]) -> Candidates:
     def gradients(e: Evidence) -> list[np.ndarray]:
-        now = [e.weighed(way(e.window)) + e.penalty for way in ways]
+        now = [e.weighed(way) + e.penalty for way in ways]
         if e.before is None or len(e.before.handed) != len(e.handed):
             return now
         # A sum that goes on is divided anew each time: by pieces, by rows, or not at all.
@@ -93,7 +93,7 @@ def _not_reset(ways: tuple[Weighting, ...]) -> Candidates:
 
 def _other(objective: Objective | None, weigh: str, ways: tuple[Weighting, ...]) -> Candidates:
     def gradients(e: Evidence) -> list[np.ndarray]:
-        data = [e.weighed(way(e.window), objective, weigh) for way in ways]
+        data = [e.weighed(way, objective, weigh) for way in ways]
         return [d + share * e.penalty for d in data for share in _five(_shares(e))]
 
     return gradients

@@ -97,20 +97,25 @@ class Case:
         return verdict
 
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows) -> None:
-        now = [np.asarray(keras.ops.convert_to_numpy(v)) for v in self.model.trainable_variables]
         num = sum(piece.is_known for piece in seen.pieces)
         verdict.looked_at = f"{_many(len(seen.updates), 'update')} of {_many(num, 'batch', 'batches')} of the data"
         verdict.has_seen = bool(seen.updates) and num > 0
         if seen.updates and not num:
-            told = "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
+            told = (
+                "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
+            )
             verdict.unseen.append(told)
         elif seen.foreign:
-            verdict.unseen.append(f"{_many(seen.foreign, 'forward pass', 'forward passes')} on other inputs than `data`")
+            verdict.unseen.append(
+                f"{_many(seen.foreign, 'forward pass', 'forward passes')} on other inputs than `data`"
+            )
         if not seen.updates and not verdict.unseen:
+            now = [np.asarray(keras.ops.convert_to_numpy(v)) for v in self.model.trainable_variables]
             has_moved = bool(self.before) and not all_same(self.before, now)
             how = (
-                "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before the "
-                "audit cannot be opened: call the audit before its first step. Steps without a Keras optimizer are not seen yet"
+                "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before "
+                "the audit cannot be opened: call the audit before its first step. Steps without an optimizer of "
+                "Keras are not seen yet"
             )
             verdict.unseen.append(how if has_moved else "any update: no optimizer step was made, and no weight moved")
 

@@ -1,11 +1,12 @@
 """The stages of the forward pass and of the state: in which mode it ran, and what became of what it moved."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import DIFFERS, FITS, Found, distance, far, found
+from wholestep.audit.found import DIFFERS, FITS, Found, far, found
 from wholestep.audit.log import all_same
 from wholestep.audit.replay import Replay
 from wholestep.audit.windows import Piece, Update
@@ -50,7 +51,8 @@ class Modes:
         """Return what is wrong with the modes."""
         if not self.inferring:
             return []
-        without, with_change = (max(each[i] for each in self.inferring) for i in (2, 3))
+        without = max(training for *_, training, _ in self.inferring)
+        with_change = max(inference for *_, inference in self.inferring)
         numbers = sorted({update.number for update, *_ in self.inferring})
         line = self.inferring[0][1].called.line
         return [found(BY_NAME["inference mode"], without, with_change, line, numbers)]
@@ -63,8 +65,10 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> list[Found]:
     seeds = np.array(["seed" in v.path.split("/")[-1] for v in variables], bool)
     causes = []
     for name, chosen in (("statistics thrown away", ~seeds), ("seeds thrown away", seeds)):
-        lost, kept, distances = [], 0, []
-        for before, after in zip(updates, updates[1:], strict=False):
+        kept = 0
+        lost: list[int] = []
+        distances: list[float] = []
+        for before, after in pairwise(updates):
             if after.number != before.number + 1:
                 continue
             old, new = (_of(u.pieces[0].called.buffers, chosen) for u in (before, after))
@@ -73,7 +77,9 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> list[Found]:
                 continue
             if all_same(old, new):
                 lost.append(after.number)
-                distances.append(max(distance(a, b) for a, b in zip(new, should, strict=True)))
+                distances.append(
+                    float(np.mean(np.concatenate([np.ravel(a != b) for a, b in zip(new, should, strict=True)])))
+                )
             else:
                 kept += 1
         if lost and not kept:

@@ -1,5 +1,7 @@
 """The stage of the rows: which rows of the data the updates were made of, and in which order."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
@@ -22,7 +24,7 @@ def order(windows: Windows, rows: Rows) -> tuple[list[Found], list[str]]:
 
 def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:
     """Find batches that begin with the last rows of the one before."""
-    pairs = [(a.rows, b.rows) for a, b in zip(pieces, pieces[1:], strict=False)]
+    pairs = [(a.rows, b.rows) for a, b in pairwise(pieces)]
     shared = [_shared(a, b) for a, b in pairs if a[0] < b[0]]
     if len(shared) < 2 or not all(shared) or len(set(shared)) > 1:
         return None

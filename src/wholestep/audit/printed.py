@@ -71,7 +71,9 @@ def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> t
             if (apart := _apart(numbers, wrong[-len(numbers) :])) <= FITS:
                 return [found(BY_NAME[name], without, apart, losses.line, losses.numbers)], []
     told = ", ".join(f"{n:.6g}" for n in right[0])
-    return [], [f"The printed loss is none that was looked for; the mean over all rows, as they were trained on, is {told}."]
+    return [], [
+        f"The printed loss is none that was looked for; the mean over all rows, as they were trained on, is {told}."
+    ]
 
 
 def _apart(one: list[float], two: list[float]) -> float:
@@ -81,5 +83,3 @@ def _apart(one: list[float], two: list[float]) -> float:
 def as_numbers(loss: object) -> list[float]:
     """Return printed losses as a list."""
     return [float(number) for number in np.ravel(np.asarray(loss, "float64"))]
-
-

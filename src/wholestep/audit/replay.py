@@ -56,7 +56,9 @@ class Replay:
 
     def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Cut such a vector into the parameters."""
-        sizes = [int(np.prod(v.shape)) if k is None else len(k) for v, k in zip(self._variables(), self._kept, strict=True)]
+        sizes = [
+            int(np.prod(v.shape)) if k is None else len(k) for v, k in zip(self._variables(), self._kept, strict=True)
+        ]
         return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
 
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -86,7 +88,11 @@ class Replay:
         if weight is None:
             return self._packed(piece.called.inputs), y
         power = {"": 1, "none": 0, "squared": 2}[weigh]
-        return self._packed(piece.called.inputs), y, tree.map_leaves(lambda leaf: np.asarray(leaf)[rows] ** power, weight)
+        return (
+            self._packed(piece.called.inputs),
+            y,
+            tree.map_leaves(lambda leaf: np.asarray(leaf)[rows] ** power, weight),
+        )
 
     def terms(self, piece: Piece, objective: Objective, batch: Tree, *, training: bool) -> Terms:
         """Return the loss of a piece, unreduced."""

@@ -52,7 +52,10 @@ class Report:
         try:
             numbers = as_numbers(loss)
         except (TypeError, ValueError) as error:
-            must, attempt = "loss must be a number, or one for each pass over the data.", "report.printed(loss=[0.7, 0.5])."
+            must, attempt = (
+                "loss must be a number, or one for each pass over the data.",
+                "report.printed(loss=[0.7, 0.5]).",
+            )
             raise SpecificationError(message(must, type(loss).__name__, attempt)) from error
         if not numbers or not np.all(np.isfinite(numbers)):
             must, attempt = "Printed losses must be finite numbers.", "leave out those that are not."
@@ -97,7 +100,11 @@ class Report:
 def _first(verdict: Verdict) -> str:
     if verdict.causes:
         cause = verdict.causes[0]
-        name = f"{cause.name[0].upper()}{cause.name[1:]}" if cause.is_known else f"Not known, but in the stage: {cause.stage}"
+        name = (
+            f"{cause.name[0].upper()}{cause.name[1:]}"
+            if cause.is_known
+            else f"Not known, but in the stage: {cause.stage}"
+        )
         return f"{name}. {cause.explanation}"
     if not verdict.has_seen:
         return "Nothing can be said: no update on rows of the data was seen."

@@ -1,6 +1,7 @@
 """The stages of the optimizer step and of what happens between two: counts, slots, learning rates, written weights."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ INSIDE = "decay by microbatch", "weights moved inside a window"
 
 def repeated(updates: list[Update]) -> list[int]:
     """Return the numbers of the updates that apply the gradient of the one before once more."""
-    pairs = zip(updates, updates[1:], strict=False)
+    pairs = pairwise(updates)
     return [b.number for a, b in pairs if not b.pieces and b.applied.is_whole and _are_same(a.applied, b.applied)]
 
 
@@ -31,7 +32,8 @@ def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found]
     Args:
         schedule: the learning rate that is meant, by the number of the update from 0; None if it is not known.
     """
-    causes, notes = [], []
+    causes: list[Found] = []
+    notes: list[str] = []
     if twice := repeated(updates):
         line = updates[twice[0] - 1].applied.line
         causes.append(found(BY_NAME["applied twice"], 1.0, 0.0, line, twice))
@@ -45,7 +47,7 @@ def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found]
 
 
 def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], list[str]]:
-    pairs = [(a, b) for a, b in zip(steps, steps[1:], strict=False) if a.is_whole and b.is_whole]
+    pairs = [(a, b) for a, b in pairwise(steps) if a.is_whole and b.is_whole]
     if not pairs:
         return [], []
     anew = [b for a, b in pairs if b.optimizer != a.optimizer and b.iterations == 0]
@@ -94,7 +96,9 @@ def _rates(updates: list[Update], schedule: Schedule) -> tuple[list[Found], list
     for told in changed:
         if (apart := _worst(rates, told.rates)) <= FITS:
             return [found(BY_NAME[told.name], without, apart, line, shown)], []
-    return [not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)], []
+    return [
+        not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
+    ], []
 
 
 def _worst(one: np.ndarray, two: np.ndarray) -> float:
@@ -104,8 +108,9 @@ def _worst(one: np.ndarray, two: np.ndarray) -> float:
 def between(updates: list[Update]) -> tuple[list[Found], list[str]]:
     """Return (causes, notes) of weights that moved by no optimizer step."""
     updates = [u for u in updates if u.applied.is_whole]
-    lost, moved = [], []
-    for a, b in zip(updates, updates[1:], strict=False):
+    lost: list[tuple] = []
+    moved: list[tuple] = []
+    for a, b in pairwise(updates):
         if b.number != a.number + 1:
             continue
         new = b.pieces[0].called.params if b.pieces and b.pieces[0].called.is_whole else b.applied.params
@@ -123,7 +128,9 @@ def between(updates: list[Update]) -> tuple[list[Found], list[str]]:
         a, b, new = moved[0]
         shrunk = _shrunk(a.applied.params_after, new)
         how = f": all by one factor, {shrunk:.6g}" if shrunk else ""
-        notes.append(f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?")
+        notes.append(
+            f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?"
+        )
     return causes, notes
 
 
@@ -133,7 +140,7 @@ def _inside(updates: list[Update]) -> list[Found]:
     for update in updates:
         states = [piece.called.params for piece in update.pieces if piece.called.is_whole]
         states.append(update.applied.params)
-        for one, two in zip(states, states[1:], strict=False):
+        for one, two in pairwise(states):
             if not all_same(one, two):
                 found_in.append(update)
                 factors.append(_shrunk(one, two))

@@ -83,7 +83,10 @@ def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
         raise SpecificationError(message(must, received, attempt))
     for leaf in tree.leaves(tuple(data)):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
-            must, attempt = "data must hold arrays.", "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`."
+            must, attempt = (
+                "data must hold arrays.",
+                "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`.",
+            )
             raise SpecificationError(message(must, type(leaf).__name__, attempt))
     x, y, *rest = (tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data)
     weight = rest[0] if rest else None

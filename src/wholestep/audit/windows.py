@@ -70,7 +70,9 @@ class Piece:
     @property
     def is_known(self) -> bool:
         """Whether it is rows of the data; a batch may be filled up, with one row again and again."""
-        others = {b"".join(leaf[row].tobytes() for leaf in self.called.inputs) for row in np.flatnonzero(self.rows == PAD)}
+        others = {
+            b"".join(leaf[row].tobytes() for leaf in self.called.inputs) for row in np.flatnonzero(self.rows == PAD)
+        }
         return bool(np.any(self.rows != PAD)) and len(others) <= 1
 
 
@@ -85,7 +87,9 @@ class Update:
     @property
     def is_known(self) -> bool:
         """Whether all that it is made of can be computed again."""
-        return bool(self.pieces) and self.applied.is_whole and all(p.is_known and p.called.is_whole for p in self.pieces)
+        return (
+            bool(self.pieces) and self.applied.is_whole and all(p.is_known and p.called.is_whole for p in self.pieces)
+        )
 
     @property
     def rows(self) -> np.ndarray:

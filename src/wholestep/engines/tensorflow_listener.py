@@ -78,7 +78,10 @@ class TensorflowListener:
             return "what runs under a tf.distribute strategy"
         frame = sys._getframe()
         while (frame := frame.f_back) is not None and not tf.executing_eagerly():  # type: ignore[assignment]
-            if getattr(frame.f_locals.get("self"), "jit_compile", None) is True and "tensorflow" in frame.f_code.co_filename:
+            if (
+                getattr(frame.f_locals.get("self"), "_jit_compile", None) is True
+                and "tensorflow" in frame.f_code.co_filename
+            ):
                 return "what runs in a tf.function(jit_compile=True), from which nothing can be told"
         return ""
 
