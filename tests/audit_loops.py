@@ -55,6 +55,7 @@ MODELS = {
     "smooth": lambda: network(num=3, loss=SMOOTH),
     "tokens": lambda: network(shape=(4, 2)),
     "schedule": lambda: network(optimizer=keras.optimizers.SGD(RATE)),
+    "several": lambda: network(optimizer=keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)),
     "statistics": lambda: network(layers.BatchNormalization()),
     "sgd": lambda: network(optimizer=keras.optimizers.SGD(0.05), regularizer=None),
 }
@@ -438,6 +439,10 @@ TF_LOOPS = {
         weights=True,
     ),
     "dataset": Loop(TF_DATASET, "dropout"),
+    "last layer": Loop(TF_SIMPLE.replace("model.trainable_variables", "model.layers[-1].trainable_variables")),
+    "optimizer of its own": Loop(TF_ACCUMULATED.replace("model.optimizer", "keras.optimizers.SGD(0.1)"), "schedule"),
+    "keras accumulates": Loop(TF_SIMPLE, "several"),
+    "held out": Loop(TF_CLASSES.replace("(len(x))", "(len(x) - 4)").replace("len(x), 8", "len(x) - 4, 8"), "classes"),
     "clipped": Loop(TF_CLIPPED),
     "classes": Loop(TF_CLASSES, "classes"),
     "smooth": Loop(TF_SMOOTH, "smooth"),

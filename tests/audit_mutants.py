@@ -99,7 +99,7 @@ TF = [
         "accumulated",
         (
             "            optimizer.apply_gradients(zip(final, variables))",
-            "            optimizer.apply_gradients(zip(final, variables))\n            optimizer.apply_gradients(zip(final, variables))",
+            "            for _ in range(2):\n                optimizer.apply_gradients(zip(final, variables))",
         ),
     ),
     of(
@@ -172,7 +172,8 @@ JAX = [
         (
             "            tv, ov = optimizer",
             "            optimizer = keras.optimizers.Adam(0.01)\n"
-            "            optimizer.build(model.trainable_variables)\n            ov = [v.value for v in optimizer.variables]\n"
+            "            optimizer.build(model.trainable_variables)\n"
+            "            ov = [v.value for v in optimizer.variables]\n"
             "            tv, ov = optimizer",
         ),
     ),
@@ -181,7 +182,7 @@ JAX = [
         "accumulated",
         (
             "            tv, ov = optimizer.stateless_apply(ov, final, tv)",
-            "            tv, ov = optimizer.stateless_apply(ov, final, tv)\n            tv, ov = optimizer.stateless_apply(ov, final, tv)",
+            "            for _ in range(2):\n                tv, ov = optimizer.stateless_apply(ov, final, tv)",
         ),
     ),
     of("decay by microbatch", "accumulated", (ADD, f"{ADD}\n                tv = [0.99 * v for v in tv]")),

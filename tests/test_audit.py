@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import re
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,13 @@ def test_every_cause_has_a_row_a_mutant_and_a_right_twin():
 
 def test_the_page_holds_the_table_of_causes():
     assert table() in PAGE
+
+
+def test_the_page_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict = {}
+    exec(compile(block, "audit.md", "exec"), names)
+    assert not names["report"].has_seen
 
 
 LOOP = {"tensorflow": "accumulated", "jax": "accumulated"}[keras.backend.backend()]

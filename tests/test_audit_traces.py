@@ -207,6 +207,40 @@ def test_per_row_gradients_run_as_ever_and_are_said_not_to_be_seen():
     assert any("vmap" in told for told in report.unseen)
 
 
+@ONLY_TENSORFLOW
+def test_two_optimizers_of_one_update_are_no_fault_and_are_said_not_to_be_seen_whole(tmp_path):
+    text = (
+        RIGHT["simple"]
+        .text.replace(
+            "            model.optimizer.apply_gradients(zip(grads, model.trainable_variables))\n",
+            "            first.apply_gradients(zip(grads[:2], model.trainable_variables[:2]))\n"
+            "            other.apply_gradients(zip(grads[2:], model.trainable_variables[2:]))\n",
+        )
+        .replace(
+            "    printed = []\n",
+            "    printed = []\n    first, other = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1)\n",
+        )
+    )
+    assert "first.apply" in text
+    model = network(layers.Dropout(0.4))
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(text, tmp_path)(model, X, Y, None)
+    assert report.causes == []
+    assert "the gradient of 6 updates without a forward pass" in report.unseen[0]
+
+
+@ONLY_TENSORFLOW
+def test_an_optimizer_that_is_made_anew_once_is_a_note(tmp_path):
+    text = RIGHT["accumulated"].text.replace(
+        "    for epoch in range(2):\n", "    for epoch in range(2):\n        optimizer = keras.optimizers.Adam(0.01)\n"
+    )
+    model = network()
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(text, tmp_path)(model, X, Y, None)
+    assert report.causes == []
+    assert any("begins anew at update 3" in note for note in report.notes)
+
+
 # ---- what it refuses ----
 
 

@@ -72,4 +72,4 @@ def far(one: list[np.ndarray], two: list[np.ndarray]) -> float:
     """Return the distance of two lists of arrays, each taken as one vector."""
     if not one:
         return 0.0
-    return distance(*(np.concatenate([np.ravel(a) for a in each]) for each in (one, two)))
+    return distance(np.concatenate([np.ravel(a) for a in one]), np.concatenate([np.ravel(b) for b in two]))

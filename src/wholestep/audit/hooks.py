@@ -24,6 +24,7 @@ class Hooks:
     def __init__(self, model: keras.Model, listener: Listener, log: Log):
         self.model, self.listener, self.log = model, listener, log
         self._num_muted = 0
+        self._optimizers: list = []  # kept, so that no two have one id
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -63,6 +64,8 @@ class Hooks:
         def muted(*arguments: Any, **others: Any) -> Any:
             if name in _NOT_YET:
                 self.log.unseen[f"what {name}() does: this route is not looked at yet"] = None
+            else:
+                self.log.has_evaluated = True
             self._num_muted += 1
             try:
                 return method(*arguments, **others)
@@ -74,7 +77,7 @@ class Hooks:
     def _call(self) -> Callable:
         """Return the model's `call`, which tells of every forward pass."""
         call, listener = self.model.call, self.listener
-        first = next(iter(inspect.signature(call).parameters), None)
+        first = next(iter(inspect.signature(call).parameters), "inputs")
 
         @wraps(call)
         def told(*arguments: Any, **others: Any) -> Any:
@@ -103,7 +106,8 @@ class Hooks:
         line = line_of_user()
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
-            inputs, *kept = _apart(numbers, groups) if self.log.has_room else (numbers[: len(groups[0])], [], [], [])
+            inputs, outputs, params, buffers = _apart(numbers, groups)
+            kept = (outputs, params, buffers) if self.log.has_room else ([], [], [])
             self.log.add(Called(order, inputs, *kept, differentiated, line))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
@@ -125,12 +129,11 @@ class Hooks:
             params = self.model.trainable_variables
             if not any(id(v) in handed for v in params):
                 return apply(optimizer, grads, given)
+            self._optimizers.append(optimizer)
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
             held = [listener.dense(handed[id(params[i])]) for i in place]
-            rate = optimizer.learning_rate
-            rate = listener.value(rate) if isinstance(rate, keras.Variable) else keras.ops.convert_to_tensor(rate)
+            rate, count = (self._number(number) for number in (optimizer.learning_rate, optimizer.iterations))
             before = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
-            count = listener.value(optimizer.iterations)
             result = apply(optimizer, grads, given)
             after = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
             groups = (held, *before, *after, [rate], [count])
@@ -139,6 +142,11 @@ class Hooks:
             return result
 
         return listener.unhooked(told)
+
+    def _number(self, number: Any) -> Any:
+        """Return a number of an optimizer, a variable or computed from some, as it is here."""
+        is_variable = isinstance(number, keras.Variable)
+        return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
 
     def _tell_apply(self, optimizer: int, place: list[int], num: int, groups: tuple[list, ...]) -> None:
         line = line_of_user()

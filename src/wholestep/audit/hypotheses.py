@@ -83,8 +83,8 @@ def _not_reset(ways: tuple[Weighting, ...]) -> Candidates:
         if e.before is None or len(e.before.handed) != len(e.handed):
             return now
         # A sum that goes on is divided anew each time: by pieces, by rows, or not at all.
-        shares = 1.0, float(np.sum(e.before.window.whole / e.window.whole)) / len(e.window.whole)
-        shares += (len(e.before.update.pieces) / len(e.update.pieces),)
+        by_rows = float(np.mean(e.before.window.whole / e.window.whole))
+        shares = 1.0, by_rows, len(e.before.update.pieces) / len(e.update.pieces)
         old = e.before.handed, e.before.handed - e.before.penalty
         return [*now, *(each + share * part for each in now for share in shares for part in old)]
 

@@ -68,7 +68,7 @@ class Case:
         self._say_what_was_seen(verdict, seen)
         if not verdict.has_seen:
             return verdict
-        verdict.add(order(seen, rows))
+        verdict.add(order(seen, rows, self.log.has_evaluated))
         replay, modes = Replay(self.model, self.data), Modes()
         twice = repeated(seen.updates)
         known = self._computable(verdict, seen, rows, twice)

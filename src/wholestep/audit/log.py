@@ -96,6 +96,7 @@ class Log:
 
     Attributes:
         unseen: what ran and could not be looked at, in words.
+        has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
     """
 
@@ -104,6 +105,7 @@ class Log:
     applied: list[Applied] = field(default_factory=list)
     unseen: dict[str, None] = field(default_factory=dict)
     targets: list[tuple[tuple[int, ...], Line | None]] = field(default_factory=list)
+    has_evaluated: bool = False
     is_open: bool = True
 
     @property

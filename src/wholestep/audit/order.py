@@ -9,8 +9,12 @@ from wholestep.audit.found import Found, found
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, passes
 
 
-def order(windows: Windows, rows: Rows) -> tuple[list[Found], list[str]]:
-    """Return (causes, notes) of the order of the rows."""
+def order(windows: Windows, rows: Rows, has_evaluated: bool = False) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of the order of the rows.
+
+    Args:
+        has_evaluated: whether rows may have been held out on purpose.
+    """
     pieces = [piece for piece in windows.pieces if piece.is_known]
     if not pieces or any(rows.twins(piece.rows) for piece in pieces):
         note = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
@@ -19,7 +23,7 @@ def order(windows: Windows, rows: Rows) -> tuple[list[Found], list[str]]:
         return [], ["Rows come twice in one batch, as they do when they are drawn with replacement."]
     if (overlap := _overlap(windows, pieces)) is not None:
         return [overlap], []
-    return _passes(windows, rows, pieces)
+    return _passes(windows, rows, pieces, has_evaluated)
 
 
 def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:
@@ -39,7 +43,7 @@ def _shared(one: np.ndarray, two: np.ndarray) -> int:
     return max((n for n in range(1, min(len(one), len(two))) if np.array_equal(one[-n:], two[:n])), default=0)
 
 
-def _passes(windows: Windows, rows: Rows, pieces: list[Piece]) -> tuple[list[Found], list[str]]:
+def _passes(windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bool) -> tuple[list[Found], list[str]]:
     lists = [[row for piece in cut for row in piece.rows.tolist() if row != PAD] for cut in passes(pieces)]
     whole = lists if len(lists[-1]) == len(lists[0]) else lists[:-1]
     if len(whole) < 2 or len({len(each) for each in whole}) > 1:
@@ -51,7 +55,10 @@ def _passes(windows: Windows, rows: Rows, pieces: list[Piece]) -> tuple[list[Fou
     if unused and all(set(each) == set(whole[0]) for each in whole):
         are_last = unused == list(range(rows.num - len(unused), rows.num))
         detail = f"{len(unused)} of {rows.num} rows{', the last ones' if are_last else ''}: {_some(unused)}."
-        causes.append(found(BY_NAME["rows never used"], len(unused) / rows.num, 0.0, line, numbers, detail))
+        if has_evaluated:
+            notes.append(f"Held out, or forgotten? Never used are {detail}")
+        else:
+            causes.append(found(BY_NAME["rows never used"], len(unused) / rows.num, 0.0, line, numbers, detail))
     elif len(whole[0]) < rows.num:
         notes.append(f"A pass has {len(whole[0])} of the {rows.num} rows, each pass others.")
     if all(each == whole[0] for each in whole):

@@ -44,7 +44,7 @@ class Replay:
         draw = np.random.default_rng(0)
         sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
         self._kept = [np.sort(draw.permutation(size)[:NUM_KEPT]) if size > NUM_KEPT else None for size in sizes]
-        self._programs: dict[Any, Callable] = {}
+        self._programs: dict[Any, Any] = {}
 
     def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
         """Return gradients as one vector, a missing one as zeros; of large parameters some places, always the same."""

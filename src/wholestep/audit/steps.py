@@ -40,7 +40,7 @@ def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found]
     known = [u for u in updates if u.number not in twice]
     state, told = _state([u.applied for u in known], known)
     causes, notes = [*causes, *state], [*notes, *told]
-    if schedule is not None and not state and not twice:
+    if schedule is not None and not state and not twice and len({u.applied.optimizer for u in known}) == 1:
         rates, told = _rates(known, schedule)
         causes, notes = [*causes, *rates], [*notes, *told]
     return causes, notes
@@ -50,7 +50,7 @@ def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], li
     pairs = [(a, b) for a, b in pairwise(steps) if a.is_whole and b.is_whole]
     if not pairs:
         return [], []
-    anew = [b for a, b in pairs if b.optimizer != a.optimizer and b.iterations == 0]
+    anew = [b for a, b in pairs if b.optimizer != a.optimizer and b.iterations == 0 and _overlap(a, b)]
     lost = [b for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
     for name, some in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
         numbers = [u.number for u in updates if any(u.applied is each for each in some)]
@@ -59,6 +59,11 @@ def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], li
         if some:
             return [], [f"The optimizer begins anew at update {numbers[0]}."]
     return [], []
+
+
+def _overlap(one: Applied, two: Applied) -> bool:
+    """Whether two steps move the same parameters, rather than being two optimizers' of one update."""
+    return any(a is not None and b is not None for a, b in zip(one.grads, two.grads, strict=True))
 
 
 def _is_first_again(first: Applied, before: Applied, after: Applied) -> bool:

@@ -69,6 +69,8 @@ def audit(
     except BaseException:
         report.fail()
         raise
+    if learning_rate is None and any(step.optimizer != id(model.optimizer) for step in log.applied):
+        schedule = None  # the compiled optimizer's, which is not the loop's
     report.close(Case(model, given, objective, schedule, log, before))
 
 
@@ -101,8 +103,10 @@ def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
 def _schedule(model: keras.Model, learning_rate: Any) -> Schedule | None:
     """Return the learning rate that was meant, by update; None if nobody said."""
     if learning_rate is None:
-        learning_rate = getattr(getattr(model, "optimizer", None), "_learning_rate", None)
-        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        optimizer = getattr(model, "optimizer", None)
+        learning_rate = getattr(optimizer, "_learning_rate", None)
+        is_one = isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+        if not is_one or optimizer.gradient_accumulation_steps:  # which counts its steps otherwise
             return None
     if callable(learning_rate):
         return lambda number: float(learning_rate(number))

@@ -118,7 +118,7 @@ class Windows:
 
 def windows(log: Log, rows: Rows) -> Windows:
     """Return the updates of a log."""
-    everything = sorted([*log.called, *log.applied], key=lambda event: event.order)
+    everything: list[Called | Applied] = sorted([*log.called, *log.applied], key=lambda event: event.order)
     pieces: list[Piece] = []
     updates: list[Update] = []
     window: list[Piece] = []

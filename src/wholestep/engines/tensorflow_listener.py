@@ -53,7 +53,7 @@ class TensorflowListener:
             told(int(self._clock), [np.array(value) for value in values])
             return
 
-        def heard(order: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+        def heard(order: np.ndarray, *numbers: np.ndarray) -> np.int64:
             told(int(order), [np.array(number) for number in numbers])
             return np.int64(0)
 
