@@ -55,6 +55,14 @@ def test_batchnorm_by_hand(monkeypatch, tmp_path):
     assert Path(shown["picture"]).exists()
 
 
+@pytest.mark.filterwarnings("default")
+def test_audit(capsys):
+    written, mended = load("audit").main()
+    assert [cause.name for cause in written.causes] == ["broadcast"]
+    assert mended.causes == mended.unseen == []
+    assert "No cause found." in capsys.readouterr().out
+
+
 @pytest.mark.large  # tests/test_glove.py holds its parts
 @pytest.mark.filterwarnings("default")
 def test_glove(monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerError, SpecificationError, WholestepError
 
 if TYPE_CHECKING:
+    from wholestep.audit.watch import audit
     from wholestep.checkpoints.settings import Checkpoints
     from wholestep.data.batches import Batches
     from wholestep.model.objective import Objective
@@ -29,6 +30,7 @@ __all__ = [
     "Sum",
     "Trainer",
     "WholestepError",
+    "audit",
 ]
 
 _HOMES = {
@@ -39,6 +41,7 @@ _HOMES = {
     "Step": "steps",
     "Sum": "model.terms",
     "Trainer": "trainer",
+    "audit": "audit.watch",
 }
 
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from wholestep.checkpoints.pieces import Numbers
+from wholestep.engines.listener import Listener
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes.protocol import Processes
@@ -33,9 +34,7 @@ def choose(
         from wholestep.engines.tensorflow import TensorflowEngine
 
         return TensorflowEngine(optimizer, model, replicas, jit_compile)
-    must = "The Keras backend must be jax or tensorflow."
-    attempt = "set the environment variable KERAS_BACKEND before importing keras."
-    raise SpecificationError(message(must, backend, attempt))
+    raise _no_engine()
 
 
 def scope(model: keras.Model) -> AbstractContextManager:
@@ -60,3 +59,26 @@ def placed(variable: keras.Variable, numbers: Numbers) -> Any:
     from wholestep.engines import mesh
 
     return mesh.spread_like(variable.value, numbers)
+
+
+def listener() -> Listener:
+    """Return what an audit hears by, on the running Keras backend.
+
+    Raises:
+        SpecificationError: the backend is neither jax nor tensorflow.
+    """
+    if keras.backend.backend() == "jax":
+        from wholestep.engines.jax_listener import JaxListener
+
+        return JaxListener()
+    if keras.backend.backend() == "tensorflow":
+        from wholestep.engines.tensorflow_listener import TensorflowListener
+
+        return TensorflowListener()
+    raise _no_engine()
+
+
+def _no_engine() -> SpecificationError:
+    must = "The Keras backend must be jax or tensorflow."
+    attempt = "set the environment variable KERAS_BACKEND before importing keras."
+    return SpecificationError(message(must, keras.backend.backend(), attempt))

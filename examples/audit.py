@@ -1,0 +1,126 @@
+"""Why does my model learn in `fit`, and stay on a plateau in a loop of my own? Ask the loop.
+
+The model predicts how often two words meet (GloVe). The loop is as it was asked about: labels of shape (B,) against
+outputs of shape (B, 1). The audit runs it for two passes over a few hundred pairs, and names what is wrong: not the
+shuffling, which people guess first, but the shape of the labels. The pairs are drawn, as the fault has nothing to do
+with the text; `examples/glove.py` shows what it costs on a real one.
+
+1. the loop as written, audited: one cause, in the gradient, and the line to change;
+2. the same loop with the change that the audit proposes: no cause.
+
+    KERAS_BACKEND=tensorflow python examples/audit.py        (or jax)
+"""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import wholestep as ws
+
+NUM_WORDS, NUM_PAIRS, BATCH_SIZE = 60, 240, 64
+
+
+def main():
+    """Audit the loop as written and mended; return both reports."""
+    pairs = draw_pairs(np.random.default_rng(0))
+    return [audited("as written", as_written, pairs), audited("with that change", mended, pairs)]
+
+
+def audited(title, loss, pairs):
+    """Run a loop that minimises `loss` under an audit, and print what it says."""
+    keras.utils.set_random_seed(1)
+    model = network()
+    with ws.audit(model, data=pairs, loss=glove_loss) as report:
+        train(model, loss, pairs)
+    print(f"---- the loop {title} ----\n{report}\n")
+    return report
+
+
+# ---- what was asked: the loss, and a loop of one's own ----
+
+
+def glove_loss(count, prediction):
+    """Return min(count / 100, 1)^0.75 * (prediction - log(count))^2, unreduced."""
+    return ops.minimum(count / 100, 1) ** 0.75 * (prediction - ops.log(count)) ** 2
+
+
+def as_written(model, pair, count):
+    return ops.mean(glove_loss(count, model(pair, training=True)))
+
+
+def mended(model, pair, count):
+    return ops.mean(glove_loss(count[:, None], model(pair, training=True)))
+
+
+def train(model, loss, pairs):
+    """Train for two epochs, in a new order each."""
+    (focal, context), count = pairs
+    step = {"jax": jax_step, "tensorflow": tape_step}[keras.backend.backend()](model, loss)
+    for epoch in range(2):
+        order = np.random.default_rng(epoch).permutation(len(count))
+        for start in range(0, len(order), BATCH_SIZE):
+            rows = order[start : start + BATCH_SIZE]
+            step((focal[rows], context[rows]), count[rows])
+
+
+def tape_step(model, loss):
+    import tensorflow as tf
+
+    def step(pair, count):
+        with tf.GradientTape() as tape:
+            value = loss(model, pair, count)
+        gradients = tape.gradient(value, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    return step
+
+
+def jax_step(model, loss):
+    import jax
+
+    variables, optimizer = model.trainable_variables, model.optimizer
+    optimizer.build(variables)
+
+    def value_at(values, pair, count):
+        with keras.StatelessScope(zip(variables, values, strict=True)):
+            return loss(model, pair, count)
+
+    @jax.jit
+    def update(values, slots, pair, count):
+        return optimizer.stateless_apply(slots, jax.grad(value_at)(values, pair, count), values)
+
+    def step(pair, count):
+        held = variables + optimizer.variables
+        values, slots = update([v.value for v in variables], [v.value for v in optimizer.variables], pair, count)
+        for variable, value in zip(held, [*values, *slots], strict=True):
+            variable.assign(value)
+
+    return step
+
+
+# ---- the model and the pairs ----
+
+
+def network(dim=8):
+    """Return the model that predicts log count = target . context + a bias of each, as (rows, 1)."""
+    focal, context = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
+    vectors = [layers.Embedding(NUM_WORDS, dim)(word) for word in (focal, context)]
+    biases = [layers.Embedding(NUM_WORDS, 1, "zeros")(word) for word in (focal, context)]
+    model = keras.Model((focal, context), layers.add([layers.Dot(1)(vectors), *biases]))
+    model.compile(keras.optimizers.Adam(0.005), glove_loss)
+    return model
+
+
+def draw_pairs(draw):
+    """Return ((focal, context), count): different pairs of words, and how often they meet."""
+    chosen = draw.permutation(NUM_WORDS**2)[:NUM_PAIRS]
+    focal, context = (part.astype("int32") for part in np.divmod(chosen, NUM_WORDS))
+    return (focal, context), draw.lognormal(1, 1.5, NUM_PAIRS).astype("float32")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""The known causes, as data, in the order of the stages in which an audit looks for them."""
+
+from wholestep.audit.cause import NOWHERE, Cause
+from wholestep.audit.causes_of_gradients import CAUSES_OF_GRADIENTS
+
+STAGES = ("rows", "forward", "gradient", "apply", "between", "state", "report")
+
+CAUSES = (
+    # ---- rows ----
+    Cause(
+        "rows never used",
+        "rows",
+        "every pass leaves out the same rows",
+        "Every pass over the data leaves out the same rows: the model never trains on them.",
+        "let the last, shorter batch through: `range(0, len(x), size)`, or `drop_remainder=False`.",
+        "tracel-ai/burn#5695",
+    ),
+    Cause(
+        "same order every pass",
+        "rows",
+        "the order of a pass is that of the pass before",
+        "The rows were shuffled once; every pass takes them in that same order.",
+        "shuffle inside the loop over epochs, or `shuffle(len(x), reshuffle_each_iteration=True)`.",
+        "pytorch/pytorch#31771",
+    ),
+    Cause(
+        "batches overlap",
+        "rows",
+        "a batch begins with the last rows of the one before",
+        "Neighbouring batches share rows, which count twice.",
+        "cut with one step: `x[start:start + size] for start in range(0, len(x), size)`.",
+        NOWHERE,
+    ),
+    # ---- forward ----
+    Cause(
+        "inference mode",
+        "forward",
+        "the forward pass runs with training=False",
+        "The gradient is taken in inference mode: dropout is off, and BatchNormalization uses its moving statistics.",
+        "call `model(x, training=True)`.",
+        "wkentaro/pytorch-fcn#56",
+    ),
+    *CAUSES_OF_GRADIENTS,
+    # ---- apply ----
+    Cause(
+        "applied twice",
+        "apply",
+        "the same gradient is applied once more",
+        "The optimizer takes the same gradient twice.",
+        "call `apply_gradients` once per update.",
+        "keras-team/keras#19990",
+    ),
+    Cause(
+        "optimizer re-created",
+        "apply",
+        "another optimizer, which begins at 0",
+        "Every update has an optimizer of its own: moments and the count of updates start at 0 each time.",
+        "make the optimizer once, before the loop.",
+        "keras-team/keras#13027",
+    ),
+    Cause(
+        "optimizer state thrown away",
+        "apply",
+        "the optimizer's variables are those of the first update",
+        "Every update begins with the optimizer's first state: moments and the count of updates never move.",
+        "carry what `stateless_apply` returns to the next update.",
+        NOWHERE,
+    ),
+    Cause(
+        "schedule by microbatch",
+        "apply",
+        "the rate of update t is schedule(microbatches before t)",
+        "The schedule of the learning rate moves with every microbatch: it ends too early.",
+        "move it once per update: leave `optimizer.iterations` to the optimizer.",
+        "huggingface/accelerate#963",
+    ),
+    Cause(
+        "schedule frozen",
+        "apply",
+        "the rate of every update is schedule(0)",
+        "The learning rate stays at its first value: the schedule was read once.",
+        "give the schedule to the optimizer, or assign `optimizer.learning_rate` before every update.",
+        "the FAQ of jax-ml/jax on impure functions",
+    ),
+    Cause(
+        "schedule one ahead",
+        "apply",
+        "the rate of update t is schedule(t + 1)",
+        "The schedule of the learning rate is one update ahead.",
+        "count updates from 0.",
+        NOWHERE,
+    ),
+    # ---- between ----
+    Cause(
+        "update thrown away",
+        "between",
+        "the weights after an update are those before it",
+        "What the optimizer step returns does not reach the next forward pass: the weights go back to what they were.",
+        "carry the updated variables to the next update.",
+        NOWHERE,
+    ),
+    Cause(
+        "decay by microbatch",
+        "between",
+        "inside a window all moved weights shrink by one factor",
+        "The weights shrink between the microbatches of one update.",
+        "decay once per update, or leave it to the optimizer's `weight_decay`.",
+        "keras-team/keras#19990",
+    ),
+    Cause(
+        "weights moved inside a window",
+        "between",
+        "the weights of a microbatch are not those of the one before",
+        "The weights move between the microbatches of one update, by no optimizer step.",
+        "write to the weights after the optimizer step.",
+        NOWHERE,
+    ),
+    # ---- state ----
+    Cause(
+        "statistics thrown away",
+        "state",
+        "moving statistics before an update are those before the one before",
+        "What the forward pass makes of the moving statistics is thrown away: they never move.",
+        "carry the non-trainable variables that `stateless_call` returns.",
+        NOWHERE,
+    ),
+    Cause(
+        "seeds thrown away",
+        "state",
+        "seeds before an update are those before the one before",
+        "The seeds of the random draws are thrown away: every update has the same dropout masks.",
+        "carry the non-trainable variables that `stateless_call` returns.",
+        "jax-ml/jax#40232",
+    ),
+    # ---- report ----
+    Cause(
+        "printed: mean of means",
+        "report",
+        "the mean of the batches' means",
+        "The printed loss is a mean of the batches' means: rows of short batches count more.",
+        "weigh by rows: `metric.update_state(loss, sample_weight=len(batch))`.",
+        "tensorflow/tensorflow#38596",
+    ),
+    Cause(
+        "printed: last batch",
+        "report",
+        "the loss of the pass's last batch",
+        "The printed loss is that of the last batch alone.",
+        "keep a mean over all batches of the pass.",
+        "Lightning-AI/pytorch-lightning#2924",
+    ),
+    Cause(
+        "printed: not reset",
+        "report",
+        "the mean over all passes so far",
+        "The printed loss is a mean over all passes so far: the metric is not reset.",
+        "`metric.reset_state()` at the beginning of each pass.",
+        "keras-team/keras#16526",
+    ),
+    Cause(
+        "printed: sum",
+        "report",
+        "the sum of the batches' means",
+        "The printed loss is the sum of the batches' means.",
+        "divide by the number of rows.",
+        "hiyouga/LlamaFactory#7443",
+    ),
+)
+
+BY_NAME = {cause.name: cause for cause in CAUSES}
+WEIGHTED = tuple(cause for cause in CAUSES if cause.weigh)
+
+
+def table() -> str:
+    """Return the causes as a table of docs/audit.md."""
+    lines = ["| stage | cause | change of the reference | fix | met in |", "|---|---|---|---|---|"]
+    lines += [f"| {c.stage} | {c.name} | {c.change} | {c.fix} | {c.source} |" for c in CAUSES]
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""What one update handed to its optimizer, what it should have, and what both are made of."""
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from wholestep.audit import weightings
+from wholestep.audit.found import distance
+from wholestep.audit.modes import Modes
+from wholestep.audit.replay import Replay
+from wholestep.audit.weightings import Divisors, Weighting, Window
+from wholestep.audit.windows import PAD, Update
+from wholestep.model.objective import Objective
+
+
+class Meant:
+    """How the gradients of updates are computed: a replay, the objective that is meant, and the modes that were seen.
+
+    `largest` and `full` are of the whole loop, see `Window`; valid once all updates have been looked at.
+    """
+
+    def __init__(self, replay: Replay, objective: Objective, modes: Modes):
+        self.replay, self.objective, self.modes = replay, objective, modes
+        self.largest = 1
+        self.full: np.ndarray | None = None
+
+
+class Evidence:
+    """One update: the gradient as handed over beside those of the reference and of its changes.
+
+    All vectors hold the parameters that were handed over, and no others. `before` is the update before, if it is known.
+    """
+
+    def __init__(self, meant: Meant, update: Update, before: "Evidence | None" = None):
+        self.meant, self.update = meant, update
+        self.before = before
+        replay = meant.replay
+        grads = update.applied.grads
+        self.mask = replay.flat([None if g is None else np.ones_like(g) for g in grads]) > 0
+        self.handed = replay.flat(grads)[self.mask]
+        self.norm = float(np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads if g is not None)))
+        self.pads = [int(np.count_nonzero(piece.rows == PAD)) for piece in update.pieces]
+        self.terms = [
+            replay.terms(piece, meant.objective, replay.batch(piece), training=meant.modes.of(piece))
+            for piece in update.pieces
+        ]
+        self.weights = [
+            np.where(piece.rows[None] == PAD, 0.0, terms.weights)
+            for piece, terms in zip(update.pieces, self.terms, strict=True)
+        ]
+        whole = np.sum([w.sum(axis=1) for w in self.weights], axis=0)
+        meant.largest = max(meant.largest, len(update.pieces))
+        meant.full = whole if meant.full is None else np.maximum(meant.full, whole)
+        self._scale = 0.0
+        self._rows: dict[tuple[str, str], list[np.ndarray]] = {}
+
+    @property
+    def window(self) -> Window:
+        """What weightings depend on."""
+        first, full = self.terms[0], self.meant.full
+        assert full is not None
+        own = self.meant.replay.data[2]
+        own = None if own is None or not hasattr(own, "shape") else np.asarray(own)
+        rows = [
+            np.where(p.rows == PAD, 0.0, 1.0 if own is None else own[p.rows].reshape(len(p.rows), -1).sum(axis=1))
+            for p in self.update.pieces
+        ]
+        given = first.coefficients, first.divided, self.pads, self.meant.largest, full
+        return Window(self.weights, rows, *given)
+
+    @cached_property
+    def penalty(self) -> np.ndarray:
+        """The gradient of the model's own losses, once."""
+        num = sum(len(piece.rows) for piece in self.update.pieces)
+        return sum(
+            (
+                self._gradient(i, np.zeros_like(terms.weights), penalty=len(piece.rows) / num)
+                for i, (piece, terms) in enumerate(zip(self.update.pieces, self.terms, strict=True))
+            ),
+            np.zeros_like(self.handed),
+        )
+
+    @cached_property
+    def reference(self) -> np.ndarray:
+        """The gradient that was meant."""
+        return self.data(weightings.right(self.window)) + self.penalty
+
+    def data(self, divisors: Divisors, *, shift: int = 0) -> np.ndarray:
+        """Return the gradient of all rows with these divisors, in one go, the labels moved on by so many rows."""
+        parts = weightings.factors(self.window, divisors)
+        return sum((self._gradient(i, part, shift=shift) for i, part in enumerate(parts)), np.zeros_like(self.handed))
+
+    def rows(self, objective: Objective | None = None, weigh: str = "") -> list[np.ndarray]:
+        """Return the gradient of each row: by piece (terms x rows, parameters)."""
+        key = str(id(objective)), weigh
+        if key not in self._rows:
+            self._rows[key] = [self._each(i, objective, weigh) for i in range(len(self.update.pieces))]
+        return self._rows[key]
+
+    def weighed(self, way: Weighting, objective: Objective | None = None, weigh: str = "") -> np.ndarray:
+        """Return the sum of the rows' gradients, weighed in one way; of another objective or batch if given."""
+        window = self.window if not weigh else replace(self.window, weights=self._weights(weigh))
+        parts = weightings.factors(window, way(window))
+        pairs = zip(parts, self.rows(objective, weigh), strict=True)
+        return sum((part.reshape(-1) @ rows for part, rows in pairs), np.zeros_like(self.handed))
+
+    def _weights(self, weigh: str) -> list[np.ndarray]:
+        """Return what the rows weigh where the sample weights are changed."""
+        meant, replay = self.meant, self.meant.replay
+        found = []
+        for piece in self.update.pieces:
+            batch = replay.batch(piece, weigh=weigh)
+            terms = replay.terms(piece, meant.objective, batch, training=meant.modes.of(piece))
+            found.append(np.where(piece.rows[None] == PAD, 0.0, terms.weights))
+        return found
+
+    def measure(self) -> None:
+        """Let distances be relative to what the gradient is summed from, where that nearly cancels."""
+        parts = weightings.factors(self.window, weightings.right(self.window))
+        pairs = zip(parts, self.rows(), strict=True)
+        self._scale = 1e-3 * sum(float(np.abs(p.reshape(-1)) @ np.linalg.norm(rows, axis=1)) for p, rows in pairs)
+
+    def apart(self, candidate: np.ndarray) -> float:
+        """Return the distance of what was handed over from a candidate, relative to it and to the reference."""
+        scale = max(self._scale, float(np.linalg.norm(self.reference)))
+        return distance(self.handed, candidate, scale)
+
+    @property
+    def without(self) -> float:
+        """The distance from the reference."""
+        return self.apart(self.reference)
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """What tells updates apart: the rows of their pieces."""
+        return tuple(len(piece.rows) for piece in self.update.pieces)
+
+    def by_parameter(self, candidate: np.ndarray) -> dict[str, float]:
+        """Return the distance from a candidate for every parameter."""
+        full = [np.zeros(len(self.mask)), np.zeros(len(self.mask))]
+        full[0][self.mask], full[1][self.mask] = self.handed, candidate
+        one, two = (self.meant.replay.parts(vector) for vector in full)
+        return {name: distance(one[name], two[name], self._scale) for name in one}
+
+    def _gradient(
+        self,
+        i: int,
+        factors: np.ndarray,
+        objective: Objective | None = None,
+        *,
+        penalty: float = 0.0,
+        shift: int = 0,
+        weigh: str = "",
+    ) -> np.ndarray:
+        piece, replay = self.update.pieces[i], self.meant.replay
+        training = self.meant.modes.of(piece)
+        batch = replay.batch(piece, shift=shift, weigh=weigh)
+        objective = self.meant.objective if objective is None else objective
+        return replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)[self.mask]
+
+    def _each(self, i: int, objective: Objective | None, weigh: str) -> np.ndarray:
+        shape = self.weights[i].shape
+        found = np.zeros((self.weights[i].size, len(self.handed)))
+        for entry in np.flatnonzero(self.weights[i]):
+            one = np.zeros(self.weights[i].size)
+            one[entry] = 1.0
+            found[entry] = self._gradient(i, one.reshape(shape), objective, weigh=weigh)
+        return found

@@ -1,0 +1,75 @@
+"""What an audit finds: a cause with its proof, and the numbers that prove it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wholestep.audit.cause import Cause
+from wholestep.audit.log import Line
+
+FITS, DIFFERS = 1e-4, 1e-3  # relative distances: what reproduces, and what is not the reference
+UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing that is wrong with a loop.
+
+    Attributes:
+        name: of the cause; "not known" for a difference that none reproduces.
+        stage: where the loop first differs from the update that was meant.
+        explanation: what is wrong, in a sentence.
+        fix: what to write instead.
+        without: the relative distance of the loop's numbers from the reference's.
+        with_change: their distance from the reference with this change; NaN for what is not known.
+        line: the user's line where it happens.
+        updates: the numbers of the updates that show it.
+        detail: more of what was measured.
+    """
+
+    name: str
+    stage: str
+    explanation: str
+    fix: str
+    without: float
+    with_change: float
+    line: Line | None
+    updates: tuple[int, ...]
+    detail: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a change of the reference reproduces the loop's numbers."""
+        return self.name != UNKNOWN
+
+
+def found(
+    cause: Cause, without: float, with_change: float, line: Line | None, updates: list[int], detail: str = ""
+) -> Found:
+    """Return what was found of a known cause."""
+    told = (cause.explanation, cause.fix, float(without), float(with_change), line, tuple(updates), detail)
+    return Found(cause.name, cause.stage, *told)
+
+
+def not_known(stage: str, explanation: str, without: float, line: Line | None, updates: list[int]) -> Found:
+    """Return what was found of a difference that nothing known reproduces."""
+    fix = "nothing is proposed: no known cause reproduces these numbers."
+    return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates))
+
+
+def distance(one: np.ndarray, two: np.ndarray, scale: float = 0.0) -> float:
+    """Return how far two vectors are apart, relative to the longer one, or to a scale that is larger still.
+
+    >>> distance(np.array([3.0, 4.0]), np.array([3.0, 4.0]))
+    0.0
+    """
+    one, two = np.ravel(one).astype("float64"), np.ravel(two).astype("float64")
+    size = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)), scale)
+    return float(np.linalg.norm(one - two)) / size if size else 0.0
+
+
+def far(one: list[np.ndarray], two: list[np.ndarray]) -> float:
+    """Return the distance of two lists of arrays, each taken as one vector."""
+    if not one:
+        return 0.0
+    return distance(np.concatenate([np.ravel(a) for a in one]), np.concatenate([np.ravel(b) for b in two]))

@@ -1,0 +1,171 @@
+"""The hooks on the verbs that every route ends in, for the time of a `with`."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.log import Applied, Called, Log, line_of_user
+from wholestep.engines.listener import Listener
+
+_NOT_YET = ("fit", "train_on_batch")  # they update the model, by a way that is not looked at
+_NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+_GONE = object()
+
+
+class Hooks:
+    """What is hooked on one model and all optimizers, and told to a log."""
+
+    def __init__(self, model: keras.Model, listener: Listener, log: Log):
+        self.model, self.listener, self.log = model, listener, log
+        self._num_muted = 0
+        self._optimizers: list = []  # kept, so that no two have one id
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Inside, the log is told; afterwards every attribute is the object that it was, whatever happened inside."""
+        owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
+        apply = vars(owner)["apply"]
+        names = ["call", *_NOT_YET, *_NO_UPDATE]
+        before = {name: vars(self.model).get(name, _GONE) for name in names}
+        hooked = {name: self._mute(name) for name in names if name != "call"} | {"call": self._call()}
+        with self.listener.listening(self._asked):
+            try:
+                vars(self.model).update(hooked)  # past Keras' own __setattr__, which would look at them
+                owner.apply = self._apply(apply)
+                yield
+            finally:
+                owner.apply = apply
+                for name, value in before.items():
+                    if value is _GONE:
+                        vars(self.model).pop(name, None)
+                    else:
+                        vars(self.model)[name] = value
+                self.listener.settle()
+                self.log.close()
+
+    def _is_silent(self) -> bool:
+        return self._num_muted > 0 or not self.log.is_open
+
+    def _asked(self, shape: tuple[int, ...]) -> None:
+        if shape and not self._is_silent():
+            self.log.targets.append((shape, line_of_user()))
+
+    def _mute(self, name: str) -> Callable:
+        """Return a method that runs as ever, and tells nothing."""
+        method = getattr(self.model, name)
+
+        @wraps(method)
+        def muted(*arguments: Any, **others: Any) -> Any:
+            if name in _NOT_YET:
+                self.log.unseen[f"what {name}() does: this route is not looked at yet"] = None
+            else:
+                self.log.has_evaluated = True
+            self._num_muted += 1
+            try:
+                return method(*arguments, **others)
+            finally:
+                self._num_muted -= 1
+
+        return muted
+
+    def _call(self) -> Callable:
+        """Return the model's `call`, which tells of every forward pass."""
+        call, listener = self.model.call, self.listener
+        first = next(iter(inspect.signature(call).parameters), "inputs")
+
+        @wraps(call)
+        def told(*arguments: Any, **others: Any) -> Any:
+            inputs = tree.leaves(arguments[0] if arguments else others.get(first))
+            if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
+                return call(*arguments, **others)
+            params = [listener.value(v) for v in self.model.trainable_variables]
+            buffers = [listener.value(v) for v in self.model.non_trainable_variables]
+            outputs = call(*arguments, **others)
+            if not self.model.built or not params:
+                params = [listener.value(v) for v in self.model.trainable_variables]
+            groups = (inputs, tree.leaves(outputs), params, buffers)
+            if self._is_told([leaf for group in groups for leaf in group]):
+                self._tell_call(groups, listener.is_differentiated([*params, *inputs]))
+            return outputs
+
+        return told
+
+    def _is_told(self, values: list) -> bool:
+        reason = self.listener.blind(values)
+        if reason:
+            self.log.unseen[reason] = None
+        return not reason
+
+    def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None) -> None:
+        line = line_of_user()
+
+        def told(order: int, numbers: list[np.ndarray]) -> None:
+            inputs, outputs, params, buffers = _apart(numbers, groups)
+            kept = (outputs, params, buffers) if self.log.has_room else ([], [], [])
+            self.log.add(Called(order, inputs, *kept, differentiated, line))
+
+        self.listener.tell(told, [leaf for group in groups for leaf in group])
+
+    def _apply(self, apply: Callable) -> Callable:
+        """Return the optimizers' `apply`, which tells of every step that moves a parameter of the model."""
+        listener = self.listener
+
+        @wraps(apply)
+        def told(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if self._is_silent():
+                return apply(optimizer, grads, trainable_variables)
+            grads = list(grads)
+            given = None if trainable_variables is None else list(trainable_variables)
+            handed = {
+                id(v): g
+                for v, g in zip(optimizer._trainable_variables if given is None else given, grads, strict=False)
+            }
+            params = self.model.trainable_variables
+            if not any(id(v) in handed for v in params):
+                return apply(optimizer, grads, given)
+            self._optimizers.append(optimizer)
+            place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
+            held = [listener.dense(handed[id(params[i])]) for i in place]
+            rate, count = (self._number(number) for number in (optimizer.learning_rate, optimizer.iterations))
+            before = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
+            result = apply(optimizer, grads, given)
+            after = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
+            groups = (held, *before, *after, [rate], [count])
+            if self._is_told([leaf for group in groups for leaf in group]):
+                self._tell_apply(id(optimizer), place, len(params), groups)
+            return result
+
+        return listener.unhooked(told)
+
+    def _number(self, number: Any) -> Any:
+        """Return a number of an optimizer, a variable or computed from some, as it is here."""
+        is_variable = isinstance(number, keras.Variable)
+        return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
+
+    def _tell_apply(self, optimizer: int, place: list[int], num: int, groups: tuple[list, ...]) -> None:
+        line = line_of_user()
+
+        def told(order: int, numbers: list[np.ndarray]) -> None:
+            held, params, slots, params_after, slots_after, rate, count = _apart(numbers, groups)
+            by_place = dict(zip(place, held, strict=True))
+            grads = [by_place.get(i) for i in range(num)]
+            states = grads, params, slots, params_after, slots_after
+            states = states if self.log.has_room else ([], [], [], [], [])
+            self.log.add(Applied(order, optimizer, *states, float(rate[0]), int(count[0]), line))
+
+        self.listener.tell(told, [leaf for group in groups for leaf in group])
+
+
+def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
+    """Cut a flat list into parts as long as the groups."""
+    rest, parts = list(values), []
+    for group in groups:
+        parts.append(rest[: len(group)])
+        rest = rest[len(group) :]
+    return parts

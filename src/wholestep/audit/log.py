@@ -1,0 +1,149 @@
+"""What a loop did, in the order in which it did it: forward passes and optimizer steps with their numbers."""
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+_LIBRARIES = (
+    str(Path(keras.__file__).parent.parent),
+    str(Path(__file__).parent.parent),
+    sysconfig.get_paths()["stdlib"],
+)
+
+
+class Line(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    number: int
+
+    @property
+    def text(self) -> str:
+        """What stands there, if it can be read."""
+        return linecache.getline(self.file, self.number).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}: {self.text}".rstrip(": ")
+
+
+def line_of_user() -> Line | None:
+    """Return the innermost line that runs now outside of Keras, the engine, Python's own library and this one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file):
+            return Line(file, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+@dataclass(frozen=True)
+class Called:
+    """A forward pass: the leaves of its input and output, and all values that the model had before.
+
+    `differentiated`: whether a gradient was taken; None where nobody can tell. Beyond the log's room only the inputs
+    are kept.
+    """
+
+    order: int
+    inputs: list[np.ndarray]
+    outputs: list[np.ndarray]
+    params: list[np.ndarray]
+    buffers: list[np.ndarray]
+    differentiated: bool | None
+    line: Line | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its numbers were kept."""
+        return bool(self.params)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An optimizer step: the gradients as handed over (by parameter; None where there was none), before and after."""
+
+    order: int
+    optimizer: int
+    grads: list[np.ndarray | None]
+    params: list[np.ndarray]
+    slots: list[np.ndarray]
+    params_after: list[np.ndarray]
+    slots_after: list[np.ndarray]
+    learning_rate: float
+    iterations: int
+    line: Line | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its numbers were kept."""
+        return bool(self.params_after)
+
+
+@dataclass
+class Log:
+    """Everything that was told, and what could not be.
+
+    Args:
+        room: how many optimizer steps are kept with all their numbers; of later ones the log knows that they were.
+
+    Attributes:
+        unseen: what ran and could not be looked at, in words.
+        has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
+        targets: shapes of what a gradient was asked of that are no scalars, with the line.
+    """
+
+    room: int = 40
+    called: list[Called] = field(default_factory=list)
+    applied: list[Applied] = field(default_factory=list)
+    unseen: dict[str, None] = field(default_factory=dict)
+    targets: list[tuple[tuple[int, ...], Line | None]] = field(default_factory=list)
+    has_evaluated: bool = False
+    is_open: bool = True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether numbers are still kept."""
+        return len(self.applied) < self.room
+
+    def add(self, event: Called | Applied) -> None:
+        """Keep what was told; values that have not moved are kept once."""
+        if not self.is_open:
+            return
+        if isinstance(event, Applied):
+            self.applied.append(event)
+            return
+        if self.called and self.called[-1].is_whole and event.is_whole:
+            last = self.called[-1]
+            event.params[:] = _shared(event.params, last.params)
+            event.buffers[:] = _shared(event.buffers, last.buffers)
+        self.called.append(event)
+
+    def close(self) -> None:
+        """Keep nothing more, and bring what is kept into the order in which it ran."""
+        self.is_open = False
+        self.called.sort(key=lambda event: event.order)
+        self.applied.sort(key=lambda event: event.order)
+
+
+def _shared(new: list[np.ndarray], old: list[np.ndarray]) -> Iterable[np.ndarray]:
+    if len(new) != len(old):
+        return new
+    return [b if same(a, b) else a for a, b in zip(new, old, strict=True)]
+
+
+def same(one: np.ndarray, two: np.ndarray) -> bool:
+    """Whether two arrays hold the same bits."""
+    return one is two or (one.shape == two.shape and one.dtype == two.dtype and one.tobytes() == two.tobytes())
+
+
+def all_same(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
+    """Whether two lists of arrays hold the same bits."""
+    return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))

@@ -1,0 +1,92 @@
+"""The stages of the forward pass and of the state: in which mode it ran, and what became of what it moved."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.found import DIFFERS, FITS, Found, far, found
+from wholestep.audit.log import all_same
+from wholestep.audit.replay import Replay
+from wholestep.audit.windows import Piece, Update
+
+
+@dataclass
+class Modes:
+    """The mode of every forward pass, as its outputs show it.
+
+    Attributes:
+        inferring: updates that ran in inference mode where that matters, with the distance from both modes.
+        unlike: updates whose outputs are those of neither mode.
+        moved: by the order of a pass, what the forward pass makes of the model's other values in training.
+    """
+
+    inferring: list[tuple[Update, Piece, float, float]] = field(default_factory=list)
+    unlike: list[int] = field(default_factory=list)
+    moved: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    _training: dict[int, bool] = field(default_factory=dict)
+
+    def of(self, piece: Piece) -> bool:
+        """Whether a forward pass ran in training mode."""
+        return self._training[piece.called.order]
+
+    def note(self, replay: Replay, update: Update) -> None:
+        """Find out the modes of an update's forward passes."""
+        for piece in update.pieces:
+            outputs, moved = replay.outputs(piece, training=True)
+            training = far(outputs, piece.called.outputs)
+            self.moved[piece.called.order] = moved
+            self._training[piece.called.order] = True
+            if training <= FITS:
+                continue
+            inference = far(replay.outputs(piece, training=False)[0], piece.called.outputs)
+            self._training[piece.called.order] = inference > FITS
+            if inference <= FITS and training > DIFFERS:
+                self.inferring.append((update, piece, training, inference))
+            elif inference > FITS and update.number not in self.unlike:
+                self.unlike.append(update.number)
+
+    def causes(self) -> list[Found]:
+        """Return what is wrong with the modes."""
+        if not self.inferring:
+            return []
+        without = max(training for *_, training, _ in self.inferring)
+        with_change = max(inference for *_, inference in self.inferring)
+        numbers = sorted({update.number for update, *_ in self.inferring})
+        line = self.inferring[0][1].called.line
+        return [found(BY_NAME["inference mode"], without, with_change, line, numbers)]
+
+
+def state(replay: Replay, modes: Modes, updates: list[Update]) -> list[Found]:
+    """Return whether what the forward passes make of statistics and seeds is thrown away."""
+    updates = [u for u in updates if u.is_known and all(modes.of(p) for p in u.pieces)]
+    variables = replay.model.non_trainable_variables
+    seeds = np.array(["seed" in v.path.split("/")[-1] for v in variables], bool)
+    causes = []
+    for name, chosen in (("statistics thrown away", ~seeds), ("seeds thrown away", seeds)):
+        kept = 0
+        lost: list[int] = []
+        distances: list[float] = []
+        for before, after in pairwise(updates):
+            if after.number != before.number + 1:
+                continue
+            old, new = (_of(u.pieces[0].called.buffers, chosen) for u in (before, after))
+            should = _of(modes.moved[before.pieces[-1].called.order], chosen)
+            if all_same(old, should):
+                continue
+            if all_same(old, new):
+                lost.append(after.number)
+                distances.append(
+                    float(np.mean(np.concatenate([np.ravel(a != b) for a, b in zip(new, should, strict=True)])))
+                )
+            else:
+                kept += 1
+        if lost and not kept:
+            line = updates[0].pieces[0].called.line
+            causes.append(found(BY_NAME[name], max(distances), 0.0, line, lost))
+    return causes
+
+
+def _of(values: list[np.ndarray], chosen: np.ndarray) -> list[np.ndarray]:
+    return [value for value, is_one in zip(values, chosen, strict=True) if is_one]

@@ -1,0 +1,74 @@
+"""The stage of the rows: which rows of the data the updates were made of, and in which order."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.found import Found, found
+from wholestep.audit.windows import PAD, Piece, Rows, Windows, passes
+
+
+def order(windows: Windows, rows: Rows, has_evaluated: bool = False) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of the order of the rows.
+
+    Args:
+        has_evaluated: whether rows may have been held out on purpose.
+    """
+    pieces = [piece for piece in windows.pieces if piece.is_known]
+    if not pieces or any(rows.twins(piece.rows) for piece in pieces):
+        note = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
+        return [], [note] if pieces else []
+    if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
+        return [], ["Rows come twice in one batch, as they do when they are drawn with replacement."]
+    if (overlap := _overlap(windows, pieces)) is not None:
+        return [overlap], []
+    return _passes(windows, rows, pieces, has_evaluated)
+
+
+def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:
+    """Find batches that begin with the last rows of the one before."""
+    pairs = [(a.rows, b.rows) for a, b in pairwise(pieces)]
+    shared = [_shared(a, b) for a, b in pairs if a[0] < b[0]]
+    if len(shared) < 2 or not all(shared) or len(set(shared)) > 1:
+        return None
+    numbers = [update.number for update in windows.updates]
+    without = shared[0] / len(pieces[0].rows)
+    detail = f"{shared[0]} rows of each batch are in the next one too."
+    return found(BY_NAME["batches overlap"], without, 0.0, pieces[0].called.line, numbers, detail)
+
+
+def _shared(one: np.ndarray, two: np.ndarray) -> int:
+    """Return how many rows at the end of one batch begin the next, less than all."""
+    return max((n for n in range(1, min(len(one), len(two))) if np.array_equal(one[-n:], two[:n])), default=0)
+
+
+def _passes(windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bool) -> tuple[list[Found], list[str]]:
+    lists = [[row for piece in cut for row in piece.rows.tolist() if row != PAD] for cut in passes(pieces)]
+    whole = lists if len(lists[-1]) == len(lists[0]) else lists[:-1]
+    if len(whole) < 2 or len({len(each) for each in whole}) > 1:
+        return [], ["Less than two whole passes over the data were seen: their order is not judged."]
+    notes, causes = [], []
+    numbers = [update.number for update in windows.updates]
+    line = pieces[0].called.line
+    unused = sorted(set(range(rows.num)) - set().union(*whole) - windows.seen)
+    if unused and all(set(each) == set(whole[0]) for each in whole):
+        are_last = unused == list(range(rows.num - len(unused), rows.num))
+        detail = f"{len(unused)} of {rows.num} rows{', the last ones' if are_last else ''}: {_some(unused)}."
+        if has_evaluated:
+            notes.append(f"Held out, or forgotten? Never used are {detail}")
+        else:
+            causes.append(found(BY_NAME["rows never used"], len(unused) / rows.num, 0.0, line, numbers, detail))
+    elif len(whole[0]) < rows.num:
+        notes.append(f"A pass has {len(whole[0])} of the {rows.num} rows, each pass others.")
+    if all(each == whole[0] for each in whole):
+        if whole[0] == sorted(whole[0]):
+            notes.append("Every pass takes the rows in the order of the data: they are not shuffled.")
+        elif len(whole[0]) > 3:
+            detail = f"The passes begin with the rows {_some(whole[0])}."
+            causes.append(found(BY_NAME["same order every pass"], 1.0, 0.0, line, numbers, detail))
+    return causes, notes
+
+
+def _some(rows: list[int]) -> str:
+    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")

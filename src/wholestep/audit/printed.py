@@ -1,0 +1,85 @@
+"""The stage of the report: the loss that the loop prints, against the one that its updates had."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.found import DIFFERS, FITS, Found, found
+from wholestep.audit.windows import PAD, passes
+
+
+class Losses:
+    """What every forward pass of the updates had for a loss, cut into passes over the data."""
+
+    def __init__(self, evidence: list[Evidence]):
+        self.line = evidence[0].update.pieces[0].called.line
+        self.numbers = [e.update.number for e in evidence]
+        of = {p.called.order: (e, i) for e in evidence for i, p in enumerate(e.update.pieces)}
+        pieces = [piece for e in evidence for piece in e.update.pieces]
+        self.passes = [[of[piece.called.order] for piece in cut] for cut in passes(pieces)]
+
+    def means(self, *, penalty: bool) -> list[float]:
+        """Return the mean over all rows of each pass."""
+        return [self._mean(cut, penalty=penalty) for cut in self.passes]
+
+    def changed(self, *, penalty: bool) -> Iterator[tuple[str, list[float]]]:
+        """Yield what is printed by mistake, by the name of the cause."""
+        alone = [[self._mean([each], penalty=penalty) for each in cut] for cut in self.passes]
+        yield "printed: mean of means", [float(np.mean(each)) for each in alone]
+        yield "printed: last batch", [each[-1] for each in alone]
+        so_far = [[each for cut in self.passes[: n + 1] for each in cut] for n in range(len(self.passes))]
+        yield "printed: not reset", [self._mean(each, penalty=penalty) for each in so_far]
+        firsts = [[one for each in alone[: n + 1] for one in each] for n in range(len(alone))]
+        yield "printed: not reset", [float(np.mean(each)) for each in firsts]
+        yield "printed: sum", [float(np.sum(each)) for each in alone]
+
+    @staticmethod
+    def _mean(cut: list[tuple[Evidence, int]], *, penalty: bool) -> float:
+        values, weights, extra = 0.0, 0.0, []
+        for e, i in cut:
+            terms, piece = e.terms[i], e.update.pieces[i]
+            real = piece.rows != PAD
+            values = values + (terms.values * real).sum(axis=1)
+            weights = weights + (terms.weights * real).sum(axis=1)
+            extra.append((terms.penalty, int(real.sum())))
+        coefficients, divided = cut[0][0].terms[0].coefficients, cut[0][0].terms[0].divided
+        rows = np.array([num for _, num in extra])
+        own = float(np.average([p for p, _ in extra], weights=rows)) if penalty else 0.0
+        return float(np.sum(coefficients * values / np.where(divided, weights, len(cut)))) + own
+
+
+def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of printed losses: one number for each pass, or that of the last.
+
+    Args:
+        is_whole: whether the evidence is of all updates that the loop made.
+    """
+    if not evidence or not is_whole:
+        return [], ["The printed loss is not judged: not all updates could be computed again."]
+    losses = Losses(evidence)
+    if len(numbers) not in (1, len(losses.passes)):
+        told = f"{len(numbers)} printed numbers for {len(losses.passes)} passes over the data"
+        return [], [f"The printed loss is not judged: {told}."]
+    right = [losses.means(penalty=penalty)[-len(numbers) :] for penalty in (True, False)]
+    without = min(_apart(numbers, each) for each in right)
+    if without <= DIFFERS:
+        return [], []
+    for penalty in (True, False):
+        for name, wrong in losses.changed(penalty=penalty):
+            if (apart := _apart(numbers, wrong[-len(numbers) :])) <= FITS:
+                return [found(BY_NAME[name], without, apart, losses.line, losses.numbers)], []
+    told = ", ".join(f"{n:.6g}" for n in right[0])
+    return [], [
+        f"The printed loss is none that was looked for; the mean over all rows, as they were trained on, is {told}."
+    ]
+
+
+def _apart(one: list[float], two: list[float]) -> float:
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in zip(one, two, strict=True))
+
+
+def as_numbers(loss: object) -> list[float]:
+    """Return printed losses as a list."""
+    return [float(number) for number in np.ravel(np.asarray(loss, "float64"))]

@@ -1,0 +1,185 @@
+"""Forward passes and gradients once more, at the values that the loop had: nothing of the model is read or moved."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from wholestep import tree
+from wholestep.audit.windows import PAD, Piece
+from wholestep.engines import choose
+from wholestep.model.objective import Objective, read
+from wholestep.model.terms import Mean, Term, Whole, checked
+from wholestep.tree import Tensor, Tree
+
+NUM_KEPT = 20_000  # places of a parameter at which gradients are compared; of larger ones so many, drawn once
+
+
+class Terms(NamedTuple):
+    """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
+
+    `coefficients` and `divided` (whether a term is divided by its weights) are by term. `penalty`: the model's own.
+    """
+
+    values: np.ndarray
+    weights: np.ndarray
+    coefficients: np.ndarray
+    divided: np.ndarray
+    penalty: float
+
+
+class Replay:
+    """A model as a function of values.
+
+    Args:
+        data: (x, y, sample_weight), the last one perhaps None.
+    """
+
+    def __init__(self, model: keras.Model, data: tuple[Tree, Tree, Tree]):
+        self.model, self.data = model, data
+        self.engine = choose()
+        self.names = [v.path for v in model.trainable_variables]
+        draw = np.random.default_rng(0)
+        sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
+        self._kept = [np.sort(draw.permutation(size)[:NUM_KEPT]) if size > NUM_KEPT else None for size in sizes]
+        self._programs: dict[Any, Any] = {}
+
+    def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
+        """Return gradients as one vector, a missing one as zeros; of large parameters some places, always the same."""
+        parts = []
+        for variable, grad, kept in zip(self.model.trainable_variables, grads, self._kept, strict=True):
+            part = np.zeros(variable.shape, "float64") if grad is None else np.asarray(grad, "float64")
+            parts.append(part.reshape(-1) if kept is None else part.reshape(-1)[kept])
+        return np.concatenate(parts)
+
+    def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Cut such a vector into the parameters."""
+        sizes = [
+            int(np.prod(v.shape)) if k is None else len(k) for v, k in zip(self._variables(), self._kept, strict=True)
+        ]
+        return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
+
+    def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return (leaves of the output, the model's other values afterwards) of a forward pass."""
+
+        def run(params: list, buffers: list, inputs: list) -> tuple:
+            scope = self._scope(params, buffers)
+            with scope:
+                outputs = self.model(self._packed(inputs), training=training)
+            return tree.leaves(outputs), self._after(scope, buffers)
+
+        program = self._program(("outputs", training), run)
+        outputs, buffers = program(piece.called.params, piece.called.buffers, piece.called.inputs)
+        return [np.asarray(leaf) for leaf in outputs], [np.asarray(leaf) for leaf in buffers]
+
+    def batch(self, piece: Piece, *, shift: int = 0, weigh: str = "") -> Tree:
+        """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
+
+        Args:
+            shift: by how many rows the labels are moved on.
+            weigh: the sample weights: "" as given, "none" for ones, or "squared".
+        """
+        rows = np.where(piece.rows == PAD, 0, piece.rows)
+        shifted = np.roll(rows, shift)
+        y = tree.map_leaves(lambda leaf: np.asarray(leaf)[shifted], self.data[1])
+        weight = self.data[2]
+        if weight is None:
+            return self._packed(piece.called.inputs), y
+        power = {"": 1, "none": 0, "squared": 2}[weigh]
+        return (
+            self._packed(piece.called.inputs),
+            y,
+            tree.map_leaves(lambda leaf: np.asarray(leaf)[rows] ** power, weight),
+        )
+
+    def terms(self, piece: Piece, objective: Objective, batch: Tree, *, training: bool) -> Terms:
+        """Return the loss of a piece, unreduced."""
+        num = len(piece.called.inputs[0])
+        found: dict = {}
+
+        def run(params: list, buffers: list, batch: Tree) -> tuple:
+            with self._scope(params, buffers):
+                terms = checked(read(objective(self.model, batch, training), {}).terms, num)
+                penalty = self._penalty()
+                sums = [_by_row(term, num) for term in terms.values()]
+            found["terms"] = [(float(t.coefficient), isinstance(t, Mean), isinstance(t, Whole)) for t in terms.values()]
+            return ops.stack([s[0] for s in sums]), ops.stack([s[1] for s in sums]), penalty
+
+        program, found = self._program(("terms", training, id(objective), num), run, found)
+        values, weights, penalty = program(piece.called.params, piece.called.buffers, batch)
+        coefficients, divided, _ = zip(*found["terms"], strict=True)
+        return Terms(np.array(values), np.array(weights), np.array(coefficients), np.array(divided), float(penalty))
+
+    def gradient(
+        self,
+        piece: Piece,
+        objective: Objective,
+        batch: Tree,
+        factors: np.ndarray,
+        *,
+        training: bool,
+        penalty: float = 0.0,
+    ) -> np.ndarray:
+        """Return the gradient of the sum of factors (terms, rows) times values and weights, flat.
+
+        Args:
+            penalty: the factor of the model's own losses.
+        """
+        num = len(piece.called.inputs[0])
+
+        def run(params: list, buffers: list, batch: Tree, factors: Tensor, penalty: Tensor) -> tuple:
+            def loss(params: list) -> tuple:
+                with self._scope(params, buffers):
+                    terms = checked(read(objective(self.model, batch, training), {}).terms, num)
+                    own = self._penalty()
+                    sums = ops.stack([_by_row(term, num)[0] for term in terms.values()])
+                total = ops.sum(ops.where(factors == 0, ops.zeros_like(sums), sums) * factors) + penalty * own
+                return total, own
+
+            return self.engine.differentiate(loss, params)
+
+        program, _ = self._program(("gradient", training, id(objective), num), run, {})
+        given = np.asarray(factors, "float32"), np.float32(penalty)
+        params = [ops.convert_to_tensor(value) for value in piece.called.params]
+        grads, _ = program(params, piece.called.buffers, batch, *given)
+        return self.flat([np.asarray(grad) for grad in grads])
+
+    def _variables(self) -> list:
+        return self.model.trainable_variables
+
+    def _penalty(self) -> Tensor:
+        return sum((ops.sum(loss) for loss in self.model.losses), ops.zeros(()))
+
+    def _packed(self, inputs: list) -> Tree:
+        leaves = iter(inputs)
+        return tree.map_leaves(lambda _: next(leaves), self.data[0])
+
+    def _scope(self, params: list, buffers: list) -> keras.StatelessScope:
+        held = [*zip(self._variables(), params, strict=True)]
+        held += [*zip(self.model.non_trainable_variables, buffers, strict=True)]
+        return keras.StatelessScope(held, collect_losses=True)
+
+    def _after(self, scope: keras.StatelessScope, buffers: list) -> list:
+        found = [scope.get_current_value(v) for v in self.model.non_trainable_variables]
+        return [old if new is None else new for new, old in zip(found, buffers, strict=True)]
+
+    def _program(self, key: Any, function: Callable, kept: dict | None = None) -> Any:
+        """Return the traced function of this key, with what its first trace found."""
+        if key not in self._programs:
+            traced = self.engine.traced(function)
+            self._programs[key] = traced if kept is None else (traced, kept)
+        return self._programs[key]
+
+
+def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
+    """Return (values times weights, weights) of every row, both (rows,); a loss of one number is its first row's."""
+    if isinstance(term, Whole):
+        first = ops.cast(ops.arange(num) == 0, term.values.dtype)
+        return first * term.values, first
+    weights = ops.ones_like(term.values) if term.weights is None else ops.cast(term.weights, term.values.dtype)
+    weights = ops.reshape(weights, tuple(weights.shape) + (1,) * (len(term.values.shape) - len(weights.shape)))
+    weights = ops.broadcast_to(weights, term.values.shape)
+    values = ops.where(weights == 0, ops.zeros_like(term.values), term.values) * weights
+    return ops.sum(ops.reshape(values, (num, -1)), axis=1), ops.sum(ops.reshape(weights, (num, -1)), axis=1)

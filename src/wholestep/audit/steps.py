@@ -1,0 +1,168 @@
+"""The stages of the optimizer step and of what happens between two: counts, slots, learning rates, written weights."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.found import DIFFERS, FITS, Found, distance, far, found, not_known
+from wholestep.audit.log import Applied, all_same
+from wholestep.audit.windows import Update
+
+Schedule = Callable[[int], float]
+INSIDE = "decay by microbatch", "weights moved inside a window"
+
+
+def repeated(updates: list[Update]) -> list[int]:
+    """Return the numbers of the updates that apply the gradient of the one before once more."""
+    pairs = pairwise(updates)
+    return [b.number for a, b in pairs if not b.pieces and b.applied.is_whole and _are_same(a.applied, b.applied)]
+
+
+def _are_same(one: Applied, two: Applied) -> bool:
+    grads = [(a, b) for a, b in zip(one.grads, two.grads, strict=True) if a is not None and b is not None]
+    return bool(grads) and one.optimizer == two.optimizer and far(*map(list, zip(*grads, strict=True))) <= FITS
+
+
+def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of the optimizer steps.
+
+    Args:
+        schedule: the learning rate that is meant, by the number of the update from 0; None if it is not known.
+    """
+    causes: list[Found] = []
+    notes: list[str] = []
+    if twice := repeated(updates):
+        line = updates[twice[0] - 1].applied.line
+        causes.append(found(BY_NAME["applied twice"], 1.0, 0.0, line, twice))
+    known = [u for u in updates if u.number not in twice]
+    state, told = _state([u.applied for u in known], known)
+    causes, notes = [*causes, *state], [*notes, *told]
+    if schedule is not None and not state and not twice and len({u.applied.optimizer for u in known}) == 1:
+        rates, told = _rates(known, schedule)
+        causes, notes = [*causes, *rates], [*notes, *told]
+    return causes, notes
+
+
+def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], list[str]]:
+    pairs = [(a, b) for a, b in pairwise(steps) if a.is_whole and b.is_whole]
+    if not pairs:
+        return [], []
+    anew = [b for a, b in pairs if b.optimizer != a.optimizer and b.iterations == 0 and _overlap(a, b)]
+    lost = [b for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
+    for name, some in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
+        numbers = [u.number for u in updates if any(u.applied is each for each in some)]
+        if 2 * len(some) > len(pairs):
+            return [found(BY_NAME[name], 1.0, 0.0, some[0].line, numbers)], []
+        if some:
+            return [], [f"The optimizer begins anew at update {numbers[0]}."]
+    return [], []
+
+
+def _overlap(one: Applied, two: Applied) -> bool:
+    """Whether two steps move the same parameters, rather than being two optimizers' of one update."""
+    return any(a is not None and b is not None for a, b in zip(one.grads, two.grads, strict=True))
+
+
+def _is_first_again(first: Applied, before: Applied, after: Applied) -> bool:
+    if len(first.slots) != len(after.slots):  # not built at first: a count of 0 tells
+        return after.iterations == 0
+    return all_same(first.slots, after.slots) and not all_same(before.slots_after, after.slots)
+
+
+class _Told(NamedTuple):
+    name: str
+    rates: np.ndarray
+
+
+def _rates(updates: list[Update], schedule: Schedule) -> tuple[list[Found], list[str]]:
+    rates = np.array([u.applied.learning_rate for u in updates])
+    first = updates[0].applied.iterations
+    before = np.concatenate([[0], np.cumsum([max(1, len(u.pieces)) for u in updates])])
+
+    def at(numbers: np.ndarray) -> np.ndarray:
+        return np.array([schedule(int(number)) for number in numbers])
+
+    numbers = first + np.arange(len(updates))
+    without = _worst(rates, at(numbers))
+    if without <= DIFFERS:
+        return [], []
+    changed = [
+        _Told("schedule frozen", at(np.full(len(updates), first))),
+        _Told("schedule one ahead", at(numbers + 1)),
+        _Told("schedule by microbatch", at(first + before[:-1])),
+        _Told("schedule by microbatch", at(first - before[1] + before[1:])),
+        _Told("schedule by microbatch", at(first + before[1:] - 1)),
+    ]
+    shown = [u.number for u, a, b in zip(updates, rates, at(numbers), strict=True) if abs(a - b) > DIFFERS * abs(b)]
+    line = updates[0].applied.line
+    for told in changed:
+        if (apart := _worst(rates, told.rates)) <= FITS:
+            return [found(BY_NAME[told.name], without, apart, line, shown)], []
+    return [
+        not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
+    ], []
+
+
+def _worst(one: np.ndarray, two: np.ndarray) -> float:
+    return float(np.max(np.abs(one - two) / np.maximum(np.abs(two), 1e-30)))
+
+
+def between(updates: list[Update]) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of weights that moved by no optimizer step."""
+    updates = [u for u in updates if u.applied.is_whole]
+    lost: list[tuple] = []
+    moved: list[tuple] = []
+    for a, b in pairwise(updates):
+        if b.number != a.number + 1:
+            continue
+        new = b.pieces[0].called.params if b.pieces and b.pieces[0].called.is_whole else b.applied.params
+        if all_same(new, a.applied.params_after):
+            continue
+        (lost if all_same(new, a.applied.params) else moved).append((a, b, new))
+    if 2 * len(lost) > len(updates) - 1:
+        without = max(far(new, a.applied.params_after) for a, _, new in lost)
+        line, numbers = lost[0][0].applied.line, [a.number for a, *_ in lost]
+        return [found(BY_NAME["update thrown away"], without, 0.0, line, numbers)], []
+    causes, notes = _inside(updates), []
+    if lost:
+        notes.append(f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?")
+    if moved:
+        a, b, new = moved[0]
+        shrunk = _shrunk(a.applied.params_after, new)
+        how = f": all by one factor, {shrunk:.6g}" if shrunk else ""
+        notes.append(
+            f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?"
+        )
+    return causes, notes
+
+
+def _inside(updates: list[Update]) -> list[Found]:
+    """Find weights that move between the microbatches of one update, or between the last one and the step."""
+    found_in, factors, apart = [], [], []
+    for update in updates:
+        states = [piece.called.params for piece in update.pieces if piece.called.is_whole]
+        states.append(update.applied.params)
+        for one, two in pairwise(states):
+            if not all_same(one, two):
+                found_in.append(update)
+                factors.append(_shrunk(one, two))
+                apart.append(far(one, two))
+    if not found_in:
+        return []
+    numbers = sorted({u.number for u in found_in})
+    line = found_in[0].pieces[-1].called.line if found_in[0].pieces else found_in[0].applied.line
+    name = INSIDE[0] if all(factors) else INSIDE[1]
+    return [found(BY_NAME[name], max(apart), 0.0, line, numbers)] if max(apart) > 0 else []
+
+
+def _shrunk(one: list[np.ndarray], two: list[np.ndarray]) -> float:
+    """Return the factor below 1 by which all weights that moved have become smaller, or 0."""
+    pairs = [(a, b) for a, b in zip(one, two, strict=True) if not np.array_equal(a, b)]
+    if not pairs:
+        return 0.0
+    old, new = (np.concatenate([np.ravel(p[i]) for p in pairs]).astype("float64") for i in (0, 1))
+    factor = float(old @ new / (old @ old)) if old.any() else 0.0
+    return factor if 0 < factor < 1 and distance(new, factor * old) <= 1e-6 else 0.0

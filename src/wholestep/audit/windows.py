@@ -1,0 +1,165 @@
+"""From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.log import Applied, Called, Log
+from wholestep.tree import Tree
+
+PAD = -1
+
+
+class Rows:
+    """Finds rows of the data by the bytes of the model's inputs, whatever their dtype has become."""
+
+    def __init__(self, inputs: Tree):
+        self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
+        self.num = len(self.leaves[0])
+        self._tables: dict[tuple, dict[bytes, list[int]]] = {}
+        self._uses = np.zeros(self.num, int)
+
+    def find(self, inputs: list[np.ndarray]) -> np.ndarray:
+        """Return the number of each row, `PAD` for what is no row of the data; of equal rows the least used one."""
+        if len(inputs) != len(self.leaves) or not inputs[0].ndim:
+            return np.array([], int)
+        found = []
+        table = self._table(tuple(leaf.dtype for leaf in inputs))
+        for row in range(len(inputs[0])):
+            equal = table.get(b"".join(leaf[row].tobytes() for leaf in inputs), [])
+            found.append(min(equal, key=self._uses.__getitem__) if equal else PAD)
+            if equal:
+                self._uses[found[-1]] += 1
+        return np.array(found, int)
+
+    def twins(self, rows: np.ndarray) -> bool:
+        """Whether one of these rows has the inputs of another row of the data."""
+        own = set(rows[rows != PAD].tolist())
+        return any(len(equal) > 1 and own & set(equal) for table in self._tables.values() for equal in table.values())
+
+    def agree(self, rows: np.ndarray, others: Tree) -> bool:
+        """Whether all rows with the inputs of one of these have the same labels and weights too."""
+        own = set(rows[rows != PAD].tolist())
+        equal = [group for table in self._tables.values() for group in table.values() if len(group) > 1]
+        groups = [group for group in equal if own & set(group)]
+        return all(
+            np.asarray(leaf)[row].tobytes() == np.asarray(leaf)[group[0]].tobytes()
+            for group in groups
+            for row in group
+            for leaf in tree.leaves(others)
+        )
+
+    def _table(self, dtypes: tuple) -> dict[bytes, list[int]]:
+        if dtypes not in self._tables:
+            cast = [leaf.astype(dtype) for leaf, dtype in zip(self.leaves, dtypes, strict=True)]
+            table: dict[bytes, list[int]] = {}
+            for row in range(self.num):
+                table.setdefault(b"".join(leaf[row].tobytes() for leaf in cast), []).append(row)
+            self._tables[dtypes] = table
+        return self._tables[dtypes]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A forward pass on rows of the data: a batch, or a microbatch. `rows` are `PAD` where it is no row."""
+
+    called: Called
+    rows: np.ndarray
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is rows of the data; a batch may be filled up, with one row again and again."""
+        others = {
+            b"".join(leaf[row].tobytes() for leaf in self.called.inputs) for row in np.flatnonzero(self.rows == PAD)
+        }
+        return bool(np.any(self.rows != PAD)) and len(others) <= 1
+
+
+@dataclass(frozen=True)
+class Update:
+    """An optimizer step and the forward passes whose gradients it was made of."""
+
+    number: int
+    pieces: list[Piece]
+    applied: Applied
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that it is made of can be computed again."""
+        return (
+            bool(self.pieces) and self.applied.is_whole and all(p.is_known and p.called.is_whole for p in self.pieces)
+        )
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of all its pieces."""
+        return np.concatenate([piece.rows for piece in self.pieces]) if self.pieces else np.array([], int)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a log says.
+
+    Attributes:
+        pieces: every forward pass of which a gradient may have been taken, in order.
+        updates: the optimizer steps.
+        rest: forward passes after the last optimizer step.
+        foreign: how many such passes were on something else than rows of the data.
+        seen: rows that other forward passes (an evaluation) have looked at.
+    """
+
+    pieces: list[Piece]
+    updates: list[Update]
+    rest: list[Piece]
+    foreign: int
+    seen: set[int]
+
+
+def windows(log: Log, rows: Rows) -> Windows:
+    """Return the updates of a log."""
+    everything: list[Called | Applied] = sorted([*log.called, *log.applied], key=lambda event: event.order)
+    pieces: list[Piece] = []
+    updates: list[Update] = []
+    window: list[Piece] = []
+    seen: set[int] = set()
+    foreign = 0
+    for event in everything:
+        if isinstance(event, Called):
+            window.append(Piece(event, rows.find(event.inputs)))
+            continue
+        window = _with_gradient(window, seen)
+        updates.append(Update(len(updates) + 1, window, event))
+        pieces += window
+        foreign += sum(not piece.is_known for piece in window)
+        window = []
+    rest = [piece for piece in _with_gradient(window, seen) if piece.called.differentiated]
+    return Windows([*pieces, *rest], updates, rest, foreign, seen)
+
+
+def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
+    """Return the passes whose gradients are in an update: those that are known to be, or else those that may be."""
+    for wanted in (True, None):
+        chosen = [piece for piece in window if piece.called.differentiated is wanted]
+        if chosen:
+            break
+    else:
+        chosen = []
+    for piece in window:
+        if not any(piece is other for other in chosen):
+            seen.update(piece.rows[piece.rows != PAD].tolist())
+    return chosen
+
+
+def passes(pieces: list[Piece]) -> list[list[Piece]]:
+    """Cut forward passes into passes over the data: a new one begins where a row comes again."""
+    cut: list[list[Piece]] = []
+    used: set[int] = set()
+    for piece in pieces:
+        rows = set(piece.rows[piece.rows != PAD].tolist())
+        if not cut or rows & used:
+            cut.append([])
+            used = set()
+        cut[-1].append(piece)
+        used |= rows
+    return cut

@@ -1,0 +1,77 @@
+"""What an audit hears on JAX, eager, under `grad` and inside of `jit`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import jax
+import keras
+import numpy as np
+
+from wholestep.engines.listener import Told
+from wholestep.tree import Tensor
+
+
+class JaxListener:
+    """The verbs of `wholestep.engines.listener` on JAX."""
+
+    def __init__(self) -> None:
+        self._clock = 0
+
+    @contextmanager
+    def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
+        """Forget all traces, so that what was traced before is traced anew; and once more afterwards."""
+        jax.clear_caches()
+        try:
+            yield
+        finally:
+            jax.clear_caches()
+
+    def tell(self, told: Told, values: list[Tensor]) -> None:
+        """Call `told`, in the order in which the program runs."""
+
+        def heard(*numbers: np.ndarray) -> None:
+            self._clock += 1
+            told(self._clock, [np.array(number) for number in numbers])
+
+        if _traced(values):
+            jax.debug.callback(heard, *values, ordered=True)
+        else:
+            jax.effects_barrier()  # what was sent before is told before
+            heard(*values)
+
+    def value(self, variable: keras.Variable) -> Tensor:
+        """Return the value that a Keras variable has here."""
+        return variable.value
+
+    def dense(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as it is."""
+        return gradient
+
+    def is_differentiated(self, values: list[Tensor]) -> bool | None:
+        """Whether `grad` traces the values. A `jit` inside of it hides that."""
+        kinds = _kinds(values)
+        if kinds & {"JVPTracer", "LinearizeTracer"}:
+            return True
+        return None if kinds else False
+
+    def blind(self, values: list[Tensor]) -> str:
+        """Return what of JAX lets nothing be told in order."""
+        if keras.distribution.distribution() is not None:
+            return "what runs under a keras.distribution"
+        return "what runs under jax.vmap" if "BatchTracer" in _kinds(values) else ""
+
+    def unhooked(self, function: Callable) -> Callable:
+        """Return the function as it is."""
+        return function
+
+    def settle(self) -> None:
+        """Wait for the device, and for what it tells."""
+        jax.effects_barrier()
+
+
+def _traced(values: list[Tensor]) -> bool:
+    return any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def _kinds(values: list[Tensor]) -> set[str]:
+    return {type(value).__name__ for value in values if isinstance(value, jax.core.Tracer)}

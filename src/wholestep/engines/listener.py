@@ -1,0 +1,42 @@
+"""What an audit asks of an engine: to tell it the numbers of code that runs now, or that is traced and runs later."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+
+from wholestep.tree import Tensor
+
+Told = Callable[[int, list[np.ndarray]], None]
+
+
+class Listener(Protocol):
+    """The verbs of an audit, engine by engine."""
+
+    def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
+        """Inside, traces are made anew; `told` gets the shape of whatever a gradient is asked of, where it can be seen.
+
+        Afterwards every attribute is what it was, whatever happened inside.
+        """
+
+    def tell(self, told: Told, values: list[Tensor]) -> None:
+        """Call `told` with its place in the order of all calls and the numbers: now, or each time the trace runs."""
+
+    def value(self, variable: Tensor) -> Tensor:
+        """Return the value that a Keras variable has at this place of the program, in its own dtype."""
+
+    def dense(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as one tensor, equal rows summed."""
+
+    def is_differentiated(self, values: list[Tensor]) -> bool | None:
+        """Whether a gradient is taken of what is computed from these values here; None where nobody can tell."""
+
+    def blind(self, values: list[Tensor]) -> str:
+        """Return why nothing of what runs here can be told, or ""."""
+
+    def unhooked(self, function: Callable) -> Callable:
+        """Return the function as one that the engine takes as it is: no conversion of its source."""
+
+    def settle(self) -> None:
+        """Return once everything that ran has been told."""

@@ -1,0 +1,93 @@
+"""What an audit hears on TensorFlow, eager and inside of a `tf.function`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from wholestep.engines.listener import Told
+from wholestep.tree import Tensor
+
+
+class TensorflowListener:
+    """The verbs of `wholestep.engines.listener` on TensorFlow."""
+
+    def __init__(self) -> None:
+        self._clock = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._num_open = 0
+
+    @contextmanager
+    def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
+        """Watch which tapes are open, and what gradients are asked of.
+
+        What was traced before keeps its trace.
+        """
+        tape = tf.GradientTape
+        enter, leave, gradient = (tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient"))
+
+        def counted(taken: tf.GradientTape) -> tf.GradientTape:
+            self._num_open += 1
+            return enter(taken)
+
+        def uncounted(taken: tf.GradientTape, *raised: object) -> object:
+            self._num_open -= 1
+            return leave(taken, *raised)
+
+        def asked(taken: tf.GradientTape, target: Tensor, *arguments: object, **others: object) -> object:
+            told(tuple(getattr(target, "shape", ()) or ()))
+            return gradient(taken, target, *arguments, **others)
+
+        try:
+            tape.__enter__, tape.__exit__, tape.gradient = counted, uncounted, self.unhooked(asked)
+            yield
+        finally:
+            tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
+
+    def tell(self, told: Told, values: list[Tensor]) -> None:
+        """Call `told`; a clock that is moved first gives what is traced its place, which it has not by itself."""
+        if tf.executing_eagerly():
+            self._clock.assign_add(1)
+            told(int(self._clock), [np.array(value) for value in values])
+            return
+
+        def heard(order: np.ndarray, *numbers: np.ndarray) -> np.int64:
+            told(int(order), [np.array(number) for number in numbers])
+            return np.int64(0)
+
+        order = self._clock.assign_add(1, read_value=True)
+        tf.numpy_function(heard, [order, *values], tf.int64, stateful=True)
+
+    def value(self, variable: keras.Variable) -> Tensor:
+        """Return the value that a Keras variable has here."""
+        return tf.identity(tf.convert_to_tensor(variable.value))
+
+    def dense(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as one tensor."""
+        return tf.convert_to_tensor(gradient)
+
+    def is_differentiated(self, values: list[Tensor]) -> bool | None:
+        """Whether a tape is open."""
+        return self._num_open > 0
+
+    def blind(self, values: list[Tensor]) -> str:
+        """Return what of TensorFlow lets nothing be told from inside."""
+        if tf.distribute.has_strategy():
+            return "what runs under a tf.distribute strategy"
+        frame = sys._getframe()
+        while (frame := frame.f_back) is not None and not tf.executing_eagerly():  # type: ignore[assignment]
+            if (
+                getattr(frame.f_locals.get("self"), "_jit_compile", None) is True
+                and "tensorflow" in frame.f_code.co_filename
+            ):
+                return "what runs in a tf.function(jit_compile=True), from which nothing can be told"
+        return ""
+
+    def unhooked(self, function: Callable) -> Callable:
+        """Return the function as one that autograph leaves alone."""
+        return tf.autograph.experimental.do_not_convert(function)
+
+    def settle(self) -> None:
+        """Return: TensorFlow's functions are done when they return."""

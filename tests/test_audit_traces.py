@@ -1,0 +1,278 @@
+"""An audit leaves no trace, says what it cannot see, and refuses what it cannot mean."""
+
+import keras
+import numpy as np
+import pytest
+from audit_loops import RIGHT, W, X, Y, network
+from keras import layers
+from test_audit import trainer
+
+import wholestep as ws
+
+ENGINE = keras.backend.backend()
+ONLY_JAX = pytest.mark.skipif(ENGINE != "jax", reason="a route of JAX")
+ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="a route of TensorFlow")
+OPTIMIZER = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
+NAMES = ["call", "fit", "train_on_batch", "evaluate", "predict", "test_on_batch", "predict_on_batch"]
+
+
+def attributes(model):
+    """Return all that an audit hooks, the things themselves."""
+    held = [vars(model).get(name) for name in NAMES] + [vars(OPTIMIZER)["apply"]]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        held += [vars(tf.GradientTape)[name] for name in ("__enter__", "__exit__", "gradient")]
+    return held
+
+
+def values(model):
+    return [np.array(keras.ops.convert_to_numpy(v)) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def are_same(one, two):
+    return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_every_attribute_is_the_object_that_it_was(error):
+    model = network()
+    before = attributes(model)
+    try:
+        with ws.audit(model, data=(X, Y)) as report:
+            assert not are_same(attributes(model), before)
+            if error is not None:
+                raise error
+    except (RuntimeError, KeyboardInterrupt) as raised:
+        assert type(raised) is error  # noqa: PT017
+    assert are_same(attributes(model), before)
+    if error is not None:
+        with pytest.raises(ws.SpecificationError, match="ended with an error"):
+            _ = report.causes
+
+
+def test_a_call_of_the_models_own_is_put_back():
+    model = network()
+    call = model.call
+    vars(model)["call"] = call
+    with ws.audit(model, data=(X, Y)):
+        pass
+    assert vars(model).pop("call") is call
+
+
+def run(name, folder, *, is_audited):
+    """Train by a right loop; return the values that it leaves, and those once the report has been read."""
+    loop = RIGHT[name]
+    middle = [layers.BatchNormalization(), layers.Dropout(0.4, seed=5)] if name != "scope" else []
+    train, model = trainer(loop.text, folder), network(*middle)
+    if not is_audited:
+        train(model, X.copy(), Y.copy(), W)
+        return values(model), None
+    x, y = X.copy(), Y.copy()
+    with ws.audit(model, data=(x, y)) as report:
+        train(model, x, y, W)
+    left = values(model)
+    assert report.causes == []
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+    return left, values(model)
+
+
+@pytest.mark.parametrize("name", {"tensorflow": ["simple", "function"], "jax": ["scope"]}[keras.backend.backend()])
+def test_the_loop_computes_the_same_bits_and_judging_moves_nothing(name, tmp_path):
+    plain, _ = run(name, tmp_path, is_audited=False)
+    left, later = run(name, tmp_path, is_audited=True)
+    for ours, theirs, after in zip(left, plain, later, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(after, theirs)
+
+
+JAX_RETURNS = ("            tv, ntv, ov = step(tv, ntv, ov, x[rows], y[rows])\n", "    return tv, ntv, ov\n")
+
+
+@ONLY_JAX
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_stateless_loop_computes_the_same_bits(jitted, tmp_path):
+    import jax
+
+    text = RIGHT["jitted"].text.replace(*(JAX_RETURNS[0], JAX_RETURNS[0] + JAX_RETURNS[1]))
+    text = text if jitted else text.replace("    @jax.jit\n", "")
+    train = trainer(text, tmp_path)
+    results = []
+    for is_audited in (False, True, False):
+        model = network(layers.BatchNormalization(), layers.Dropout(0.4, seed=5))
+        if is_audited:
+            with ws.audit(model, data=(X, Y)) as report:
+                results.append(train(model, X, Y, None))
+            assert report.causes == []
+        else:
+            results.append(train(model, X, Y, None))
+    for ours, *others in zip(*map(jax.tree.leaves, results), strict=True):
+        for other in others:
+            np.testing.assert_array_equal(ours, other)
+
+
+# ---- what it cannot see, it says ----
+
+
+def test_fit_is_said_not_to_be_seen():
+    model = network()
+    with ws.audit(model, data=(X, Y)) as report:
+        model.fit(X, Y, verbose=0)
+    assert (report.causes, report.has_seen) == ([], False)
+    assert any("fit()" in told for told in report.unseen)
+    assert str(report).startswith("Nothing can be said")
+
+
+def test_no_update_is_said_to_be_none():
+    model = network()
+    with ws.audit(model, data=(X, Y)) as report:
+        model(X)
+    assert not report.has_seen
+    assert "no optimizer step was made, and no weight moved" in report.unseen[0]
+
+
+def test_steps_without_an_optimizer_are_said_not_to_be_seen():
+    model = network()
+    with ws.audit(model, data=(X, Y)) as report:
+        for v in model.trainable_variables:
+            v.assign(0.9 * v)
+    assert not report.has_seen
+    assert "the weights moved, but no optimizer step of Keras was seen" in report.unseen[0]
+
+
+def test_inputs_that_are_no_rows_are_said_to_be_none(tmp_path):
+    loop = RIGHT["simple"]
+    model = network(layers.Dropout(0.4))
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(loop.text, tmp_path)(model, X * 1.5, Y, None)
+    assert (report.causes, report.has_seen) == ([], False)
+    assert "no rows of `data`" in report.unseen[0]
+
+
+def test_mixed_precision_is_said_not_to_be_seen():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = network()
+    with ws.audit(model, data=(X, Y)) as report:
+        pass
+    assert "mixed precision" in report.unseen[0]
+
+
+@ONLY_TENSORFLOW
+def test_what_xla_compiles_runs_as_ever_and_is_said_not_to_be_seen(tmp_path):
+    text = RIGHT["function"].text.replace("@tf.function", "@tf.function(jit_compile=True)")
+    model = network()
+    model.optimizer.build(model.trainable_variables)
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(text, tmp_path)(model, X, Y, None)
+    assert (report.causes, report.has_seen) == ([], False)
+    assert any("jit_compile=True" in told for told in report.unseen)
+
+
+@ONLY_TENSORFLOW
+def test_what_was_traced_before_is_said_not_to_be_seen():
+    import tensorflow as tf
+
+    model = network()
+
+    @tf.function
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((b[:, None] - model(a, training=True)) ** 2)
+        model.optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+    step(tf.constant(X), tf.constant(Y))
+    with ws.audit(model, data=(X, Y)) as report:
+        step(tf.constant(X), tf.constant(Y))
+    assert not report.has_seen
+    assert "traced before the audit" in report.unseen[0]
+
+
+@ONLY_JAX
+def test_per_row_gradients_run_as_ever_and_are_said_not_to_be_seen():
+    import jax
+
+    model = network()
+
+    def loss_at(tv, a, b):
+        output, _ = model.stateless_call(tv, [], a[None], training=True)
+        return (output[0, 0] - b) ** 2
+
+    tv = [v.value for v in model.trainable_variables]
+    with ws.audit(model, data=(X, Y)) as report:
+        grads = jax.vmap(jax.grad(loss_at), (None, 0, 0))(tv, X, Y)
+    assert grads[0].shape == (20, 5, 4)
+    assert any("vmap" in told for told in report.unseen)
+
+
+@ONLY_TENSORFLOW
+def test_two_optimizers_of_one_update_are_no_fault_and_are_said_not_to_be_seen_whole(tmp_path):
+    text = (
+        RIGHT["simple"]
+        .text.replace(
+            "            model.optimizer.apply_gradients(zip(grads, model.trainable_variables))\n",
+            "            first.apply_gradients(zip(grads[:2], model.trainable_variables[:2]))\n"
+            "            other.apply_gradients(zip(grads[2:], model.trainable_variables[2:]))\n",
+        )
+        .replace(
+            "    printed = []\n",
+            "    printed = []\n    first, other = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1)\n",
+        )
+    )
+    assert "first.apply" in text
+    model = network(layers.Dropout(0.4))
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(text, tmp_path)(model, X, Y, None)
+    assert report.causes == []
+    assert "the gradient of 6 updates without a forward pass" in report.unseen[0]
+
+
+@ONLY_TENSORFLOW
+def test_an_optimizer_that_is_made_anew_once_is_a_note(tmp_path):
+    text = RIGHT["accumulated"].text.replace(
+        "    for epoch in range(2):\n", "    for epoch in range(2):\n        optimizer = keras.optimizers.Adam(0.01)\n"
+    )
+    model = network()
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(text, tmp_path)(model, X, Y, None)
+    assert report.causes == []
+    assert any("begins anew at update 3" in note for note in report.notes)
+
+
+# ---- what it refuses ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"data": X}, "data must be"),
+        ({"data": (X, Y, W, W)}, "4 parts"),
+        ({"data": (X, Y[:-1])}, "the same number of rows"),
+        ({"data": (X, [1.0] * 20)}, "data must hold arrays"),
+        ({"data": (X, Y), "loss": 3}, "loss must be a Keras loss"),
+        ({"data": (X, Y), "learning_rate": "fast"}, "learning_rate must be"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_three_parts(arguments, part):
+    model = network()
+    before = attributes(model)
+    with pytest.raises(ws.SpecificationError, match=part) as raised, ws.audit(model, **arguments):
+        pass
+    assert all(word in str(raised.value) for word in ("Received:", "Try:"))
+    assert are_same(attributes(model), before)
+
+
+def test_a_model_without_a_loss_needs_one():
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(1)])
+    with pytest.raises(ws.SpecificationError, match="needs the loss"), ws.audit(model, data=(X, Y)):
+        pass
+
+
+def test_printed_losses_must_be_numbers():
+    with ws.audit(network(), data=(X, Y)) as report:
+        for loss in ("low", [float("nan")], []):
+            with pytest.raises(ws.SpecificationError, match="Received"):
+                report.printed(loss=loss)
+        assert "not over" in str(report)
