@@ -202,6 +202,9 @@ def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
 
 
 def _check_savers(callbacks: keras.callbacks.CallbackList, sharded: list[str]) -> None:
+    if any(isinstance(c, keras.callbacks.OrbaxCheckpoint) for c in callbacks.callbacks):
+        must = "OrbaxCheckpoint saves in a run of one process: it makes its own agreements with others."
+        raise SpecificationError(message(must, "several processes", "checkpoints= in its place."))
     savers = [type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS) or _keeps_weights(c)]
     if savers and sharded:
         must = "Keras cannot save weights that are sharded over devices in a run of several processes."
