@@ -113,6 +113,13 @@ def test_a_fault_that_is_not_known_is_named_as_none(edit, tmp_path):
     assert "kernel" in cause.explanation
 
 
+def test_a_penalty_that_counts_otherwise_is_told_with_its_factor(tmp_path):
+    text = RIGHT[LOOP].text.replace("t / len(rows) + o", "t / len(rows) + 2.5 * o")
+    (cause,) = audited(RIGHT[LOOP], text, tmp_path).causes
+    assert cause.name == "not known"
+    assert "the model's own losses count 2.5 times instead of once" in cause.explanation
+
+
 def test_rows_that_count_otherwise_are_told_with_their_factors(tmp_path):
     text = RIGHT[LOOP].text.replace(
         "ops.sum(error)", "ops.sum(error * (1 + 2 * ops.cast(ops.arange(len(error)) == 0, 'float32'))[:, None])"
