@@ -9,13 +9,14 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from audit_loops import MODELS, RATE, RIGHT
-from audit_mutants import ALL, MUTANTS
+from audit_loops import JAX_LOOPS, MODELS, RATE, RIGHT, TF_LOOPS
+from audit_mutants import ALL, JAX, MUTANTS, TF
 from keras import ops
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME, CAUSES, STAGES, table
 
+COUNTED = (TF_LOOPS, JAX_LOOPS), (TF, JAX)
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parent.parent / "docs" / "audit.md").read_text()
 
@@ -87,6 +88,12 @@ def test_every_cause_has_a_row_a_mutant_and_a_right_twin():
 
 def test_the_page_holds_the_table_of_causes():
     assert table() in PAGE
+
+
+def test_the_page_counts_what_is_tested():
+    text = " ".join(PAGE.split())
+    loops, mutants = (f"{len(tf)} of {len(tf)}.*?TensorFlow, {len(jax)} of {len(jax)}" for tf, jax in COUNTED)
+    assert re.search(f"{loops} on JAX.*{mutants} on JAX", text)
 
 
 def test_the_page_runs():

@@ -74,7 +74,7 @@ def _told(fitting: list[tuple[Hypothesis, float]], chosen: list[Evidence]) -> li
     twins = sorted({cause.name for other, _ in fitting[1:] for cause in other.causes} - {hypothesis.causes[0].name})
     detail = f"These updates cannot tell it from: {', '.join(twins)}." if twins else ""
     differing = [e for e in chosen if e.without > DIFFERS]
-    without, numbers = max(e.without for e in differing), [e.update.number for e in differing]
+    without, numbers = max(e.without for e in differing), sorted(e.update.number for e in differing)
     line = differing[0].update.applied.line
     return [found(cause, without, apart, line, numbers, detail) for cause in hypothesis.causes]
 
