@@ -9,13 +9,14 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from audit_loops import MODELS, RATE, RIGHT
-from audit_mutants import ALL, MUTANTS
+from audit_loops import JAX_LOOPS, MODELS, RATE, RIGHT, TF_LOOPS
+from audit_mutants import ALL, JAX, MUTANTS, TF
 from keras import ops
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME, CAUSES, STAGES, table
 
+COUNTED = (TF_LOOPS, JAX_LOOPS), (TF, JAX)
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parent.parent / "docs" / "audit.md").read_text()
 
@@ -89,6 +90,12 @@ def test_the_page_holds_the_table_of_causes():
     assert table() in PAGE
 
 
+def test_the_page_counts_what_is_tested():
+    text = " ".join(PAGE.split())
+    loops, mutants = (f"{len(tf)} of {len(tf)}.*?TensorFlow, {len(jax)} of {len(jax)}" for tf, jax in COUNTED)
+    assert re.search(f"{loops} on JAX.*{mutants} on JAX", text)
+
+
 def test_the_page_runs():
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict = {}
@@ -111,6 +118,13 @@ def test_a_fault_that_is_not_known_is_named_as_none(edit, tmp_path):
     assert (cause.name, cause.stage, cause.is_known) == ("not known", "gradient", False)
     assert np.isnan(cause.with_change)
     assert "kernel" in cause.explanation
+
+
+def test_a_penalty_that_counts_otherwise_is_told_with_its_factor(tmp_path):
+    text = RIGHT[LOOP].text.replace("t / len(rows) + o", "t / len(rows) + 2.5 * o")
+    (cause,) = audited(RIGHT[LOOP], text, tmp_path).causes
+    assert cause.name == "not known"
+    assert "the model's own losses count 2.5 times instead of once" in cause.explanation
 
 
 def test_rows_that_count_otherwise_are_told_with_their_factors(tmp_path):

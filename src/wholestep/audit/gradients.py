@@ -74,7 +74,7 @@ def _told(fitting: list[tuple[Hypothesis, float]], chosen: list[Evidence]) -> li
     twins = sorted({cause.name for other, _ in fitting[1:] for cause in other.causes} - {hypothesis.causes[0].name})
     detail = f"These updates cannot tell it from: {', '.join(twins)}." if twins else ""
     differing = [e for e in chosen if e.without > DIFFERS]
-    without, numbers = max(e.without for e in differing), [e.update.number for e in differing]
+    without, numbers = max(e.without for e in differing), sorted(e.update.number for e in differing)
     line = differing[0].update.applied.line
     return [found(cause, without, apart, line, numbers, detail) for cause in hypothesis.causes]
 
@@ -92,7 +92,7 @@ def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
 def _unknown(differing: list[Evidence]) -> Found:
     """Tell what can be told of a difference that nothing known reproduces: the rows' factors, or the parameters."""
     e = differing[0]
-    told = _solved(e)
+    told = _solved(e) or _penalised(e)
     if not told:
         off = {name: apart for name, apart in e.by_parameter(e.reference).items() if apart > DIFFERS}
         told = f"the variables that differ: {', '.join(f'{name} ({apart:.1g})' for name, apart in off.items())}"
@@ -112,6 +112,14 @@ def _solved(e: Evidence) -> str:
         return ""
     should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
     return f"its rows count {_counted(solved)} instead of {_counted(should)}"
+
+
+def _penalised(e: Evidence) -> str:
+    """Return how often the model's own losses would have to count, in words; "" if that does not make the gradient."""
+    size, rest = float(e.penalty @ e.penalty), e.handed - e.reference
+    share = 1 + float(rest @ e.penalty) / size if size else 1.0
+    fits = e.apart(e.reference + (share - 1) * e.penalty) <= FITS
+    return f"the model's own losses count {share:.4g} times instead of once" if fits else ""
 
 
 def _counted(factors: np.ndarray) -> str:

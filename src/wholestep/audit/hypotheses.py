@@ -58,13 +58,14 @@ def _other_losses(objective: Objective, has_weights: bool) -> dict[str, tuple[Ob
 def _shares(evidence: Evidence) -> list[float]:
     """Return how often the model's own losses come, where each piece has added them to its own loss."""
     k, largest = len(evidence.update.pieces), evidence.meant.largest
-    return list(dict.fromkeys([1.0, float(k), 1 / k, k / largest, 1 / largest]))
+    rows = float(sum(len(piece.rows) for piece in evidence.update.pieces))  # of a loss that was never reduced
+    return [1.0, float(k), 1 / k, k / largest, 1 / largest, rows]
 
 
 def _weighed(ways: tuple[Weighting, ...]) -> Candidates:
     def gradients(e: Evidence) -> list[np.ndarray]:
         data = [e.weighed(way) for way in ways]
-        return [d + share * e.penalty for d in data for share in _five(_shares(e))]
+        return [d + share * e.penalty for d in data for share in _shares(e)]
 
     return gradients
 
@@ -94,7 +95,7 @@ def _not_reset(ways: tuple[Weighting, ...]) -> Candidates:
 def _other(objective: Objective | None, weigh: str, ways: tuple[Weighting, ...]) -> Candidates:
     def gradients(e: Evidence) -> list[np.ndarray]:
         data = [e.weighed(way, objective, weigh) for way in ways]
-        return [d + share * e.penalty for d in data for share in _five(_shares(e))]
+        return [d + share * e.penalty for d in data for share in _shares(e)]
 
     return gradients
 
@@ -103,12 +104,8 @@ def _broadcast(e: Evidence) -> list[np.ndarray]:
     """The mean over all pairs of labels and outputs of a batch, and their sum, over one axis or both."""
     divisors, num = weightings.right(e.window), len(e.update.pieces[0].rows)
     rolled = sum((e.data(divisors, shift=shift) for shift in range(num)), np.zeros_like(e.handed))
-    return [factor * rolled + e.penalty for factor in (1 / num, 1.0, float(num))]
-
-
-def _five(shares: list[float]) -> list[float]:
-    """Fill a list of shares up, so that every update has as many ways."""
-    return [*shares, *shares[:1] * (5 - len(shares))]
+    ways = (1 / num, 1.0), (1.0, 1.0), (1.0, num), (num, 1.0), (num, num**2)
+    return [factor * rolled + share * e.penalty for factor, share in ways]
 
 
 _PENALTIES: dict[str, Callable[[Evidence], float]] = {

@@ -68,6 +68,8 @@ class Case:
         self._say_what_was_seen(verdict, seen)
         if not verdict.has_seen:
             return verdict
+        if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
+            verdict.notes.append(f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up.")
         verdict.add(order(seen, rows, self.log.has_evaluated))
         replay, modes = Replay(self.model, self.data), Modes()
         twice = repeated(seen.updates)

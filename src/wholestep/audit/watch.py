@@ -106,7 +106,7 @@ def _schedule(model: keras.Model, learning_rate: Any) -> Schedule | None:
         optimizer = getattr(model, "optimizer", None)
         learning_rate = getattr(optimizer, "_learning_rate", None)
         is_one = isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-        if not is_one or optimizer.gradient_accumulation_steps:  # which counts its steps otherwise
+        if not is_one or getattr(optimizer, "gradient_accumulation_steps", None):  # which counts its steps otherwise
             return None
     if callable(learning_rate):
         return lambda number: float(learning_rate(number))
