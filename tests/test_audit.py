@@ -12,6 +12,7 @@ import pytest
 from audit_loops import JAX_LOOPS, MODELS, RATE, RIGHT, TF_LOOPS
 from audit_mutants import ALL, JAX, MUTANTS, TF
 from keras import ops
+from shares import share
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME, CAUSES, STAGES, table
@@ -62,7 +63,7 @@ def test_a_right_loop_has_no_cause(name, tmp_path):
     assert str(report).startswith("No cause found.")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.cause} in {m.loop}")
+@pytest.mark.parametrize("mutant", share((mutant,) for mutant in MUTANTS), ids=lambda m: f"{m.cause} in {m.loop}")
 def test_an_edit_that_makes_a_loop_wrong_is_named_with_proof(mutant, tmp_path):
     text = RIGHT[mutant.loop].text
     for old, new in mutant.edits:
