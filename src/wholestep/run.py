@@ -250,7 +250,8 @@ def _tensor(value: Any) -> Tensor:
 
     Keras' `convert_to_tensor` hands TensorFlow's variables through, which numpy would copy.
     """
-    return keras.ops.stop_gradient(keras.ops.convert_to_tensor(value))
+    tensor = keras.ops.convert_to_tensor(value)
+    return keras.ops.stop_gradient(tensor) if keras.backend.backend() == "tensorflow" else tensor
 
 
 class Sends(Protocol[Sent]):
