@@ -37,7 +37,7 @@ def measure(rounds: int, quick: bool) -> dict[str, dict[str, list[float]]]:
                 "not saving": lambda i: _updates(trainer, data, updates, None),
             },
             "hold": _hold(trainer),
-            "load": _load(at / "large", 200, (1 << 20) // 20 if not quick else 1 << 10),
+            "load": _load(at / "large", 200, 1 << (10 if quick else 20)),
             "small": _small(at / "small"),
             "digest": _digest(1 << (20 if quick else 28)),
         }

@@ -130,7 +130,7 @@ class CommonFolder:
             files, leaves = aside.all(lambda: folder.fill(token, manifest.step, self._own(arrays), aside.share), what)
             told = aside.gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}, what)
             aside.first(commit, what)
-        except Exception:
+        except Exception:  # whatever it was, all have been told
             if aside.is_first:
                 folder.discard(token)
             raise
