@@ -59,6 +59,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"trainer", "demo", "cli", "__init__", "model.__init__", "safety.__init__", "reports.__init__"},
 ]
 FLOORS_OF_DATA = [  # the same inside of the package, where one module may use another of its floor only by name
+    {"sparse"},
     {"__init__", "order", "leaves", "class_weight", "weights"},
     {"source"},
     {"shapes", "sequences", "stream"},

@@ -15,7 +15,7 @@ from wholestep.sums import EpochSums
 from wholestep.update import Update
 
 PARTS = (2, 3, 5, 1000)  # 1000: every row alone
-# Every weighting with every regulariser, in such an order that each third of them has all of both, and all optimizers.
+# Every weighting with every regulariser, in such an order that JAX' half has all of both, and all optimizers.
 CASES = [
     (weighting, REGULARISERS[(i + j) % len(REGULARISERS)], list(OPTIMIZERS)[(i + 2 * j) % len(OPTIMIZERS)])
     for i, weighting in enumerate(WEIGHTINGS)

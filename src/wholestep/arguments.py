@@ -11,6 +11,7 @@ from wholestep import tree
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.data.batches import Batches
 from wholestep.data.leaves import is_nest_of_arrays, without_none
+from wholestep.data.sparse import sliceable
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.model.compiled import refuse_overrides
 from wholestep.model.objective import Objective
@@ -123,6 +124,7 @@ def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
                 "pass validation_data.",
             )
         )
+    arrays = tuple(None if part is None else tree.map_leaves(sliceable, part) for part in arrays)
     num_rows = len(tree.leaves(arrays[0])[0])
     at = int(num_rows * (1 - fraction))
     if at in (0, num_rows):

@@ -1,21 +1,30 @@
 """The user's own loop: one update after the other, or one on a batch in hand."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
 from typing import Any
 
+import keras
+
+from wholestep import arguments
 from wholestep.checkpoints.place import Place
 from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.snapshot import Snapshot
 from wholestep.checkpoints.unsaved import Unsaved
 from wholestep.data.batches import Batches
+from wholestep.data.class_weight import class_weighted
 from wholestep.data.feed import Feed, Loaded
+from wholestep.data.leaves import numpy_batch
+from wholestep.engines import connect
 from wholestep.executor import Executor
+from wholestep.model import compiled
 from wholestep.reports.report import Report
 from wholestep.run import Run, updates
 from wholestep.safety.guards import Guard
+from wholestep.tree import Tree
 
 _MOST_UNREAD = 2  # updates that may be under way beside the newest: to wait for one leaves the device idle
 
@@ -173,3 +182,75 @@ def _check_applied(executor: Executor, run: Run, feed: Feed, unread: deque[Repor
         if (failure := executor.applied.note_failures(run, report)) is not None:
             feed.go_back(report.block, failure)
             raise executor.applied.failure(run, report, failure)
+
+
+class OnBatch(ABC):
+    """A batch in hand, with the arguments and return values of Keras: for loops that were written for a model."""
+
+    model: keras.Model
+
+    @abstractmethod
+    def update(self, batch: Tree) -> Mapping[str, Any]:
+        """Carry out one update on a batch in hand."""
+
+    @abstractmethod
+    def evaluate(self, x: Tree = None, *, verbose: int | str = "auto", return_dict: bool = False) -> Any:
+        """Return the loss and the metrics over all rows."""
+
+    @abstractmethod
+    def predict(self, x: Tree, *, verbose: int | str = "auto") -> Any:
+        """Return the model's outputs for all rows."""
+
+    def train_on_batch(
+        self,
+        x: Tree,
+        y: Tree = None,
+        sample_weight: Tree = None,
+        class_weight: dict | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Carry out one update, with the arguments of `keras.Model.train_on_batch`. Waits for the device.
+
+        `update(batch)` is the same update, and does not wait.
+
+        Args:
+            x, y, sample_weight: the batch, nested arrays of shape (rows, ...).
+            class_weight: the weight of a row by its class, in place of `sample_weight`.
+            return_dict: whether numbers come by name.
+
+        Returns:
+            The loss and the metrics of this batch alone: a number, or a list in the order of `model.metrics_names`.
+
+        Raises:
+            BatchError: the batch cannot make an update.
+            NonFiniteError: the loss or gradient was not finite, and the update not applied.
+
+        >>> import keras, numpy as np, wholestep as ws
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        >>> model.compile("sgd", "mse", metrics=["mae"])
+        >>> trainer, x, y = ws.Trainer(model), np.ones((8, 3)), np.full((8, 1), 2.0)
+        >>> trainer.train_on_batch(x, y)
+        [4.0, 2.0]
+        """
+        arguments.check_data(x, y, sample_weight)
+        arguments.check_weighting(class_weight, sample_weight)
+        batch = _parts(x, y, sample_weight)
+        if class_weight is not None:
+            batch = class_weighted(class_weight)(numpy_batch(batch))
+        logs = dict(self.update(batch))
+        return logs if return_dict else compiled.in_order(self.model, logs)
+
+    def test_on_batch(self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False) -> Any:
+        """Return the loss and the metrics of one batch, as `keras.Model.test_on_batch` does."""
+        arguments.check_data(x, y, sample_weight)
+        return self.evaluate(iter([_parts(x, y, sample_weight)]), verbose=0, return_dict=return_dict)
+
+    def predict_on_batch(self, x: Tree) -> Any:
+        """Return the model's outputs for one batch as numpy arrays: in one process by the model's own method."""
+        return self.predict(iter([(x,)]), verbose=0) if connect().count > 1 else self.model.predict_on_batch(x)
+
+
+def _parts(*parts: Tree) -> tuple:
+    """Return (x, y, sample_weight) without what is not given at the end."""
+    num = max((i + 1 for i, part in enumerate(parts) if part is not None), default=1)
+    return parts[:num]

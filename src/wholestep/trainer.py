@@ -22,11 +22,11 @@ from wholestep.program import Options
 from wholestep.run import Run
 from wholestep.safety.guards import Guard, check_process
 from wholestep.setup import Given, Setup
-from wholestep.steps import Step, run_steps, run_update
+from wholestep.steps import OnBatch, Step, run_steps, run_update
 from wholestep.tree import Tree
 
 
-class Trainer:
+class Trainer(OnBatch):
     """Trains a Keras model, one whole step at a time.
 
     Args:

@@ -27,10 +27,10 @@ class Batches:
     keep their values: what holds several dtypes comes in one that holds them all.
 
     Args:
-        source: nested arrays with a leading row axis, a sequence of rows (`__len__` and `__getitem__`), a
-            `keras.utils.PyDataset`, or an iterable of batches. A row is an array, a number, or a dict, tuple or list of
-            them; a list of numbers is an array. A list of arrays is one array for each leaf of the rows; under `tokens`
-            a list of vectors is a list of rows.
+        source: nested arrays with a leading row axis (sparse ones too), a sequence of rows (`__len__` and
+            `__getitem__`), a `keras.utils.PyDataset`, or an iterable of batches. A row is an array, a number, or a
+            dict, tuple or list of them; a list of numbers is an array. A list of arrays is one array for each leaf of
+            the rows; under `tokens` a list of vectors is a list of rows.
         batch_size: rows in an update, 32 if not given; not for ready-made batches. The last batch of an epoch may be
             shorter; no row is dropped and none is used twice.
         seed, shuffle: the seed of the order, a whole number, and whether rows are permuted at all.

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.data.sparse import dense, is_sparse
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
@@ -85,8 +86,10 @@ def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarr
 
 
 def to_numpy(leaf: object) -> np.ndarray:
-    """Return a leaf as numpy; floats in Keras' floatx."""
-    if hasattr(leaf, "detach"):
+    """Return a leaf as numpy, dense; floats in Keras' floatx."""
+    if is_sparse(leaf):
+        leaf = dense(leaf)
+    elif hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
     array = leaf.to_numpy() if hasattr(leaf, "to_numpy") else np.asarray(leaf)
     is_float = array.dtype.kind == "f" or array.dtype.name == "bfloat16"

@@ -11,7 +11,7 @@ from wholestep.data.buckets import Buckets, make_buckets
 from wholestep.data.lengths import measure
 from wholestep.data.order import Order
 from wholestep.data.packing import Packs, make_packs
-from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source
+from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, SparseArrays
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
@@ -30,7 +30,7 @@ class LengthOptions(NamedTuple):
 class FixedSize:
     """Batches of equally many rows; the last of an epoch may be shorter. Ready-made batches are rows of their own."""
 
-    source: Arrays | IndexedRows | IndexedBatches
+    source: Arrays | SparseArrays | IndexedRows | IndexedBatches
     order: Order
     size: int
 
@@ -82,7 +82,7 @@ def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool)
     if isinstance(source, IndexedBatches):
         num = source.num_batches
         return FixedSize(source, Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None), 1)
-    assert isinstance(source, Arrays | IndexedRows)
+    assert isinstance(source, Arrays | SparseArrays | IndexedRows)
     size = 32 if batch_size is None else _whole("batch_size", batch_size, "a number such as 32, or leave it out.")
     return FixedSize(source, Order(source.num_rows, seed, shuffle), min(size, source.num_rows))
 

@@ -20,6 +20,7 @@ from wholestep.data.leaves import (
     with_arrays,
     without_none,
 )
+from wholestep.data.sparse import SparseRows, has_sparse, is_sparse
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
@@ -41,6 +42,19 @@ class Arrays:
     def load(self, rows: np.ndarray) -> Tree:
         """Return these rows of every leaf."""
         return tree.map_leaves(lambda leaf: leaf[rows], self.arrays)
+
+
+@dataclass(frozen=True)
+class SparseArrays:
+    """Nested arrays with one leading row axis, of which some are sparse; batches of them are dense."""
+
+    arrays: Tree
+    num_rows: int
+    transform: Callable[[Tree], Tree]
+
+    def load(self, rows: np.ndarray) -> Tree:
+        """Return these rows of every leaf."""
+        return self.transform(tree.map_leaves(lambda leaf: _rows_of(leaf, rows), self.arrays))
 
 
 @dataclass(frozen=True)
@@ -170,7 +184,7 @@ class Kept:
         return False
 
 
-Source = Arrays | IndexedRows | IndexedBatches | BatchStream
+Source = Arrays | SparseArrays | IndexedRows | IndexedBatches | BatchStream
 
 
 def open_source(source: object, transform: Callable[[Tree], Tree] | None = None, *, by_length: bool = False) -> Source:
@@ -186,13 +200,16 @@ def open_source(source: object, transform: Callable[[Tree], Tree] | None = None,
     if isinstance(source, keras.utils.PyDataset):
         return IndexedBatches(source, transform)
     if is_nest_of_arrays(source) and not _is_list_of_rows(source, by_length):
-        arrays = tree.map_leaves(to_numpy, without_none(source))
+        stay_sparse = has_sparse(source) and not by_length
+        arrays = tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(source))
         check_dtypes(arrays)
         num_rows = tree.num_rows(arrays, "data")
         if num_rows == 0:
             raise BatchError(
                 message("The data must have at least one row.", "0 rows", "pass arrays that are not empty.")
             )
+        if stay_sparse:
+            return SparseArrays(arrays, num_rows, transform)
         return Arrays(arrays, num_rows, transform) if by_length else Arrays(transform(arrays), num_rows)
     if type(source).__module__.startswith("tensorflow.python.distribute"):
         must, attempt = "The data must be whole.", "give the tf.data.Dataset itself; the trainer shares the rows."
@@ -244,6 +261,14 @@ class RowError(BatchError):
     def at(self, epoch: int, step: int) -> "RowError":
         """Return the same, with the place in the data."""
         return RowError(*self.parts, f" in step {step} of epoch {epoch}")
+
+
+def _as_rows(leaf: object) -> np.ndarray | SparseRows:
+    return SparseRows.of(leaf) if isinstance(leaf, SparseRows) or is_sparse(leaf) else to_numpy(leaf)
+
+
+def _rows_of(leaf: np.ndarray | SparseRows, rows: np.ndarray) -> np.ndarray:
+    return to_numpy(leaf.load(rows)) if isinstance(leaf, SparseRows) else leaf[rows]
 
 
 def _read(get: Callable, number: int | list[int], what: str, length: int | None) -> Any:

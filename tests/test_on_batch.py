@@ -1,0 +1,65 @@
+"""A batch in hand, as a loop written for `keras.Model` asks for it."""
+
+import keras
+import numpy as np
+import pytest
+from shares import share
+
+import wholestep as ws
+
+draw = np.random.default_rng(0)
+X, Y = draw.normal(size=(8, 3)).astype("float32"), draw.integers(0, 3, 8)
+W = draw.uniform(0.5, 2, 8).astype("float32")
+
+
+def network(metrics=("accuracy",)):
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")])
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=list(metrics))
+    return model
+
+
+def loop(model, owner, how, **given):
+    """Return what a loop is told that was written for a model, and what the loop leaves behind."""
+    told = []
+    for i in range(4):
+        rows = slice(0, 8 - i % 2 * 3)  # batches of two sizes
+        parts = (X[rows], Y[rows], *([W[rows]] if how == "weights" else []))
+        told += [owner.train_on_batch(*parts, **given), owner.test_on_batch(*parts), owner.predict_on_batch(X[rows])]
+        told += [owner.train_on_batch(*parts, **given, return_dict=True), owner.test_on_batch(*parts, return_dict=True)]
+    return told, model.get_weights()
+
+
+GIVEN = {"plain": {}, "weights": {}, "classes": {"class_weight": {0: 0.5, 2: 3.0}}}
+
+
+@pytest.mark.parametrize("how", share(GIVEN))
+def test_a_loop_written_for_a_model_runs_with_the_trainer(how):
+    ours, theirs = network(), network()
+    (told, weights), (expected, wanted) = (
+        loop(ours, ws.Trainer(ours), how, **GIVEN[how]),
+        loop(theirs, theirs, how, **GIVEN[how]),
+    )
+    for one, other in zip(told, expected, strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, dict):
+            assert one.keys() == other.keys()
+            one, other = list(one.values()), [other[name] for name in one]
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for one, other in zip(weights, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_alone_is_a_number():
+    model = network(metrics=())
+    trainer = ws.Trainer(model)
+    loss = trainer.train_on_batch(X, Y)
+    assert isinstance(loss, float)
+    assert trainer.test_on_batch(X, Y) < loss
+
+
+def test_weights_are_those_of_rows_or_of_classes():
+    trainer = ws.Trainer(network())
+    with pytest.raises(ws.SpecificationError, match="class_weight"):
+        trainer.train_on_batch(X, Y, W, class_weight={0: 1.0})
+    assert trainer.run.number == 0
