@@ -50,6 +50,7 @@ class Case:
         data: (x, y, sample_weight) as they were when the loop began.
         schedule: the learning rate that is meant, if it is known.
         before: the model's weights when the loop began.
+        compiled: the optimizer whose schedule it is, by its id, if nobody said that it is the one that was meant.
     """
 
     model: keras.Model
@@ -59,9 +60,12 @@ class Case:
     log: Log
     before: list[np.ndarray]
     printed: list[float] = field(default_factory=list)
+    compiled: int | None = None
 
     def judge(self) -> Verdict:
         """Return the verdict."""
+        if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
+            self.schedule = None  # the compiled optimizer's, which is not the loop's
         verdict = Verdict(unseen=list(self.log.unseen))
         rows = Rows(self.data[0])
         seen = windows(self.log, rows)

@@ -22,6 +22,12 @@ class Report:
         self._verdict: Verdict | None = None
         self._printed: list[float] = []
         self._has_failed = False
+        self.taken: list[str] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has ended, so that there is something to read."""
+        return self._case is not None
 
     @property
     def causes(self) -> list[Found]:
@@ -87,6 +93,8 @@ class Report:
             return "The audit is not over: read its report after the `with`."
         verdict = self._judged()
         parts = [_first(verdict)]
+        if self.taken:
+            parts.append("\n".join(["Taken for meant:", *(f"  - {line}" for line in self.taken)]))
         parts += [_told(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
         for title, lines in (("Notes", verdict.notes), ("Not looked at", verdict.unseen)):
             if lines:

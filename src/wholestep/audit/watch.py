@@ -14,6 +14,7 @@ from wholestep.audit.log import Log
 from wholestep.audit.meaning import meant
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule
+from wholestep.audit.stop import COMMAND, Enough
 from wholestep.engines import listener
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
@@ -26,6 +27,7 @@ def audit(
     loss: Any = None,
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
+    optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Iterator[Report]:
     """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
 
@@ -40,7 +42,9 @@ def audit(
         loss: what was meant: a Keras loss, its name, a function (labels, outputs), or an `Objective` over such batches;
             None for what the model was compiled with.
         learning_rate: what was meant: a number, or a function (or Keras schedule) of the number of the update, from 0;
-            None for the schedule of the compiled optimizer, if it has one.
+            None for the schedule of the optimizer, if it has one.
+        optimizer: the one that the loop applies, where the model is not compiled with it: its schedule, if it has one,
+            is the learning rate that was meant.
 
     Yields:
         A `Report`, to be read after the `with`. It is printed, or its `causes` are looked at.
@@ -56,22 +60,50 @@ def audit(
     >>> report.has_seen, report.causes
     (False, [])
     """
-    given = _checked(model, data)
-    objective, schedule = meant(model, loss), _schedule(model, learning_rate)
-    before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
-    log, report = Log(), Report()
+    command, log, report = COMMAND.get(), Log(), Report()
+    made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
     if "float16" in model.compute_dtype:  # float16, bfloat16: too coarse to tell causes apart
         log.unseen[f"the model: mixed precision ({model.compute_dtype}) is not looked at yet"] = None
         log.is_open = False
+    if command is not None:
+        command.adopt(report, log)
     try:
-        with Hooks(model, listener(), log).on():
+        with Hooks(model, listener() if command is None else command.listener(), log).on():
             yield report
+    except Enough:  # the command's word, which goes on to it
+        report.close(made)
+        raise
     except BaseException:
         report.fail()
         raise
-    if learning_rate is None and any(step.optimizer != id(model.optimizer) for step in log.applied):
-        schedule = None  # the compiled optimizer's, which is not the loop's
-    report.close(Case(model, given, objective, schedule, log, before))
+    report.close(made)
+
+
+def case(
+    model: keras.Model,
+    data: Tree,
+    loss: Any,
+    log: Log,
+    *,
+    learning_rate: float | Callable[[int], Any] | None = None,
+    optimizer: keras.optimizers.Optimizer | None = None,
+) -> Case:
+    """Return all that a verdict is made from, of data and weights as they are now.
+
+    Raises:
+        SpecificationError: the model, the data or the loss cannot be audited.
+    """
+    given, objective = _checked(model, data), meant(model, loss)
+    if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
+        must, attempt = "optimizer must be an optimizer of Keras.", "the one that the loop applies, or leave it out."
+        raise SpecificationError(message(must, type(optimizer).__name__, attempt))
+    own = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    schedule = _schedule(own, learning_rate)
+    before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
+    made = Case(model, given, objective, schedule, log, before)
+    if learning_rate is None and optimizer is None:
+        made.compiled = id(own)
+    return made
 
 
 def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
@@ -100,10 +132,9 @@ def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
     return x, y, weight
 
 
-def _schedule(model: keras.Model, learning_rate: Any) -> Schedule | None:
+def _schedule(optimizer: keras.optimizers.Optimizer | None, learning_rate: Any) -> Schedule | None:
     """Return the learning rate that was meant, by update; None if nobody said."""
     if learning_rate is None:
-        optimizer = getattr(model, "optimizer", None)
         learning_rate = getattr(optimizer, "_learning_rate", None)
         is_one = isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
         if not is_one or getattr(optimizer, "gradient_accumulation_steps", None):  # which counts its steps otherwise
