@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, cast
@@ -13,7 +13,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
-from wholestep.audit.stop import Counting
+from wholestep.audit.counting import Counting
 from wholestep.audit.surroundings import Surroundings
 from wholestep.engines import listener
 from wholestep.engines.listener import Listener
@@ -54,6 +54,7 @@ class Scout:
         losses: the Keras losses that are called, by what tells them apart.
         fitted: what `fit` and `train_on_batch` were given, by the id of the model.
         reports: those of audits that the script makes by itself, with their logs.
+        ended: to be set once the script has ended.
     """
 
     def __init__(self, num_updates: int):
@@ -65,12 +66,14 @@ class Scout:
         self.around = Surroundings()
         self._here = threading.local()
         self._hooks = ExitStack()
+        self._own: list[Counting] = []
+        self.ended = threading.Event()
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Inside, everything is watched; afterwards every attribute is what it was."""
         own = listener()
-        self._listener = cast(Listener, Counting(own, self._is_enough, nullcontext))
+        self._listener = cast(Listener, Counting(own, self._is_enough, self.ended, is_entered=True))
         layer, model, loss = keras.layers.Layer, keras.Model, keras.losses.Loss
         with ExitStack() as stack:
             stack.enter_context(own.listening(lambda shape: None))
@@ -88,11 +91,12 @@ class Scout:
     @property
     def has_stopped(self) -> bool:
         """Whether the script was asked to end."""
-        return cast(Counting, self._listener).has_stopped
+        return any(each.has_stopped for each in [cast(Counting, self._listener), *self._own])
 
     def listener(self) -> Listener:
         """Return the listener of an audit that the script makes by itself."""
-        return cast(Listener, Counting(listener(), self._is_enough, _never))
+        self._own.append(Counting(listener(), self._is_enough, self.ended, is_entered=False))
+        return cast(Listener, self._own[-1])
 
     def adopt(self, report: Any, log: Log) -> None:
         """Take note of an audit that the script makes by itself."""
@@ -100,7 +104,11 @@ class Scout:
 
     def _is_enough(self) -> bool:
         logs = [self.reports[-1][1]] if self.reports else [each.log for each in self.watched.values()]
-        return any(len(log.applied) >= self.num_updates for log in logs if log.is_open)
+        if not any(len(log.applied) >= self.num_updates for log in logs):
+            return False
+        for log in logs:
+            log.is_open = False  # what runs until the script has ended is not looked at
+        return True
 
     def _called(self, call: Callable) -> Callable:
         """Return a layer's call, which looks at models that are called by themselves."""
@@ -194,6 +202,3 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         else:
             setattr(owner, name, before)
 
-
-def _never() -> Any:
-    raise AssertionError("an audit of the script's own enters its listener")

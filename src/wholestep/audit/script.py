@@ -50,7 +50,11 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
 
         stack.enter_context(_once_imported("keras", watch))
         try:
-            exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+            try:
+                exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+            finally:
+                for scout in scouts:
+                    scout.ended.set()
         except Enough as enough:
             _look(scouts, enough.__traceback__)
         except SystemExit as left:

@@ -76,7 +76,7 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
     try:
         reports = conclude(ran)
     except UnknownError as unknown:
-        return _say_unseen(own, [str(unknown), ran.how], is_asking=True)
+        return _say_unseen(own, [str(unknown), ran.how], is_asking=bool(ran.scout.watched) and not ran.how)
     except WholestepError as error:
         return _say_unseen(own, [str(error), ran.how])
     if own.html is not None:

@@ -1,17 +1,14 @@
-"""The end of a script of which enough was seen."""
+"""The end of a script of which enough was seen. Needs no Keras."""
 
 import ctypes
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, Protocol
 
-import numpy as np
-
-from wholestep.audit.log import Log
-from wholestep.engines.listener import Listener, Told
-from wholestep.tree import Tensor
+_SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
+_CALLING_BACK = "debugging.py", "callback.py", "script_ops.py"  # files of JAX and TensorFlow
 
 
 class Enough(BaseException):
@@ -21,60 +18,43 @@ class Enough(BaseException):
 class Command(Protocol):
     """What `wholestep audit` is for an audit that the script makes itself."""
 
-    def listener(self) -> Listener:
+    def listener(self) -> Any:
         """Return the listener to be used, which ends the script when enough was seen."""
 
-    def adopt(self, report: Any, log: Log) -> None:
+    def adopt(self, report: Any, log: Any) -> None:
         """Take the report of the script's own audit for the answer."""
 
 
 COMMAND: ContextVar[Command | None] = ContextVar("the command that runs this script", default=None)
 
 
-class Counting:
-    """An engine's listener that ends the main thread's code once `is_enough` says so.
+def stop(ended: threading.Event, *, is_direct: bool) -> None:
+    """End what the main thread runs, and again after a while as long as it goes on.
 
-    `listening` is entered once, by whoever makes it: several hooks may share the listener.
+    Args:
+        ended: set once it has ended.
+        is_direct: whether the script's own code called here. From an engine's program nothing can be raised: it would
+            become an error of the engine's. There the main thread is ended as soon as it is back in Python.
     """
-
-    def __init__(self, listener: Listener, is_enough: Callable[[], bool], enter: Callable[[], AbstractContextManager]):
-        self._listener, self._is_enough, self._enter = listener, is_enough, enter
-        self._is_telling = False
-        self.has_stopped = False
-
-    def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
-        """Return a context in which nothing more is done."""
-        return self._enter()
-
-    def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told`, and end the script after it if that was enough."""
-
-        def heard(order: int, numbers: list[np.ndarray]) -> None:
-            told(order, numbers)
-            if self._is_enough():
-                self._stop()
-
-        outer, self._is_telling = self._is_telling, True
-        try:
-            self._listener.tell(heard, values)
-        finally:
-            self._is_telling = outer
-
-    def _stop(self) -> None:
-        self.has_stopped = True
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and self._is_telling:
-            raise Enough
-        if is_main:  # in the middle of an engine's program: an error raised here would become the engine's own
-            threading.Thread(target=_stop_main, daemon=True).start()
-        else:
-            _stop_main()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._listener, name)
+    is_direct = is_direct and threading.current_thread() is threading.main_thread()
+    threading.Thread(target=_end, args=(ended, _AGAIN if is_direct else 0.0), daemon=True).start()
+    if is_direct:
+        raise Enough
 
 
-def _stop_main() -> None:
-    """Raise `Enough` in the main thread, as soon as it runs Python again."""
-    main = ctypes.c_ulong(threading.main_thread().ident or 0)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(Enough))
+def _end(ended: threading.Event, pause: float) -> None:
+    main = threading.main_thread().ident or 0
+    while not ended.wait(pause):
+        pause = _SOON
+        if not _is_called_back(sys._current_frames().get(main)):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Enough))
+            pause = _AGAIN
+
+
+def _is_called_back(frame: FrameType | None) -> bool:
+    """Whether the engine's program has called back, and what it called runs."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CALLING_BACK):
+            return True
+        frame = frame.f_back
+    return False
