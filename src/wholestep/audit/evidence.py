@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +18,12 @@ from wholestep.model.objective import Objective
 class Meant:
     """How the gradients of updates are computed: a replay, the objective that is meant, and the modes that were seen.
 
-    `largest` and `full` are of the whole loop, see `Window`; valid once all updates have been looked at.
+    `largest` and `full` are of the whole loop, see `Window`; valid once all updates have been looked at. `optimizer`:
+    the one whose steps can be made once more, if it is known.
     """
 
-    def __init__(self, replay: Replay, objective: Objective, modes: Modes):
-        self.replay, self.objective, self.modes = replay, objective, modes
+    def __init__(self, replay: Replay, objective: Objective, modes: Modes, optimizer: Any = None):
+        self.replay, self.objective, self.modes, self.optimizer = replay, objective, modes, optimizer
         self.largest = 1
         self.full: np.ndarray | None = None
 

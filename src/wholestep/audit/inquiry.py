@@ -1,8 +1,6 @@
 """What a script's loop is to be compared with: its model, the data and the loss, as far as they can be found out."""
 
-import itertools
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,12 +8,12 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.holdings import agrees, assembled, different, holding, read
 from wholestep.audit.log import Called
 from wholestep.audit.scout import Asked, Scout, Watched
 from wholestep.audit.surroundings import Named, Surroundings, is_stream
 from wholestep.audit.windows import PAD, Rows
 
-_SECONDS, _ROWS = 30.0, 200_000  # for reading a dataset once more
 _LABELS = ("y", "label", "target", "count", "output")
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
 
@@ -85,8 +83,8 @@ def _loss(model: keras.Model, scout: Scout, watched: Watched) -> tuple[Any, Aske
     asked = [each for each in scout.losses.values() if each.calls] or list(scout.losses.values())
     one = asked[0] if len(asked) == 1 else None
     if getattr(model, "compiled", False) and model._compile_loss is not None:
-        matching = [each for each in asked if each.loss is model.loss]
-        return None, (matching or [one])[0], f"loss: {_of(model.loss)}, as the model is compiled"
+        same = next((each for each in asked if each.loss is model.loss), one)
+        return None, same, f"loss: {_of(model.loss)}, as the model is compiled"
     if one is not None:
         return one.loss, one, f"loss: {_of(one.loss)}, as the script calls it: whether it fits the model is not judged"
     if asked:
@@ -103,7 +101,8 @@ def _of(loss: Any) -> str:
 
 
 def _name(model: keras.Model) -> str:
-    return f"{type(model).__name__} {model.name!r}, {sum(int(np.prod(v.shape)) for v in model.trainable_variables):,} weights"
+    num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    return f"{type(model).__name__} {model.name!r}, {num:,} weights"
 
 
 def _labels(calls: list[Called], every: list[Called], asked: Asked | None) -> Iterator[_Labels]:
@@ -146,7 +145,7 @@ def _from_arrays(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
     inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
     if not inputs:
         return None
-    chosen = _holding(arrays, inputs)
+    chosen = holding(arrays, inputs)
     if chosen is None:
         return None
     x = [named.value for named in chosen]
@@ -159,51 +158,22 @@ def _from_arrays(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
     return data if weight is None else (*data, weight)
 
 
-def _holding(arrays: list[Named], inputs: list[list[np.ndarray]]) -> list[Named] | None:
-    """Return the smallest arrays that hold all rows of all these inputs, a leaf each."""
-    widths = [int(np.prod(leaf.shape[1:])) for leaf in inputs[0]]
-    fitting = [
-        [a for a in arrays if int(np.prod(a.value.shape[1:])) == width and _has_row(a.value, leaf[0])]
-        for leaf, width in zip(inputs[0], widths, strict=True)
-    ]
-    found = []
-    for choice in itertools.islice(itertools.product(*fitting), 200):
-        if len({len(named.value) for named in choice}) > 1:
-            continue
-        rows = Rows([named.value for named in choice])
-        held = [rows.find(leaves) for leaves in inputs if len(leaves) == len(choice)]
-        share = np.mean([np.mean(each != PAD) for each in held if len(each)])
-        found.append((share, -len(choice[0].value), list(choice)))
-    if not found:
-        return None
-    share, _, best = max(found, key=lambda each: each[:2])
-    return best if share > 0.5 else None
-
-
-def _has_row(array: np.ndarray, row: np.ndarray) -> bool:
-    flat = array.reshape(len(array), -1)
-    with np.errstate(all="ignore"):
-        wanted = row.reshape(-1)
-        few = np.flatnonzero(flat[:, 0].astype(wanted.dtype) == wanted[0]) if wanted.size else np.arange(len(flat))
-    return any(flat[i].astype(wanted.dtype).tobytes() == wanted.tobytes() for i in few[:10_000])
-
-
 def _beside(chosen: list[Named], others: list[Named], x: list[np.ndarray], labels: list[_Labels]) -> tuple:
     """Return (labels by row, what they are called)."""
     if labels:
         pairs = [(Rows(x).find(each.called.inputs), each.y) for each in labels]
         for named in others:
-            if _agrees(named.value, pairs):
+            if agrees(named.value, pairs):
                 return named.value, named.name
-        if (y := _assembled(len(x[0]), pairs)) is not None:
+        if (y := assembled(len(x[0]), pairs)) is not None:
             return y, "the labels that the loss was given"
     home = [named for named in others if named.home == chosen[0].home] or others
     home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
-    named = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
-    different = _different(named if len(_different(home)) > 1 else home)
-    if len(different) == 1:
-        return different[0].value, different[0].name
-    names = ", ".join(n.name for n in different) or "none"
+    called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
+    found = different(called if len(different(home)) > 1 else home)
+    if len(found) == 1:
+        return found[0].value, found[0].name
+    names = ", ".join(n.name for n in found) or "none"
     raise UnknownError(
         f"the labels: the rows are those of {chosen[0].name}, and of the arrays beside it of the same length "
         f"({names}) it is not known which holds the labels"
@@ -215,36 +185,9 @@ def _weights(others: list[Named], x: list[np.ndarray], labels: list[_Labels]) ->
     if not pairs:
         return None, ""
     for named in others:
-        if _agrees(named.value, pairs):
+        if agrees(named.value, pairs):
             return named.value, named.name
-    return _assembled(len(x[0]), pairs, fill=1.0), "the weights that the loss was given"
-
-
-def _agrees(array: np.ndarray, pairs: list[tuple[np.ndarray, Any]]) -> bool:
-    """Whether the rows of an array are what was seen at these rows."""
-    for rows, values in pairs:
-        known = rows != PAD
-        if array[rows[known]].size != values[known].size:
-            return False
-        with np.errstate(all="ignore"):
-            if not np.array_equal(array[rows[known]].reshape(-1).astype(values.dtype), values[known].reshape(-1)):
-                return False
-    return True
-
-
-def _assembled(num: int, pairs: list[tuple[np.ndarray, Any]], fill: float = 0.0) -> np.ndarray | None:
-    """Put together what was seen at these rows; None if a row had several values."""
-    whole = np.full((num, *pairs[0][1].shape[1:]), fill, pairs[0][1].dtype)
-    for rows, values in pairs:
-        known = rows != PAD
-        if values.shape[1:] != whole.shape[1:]:
-            return None
-        whole[rows[known]] = values[known]
-    return whole if _agrees(whole, pairs) else None
-
-
-def _different(arrays: Iterable[Named]) -> list[Named]:
-    return list({(n.value.shape, n.value.dtype.str, n.value.tobytes()): n for n in arrays}.values())
+    return assembled(len(x[0]), pairs, fill=1.0), "the weights that the loss was given"
 
 
 def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[_Labels]) -> tuple | None:
@@ -253,37 +196,14 @@ def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: 
     for dataset in scout.around.of(object):
         if not (isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)):
             continue
-        read = _read(dataset)
-        if read is None or not inputs:
+        known = read(dataset)
+        if known is None or not inputs:
             continue
-        rows = Rows(read[0])
+        rows = Rows(known[0])
         if np.mean([np.mean(rows.find(leaves) != PAD) for leaves in inputs]) > 0.5:
             meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {rows.num} rows")
-            return read
+            return known
     return None
-
-
-def _read(dataset: Any) -> tuple | None:
-    until, num, parts = time.monotonic() + _SECONDS, 0, []
-    seen: set[int] = set()
-    for batch in (dataset[i] for i in range(len(dataset))) if not is_stream(dataset) else dataset:
-        if not isinstance(batch, tuple) or len(batch) not in (2, 3):
-            return None
-        batch = tree.map_leaves(np.asarray, batch)
-        leaves = tree.leaves(batch)
-        if not all(leaf.ndim for leaf in leaves):
-            return None
-        key = hash(b"".join(leaf.tobytes() for leaf in leaves))
-        num += len(leaves[0])
-        if key in seen or num > _ROWS or time.monotonic() > until:  # it repeats, or is too long
-            break
-        seen.add(key)
-        parts.append(batch)
-    if not parts:
-        return None
-    flat = [tree.leaves(part) for part in parts]
-    joined = iter([np.concatenate(each) for each in zip(*flat, strict=True)])
-    return tree.map_leaves(lambda _: next(joined), parts[0])
 
 
 def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[_Labels]) -> tuple | None:

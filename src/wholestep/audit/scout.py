@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from inspect import signature
 from typing import Any, cast
 
 import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.counting import Counting
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
-from wholestep.audit.counting import Counting
 from wholestep.audit.surroundings import Surroundings
 from wholestep.engines import listener
 from wholestep.engines.listener import Listener
@@ -102,6 +103,10 @@ class Scout:
         """Take note of an audit that the script makes by itself."""
         self.reports.append((report, log))
 
+    def _depth(self) -> int:
+        """Return how many layers' calls this thread is in."""
+        return int(vars(self._here).get("depth", 0))
+
     def _is_enough(self) -> bool:
         logs = [self.reports[-1][1]] if self.reports else [each.log for each in self.watched.values()]
         if not any(len(log.applied) >= self.num_updates for log in logs):
@@ -115,7 +120,7 @@ class Scout:
 
         @wraps(call)
         def called(layer: Any, *arguments: Any, **others: Any) -> Any:
-            depth = getattr(self._here, "depth", 0)
+            depth = self._depth()
             leaves = tree.leaves((arguments, others)) if depth == 0 and isinstance(layer, keras.Model) else []
             if leaves and not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
                 self._meet(layer)
@@ -139,7 +144,7 @@ class Scout:
     def _fitting(self, fit: Callable) -> Callable:
         @wraps(fit)
         def fitting(model: Any, *arguments: Any, **others: Any) -> Any:
-            if getattr(self._here, "depth", 0) == 0 and id(model) not in self.watched:
+            if self._depth() == 0 and id(model) not in self.watched:
                 given = dict(zip(("x", "y"), arguments, strict=False)) | others
                 self.fitted[id(model)] = tuple(given.get(name) for name in ("x", "y", "sample_weight"))
                 self._meet(model)
@@ -161,14 +166,15 @@ class Scout:
     def _lost_by(self, function: Callable) -> Callable:
         @wraps(function)
         def lost(y_true: Any, y_pred: Any, *arguments: Any, **others: Any) -> Any:
-            loss = partial(function, **others) if others and not arguments else function
-            self._note(loss, f"{function.__name__} {others}", y_true, None)
+            set_to = dict(zip([*signature(function).parameters][2:], arguments, strict=False)) | others
+            loss = partial(function, **set_to) if set_to else function
+            self._note(loss, f"{function.__name__} {set_to}", y_true, None)
             return function(y_true, y_pred, *arguments, **others)
 
         return self._listener.unhooked(lost)
 
     def _note(self, loss: Any, key: str, y_true: Any, weight: Any) -> None:
-        if not self.watched or getattr(self._here, "depth", 0):
+        if not self.watched or self._depth():
             return
         asked = self.losses.setdefault(key, Asked(loss))
         given = [y_true] if weight is None else [y_true, weight]
@@ -201,4 +207,3 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
-

@@ -85,7 +85,7 @@ def _is_of_user(frame: FrameType) -> bool:
 
 def _has_rows(value: Any) -> bool:
     shape = getattr(value, "shape", None)
-    return hasattr(value, "__array__") and isinstance(shape, tuple | list) or type(value).__name__ == "EagerTensor"
+    return (hasattr(value, "__array__") and isinstance(shape, tuple | list)) or type(value).__name__ == "EagerTensor"
 
 
 def _is_dataset(value: Any) -> bool:
@@ -106,7 +106,9 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
         return []
     of = sys.modules.get(type(value).__module__)
     is_of_user = of is not None and not str(getattr(of, "__file__", None) or _LIBRARIES[0]).startswith(_LIBRARIES)
-    return [(f".{name}", part) for name, part in vars(value).items()] if is_of_user and hasattr(value, "__dict__") else []
+    return (
+        [(f".{name}", part) for name, part in vars(value).items()] if is_of_user and hasattr(value, "__dict__") else []
+    )
 
 
 def _array(value: Any) -> np.ndarray | None:

@@ -100,7 +100,7 @@ def case(
     own = getattr(model, "optimizer", None) if optimizer is None else optimizer
     schedule = _schedule(own, learning_rate)
     before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
-    made = Case(model, given, objective, schedule, log, before)
+    made = Case(model, given, objective, schedule, log, before, optimizer=own)
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)
     return made
