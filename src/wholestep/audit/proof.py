@@ -49,26 +49,32 @@ def _lines(name: Callable[[int], str], yours: np.ndarray, reference: np.ndarray,
     return [Line(name(int(i)), float(yours[i]), float(reference[i]), float(changed[i])) for i in sorted(order)]
 
 
-def stepped(optimizer: keras.optimizers.Optimizer, applied: Applied, grads: list[np.ndarray | None]) -> list | None:
-    """Return the weights after the optimizer's own step with these gradients, from the weights and slots of the log.
+Grads = list[np.ndarray | None]
 
-    None where they cannot be computed so: another optimizer made the step, or its state is not whole.
+
+def stepped(optimizer: keras.optimizers.Optimizer, steps: list[tuple[Applied, Grads]]) -> list | None:
+    """Return the weights after the last of an optimizer's own steps, with these gradients and from the log's weights.
+
+    The first begins with the slots of the log, each later one with those that the one before leaves. None where they
+    cannot be computed so: another optimizer made the steps, or their numbers are not whole.
     """
-    if id(optimizer) != applied.optimizer or not applied.is_whole or any(g is None for g in grads):
-        return None
     config = optimizer.get_config()
     if "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
         return None
+    if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):
+        return None
     other = type(optimizer).from_config(config)
-    variables = [keras.Variable(value, trainable=True) for value in applied.params]
+    variables = [keras.Variable(value, trainable=True) for value in steps[0][0].params]
     other.build(variables)
-    slots = applied.slots
+    slots = steps[0][0].slots
     if len(slots) == len(other.variables):  # else the optimizer was not built: its state is as it begins
         for variable, value in zip(other.variables, slots, strict=True):
             variable.assign(value)
-    if not callable(getattr(other, "_learning_rate", None)):
-        other.learning_rate = applied.learning_rate
-    other.apply(
-        [keras.ops.convert_to_tensor(g, dtype=v.dtype) for g, v in zip(grads, variables, strict=True)], variables
-    )
+    for applied, grads in steps:
+        for variable, value in zip(variables, applied.params, strict=True):
+            variable.assign(value)
+        if not callable(getattr(other, "_learning_rate", None)):
+            other.learning_rate = applied.learning_rate
+        tensors = [keras.ops.convert_to_tensor(g, dtype=v.dtype) for g, v in zip(grads, variables, strict=True)]
+        other.apply(tensors, variables)
     return [np.array(keras.ops.convert_to_numpy(v)) for v in variables]

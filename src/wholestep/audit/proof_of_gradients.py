@@ -6,7 +6,7 @@ import numpy as np
 
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import far
-from wholestep.audit.proof import HIDDEN, Line, Proof, of_values, stepped
+from wholestep.audit.proof import HIDDEN, Grads, Line, Proof, of_values, stepped
 from wholestep.audit.replay import NUM_KEPT
 
 
@@ -21,7 +21,8 @@ def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
     lines.append(Line("loss of the update", np.nan, _loss(e), np.nan))
     where = f"update {e.update.number}"
     parameters = tuple(by_parameter(e, changed))
-    weights = [_weights(e, column) for column in columns[1:]]
+    chain = _chain(e)  # slots know of the gradients before: those of the reference are not the loop's
+    weights = [_weights([(one, one.reference) for one in chain]), _weights([(e, columns[2])])]
     step = float("nan")
     if weights[0] is not None:
         before = e.update.applied.params
@@ -47,19 +48,29 @@ def by_parameter(e: Evidence, changed: np.ndarray | None) -> Iterator[tuple[str,
             yield name, without[name], apart.get(name, float("nan"))
 
 
-def _weights(e: Evidence, gradient: np.ndarray) -> list[np.ndarray] | None:
-    optimizer = getattr(e.meant.replay.model, "optimizer", None) if e.meant.optimizer is None else e.meant.optimizer
-    params = e.update.applied.params
-    if optimizer is None or any(p.size > NUM_KEPT for p in params) or not np.all(np.isfinite(gradient)):
+def _chain(e: Evidence) -> list[Evidence]:
+    """Return an update with those before it, as far as they are known, the first one first."""
+    chain = [e]
+    while chain[0].before is not None:
+        chain.insert(0, chain[0].before)
+    return chain
+
+
+def _weights(steps: list[tuple[Evidence, np.ndarray]]) -> list[np.ndarray] | None:
+    """Return the weights after the last of these updates with these gradients, where they can be computed."""
+    meant, params = steps[0][0].meant, steps[0][0].update.applied.params
+    if meant.optimizer is None or any(p.size > NUM_KEPT for p in params):
         return None
+    if any(not np.all(np.isfinite(gradient)) for _, gradient in steps):
+        return None
+    return stepped(meant.optimizer, [(e.update.applied, _as_grads(e, gradient)) for e, gradient in steps])
+
+
+def _as_grads(e: Evidence, gradient: np.ndarray) -> Grads:
     full = np.zeros(len(e.mask))
     full[e.mask] = gradient
-    parts = e.meant.replay.parts(full).values()
-    grads = [part.reshape(p.shape).astype(p.dtype) for part, p in zip(parts, params, strict=True)]
-    handed = e.update.applied.grads
-    return stepped(
-        optimizer, e.update.applied, [g if h is not None else None for g, h in zip(grads, handed, strict=True)]
-    )
+    triples = zip(e.meant.replay.parts(full).values(), e.update.applied.params, e.update.applied.grads, strict=True)
+    return [None if g is None else part.reshape(p.shape).astype(p.dtype) for part, p, g in triples]
 
 
 def _name(e: Evidence, i: int) -> str:

@@ -1,7 +1,8 @@
 """audit(): a loop runs under hooks, and a report says what is wrong with it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Log
 from wholestep.audit.meaning import meant
+from wholestep.audit.probe import call
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule
 from wholestep.audit.stop import COMMAND, Enough
@@ -20,8 +22,92 @@ from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
 
+class Audit:
+    """`ws.audit(model, data, loss)`, to be used in a `with`, and `ws.audit.call(train, model, data, loss)`."""
+
+    def __call__(
+        self,
+        model: keras.Model,
+        data: Tree,
+        loss: Any = None,
+        *,
+        learning_rate: float | Callable[[int], Any] | None = None,
+        optimizer: keras.optimizers.Optimizer | None = None,
+    ) -> AbstractContextManager[Report]:
+        """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
+
+        A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
+        numbers, so the memory is that of so many copies of the weights. Loops are looked at that use `tf.GradientTape`
+        (eager, or in a `tf.function` whose first call is inside the `with`) or JAX' `stateless_call` and
+        `stateless_apply` (plain or jitted), with an optimizer of Keras.
+
+        Args:
+            model: the model that the loop trains.
+            data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs together.
+            loss: what was meant: a Keras loss, its name, a function (labels, outputs), or an `Objective` over such
+                batches; None for what the model was compiled with.
+            learning_rate: what was meant: a number, or a function (or Keras schedule) of the number of the update,
+                from 0; None for the schedule of the optimizer, if it has one.
+            optimizer: the one that the loop applies, where the model is not compiled with it: its schedule, if it has
+                one, is the learning rate that was meant.
+
+        Yields:
+            A `Report`, to be read after the `with`. It is printed, or its `causes` are looked at.
+
+        Raises:
+            SpecificationError: the model, the data or the loss cannot be audited. Nothing has been hooked.
+
+        >>> import keras, numpy as np, wholestep as ws
+        >>> x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> with ws.audit(model, data=(x, y), loss="mse") as report:
+        ...     pass  # the loop
+        >>> report.has_seen, report.causes
+        (False, [])
+        """
+        return watched(model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+
+    def call(
+        self,
+        train: Callable[..., Any],
+        model: keras.Model,
+        data: Tree,
+        loss: Any = None,
+        *,
+        learning_rate: float | Callable[[int], Any] | None = None,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        updates: int = 40,
+    ) -> Report:
+        """Call a training loop under an audit, and again on some of the rows to tell apart what looked alike.
+
+        On even batches several mistakes are one factor, and some are none; on an odd number of rows, and on uneven
+        weights where there are any, they are not. What is wrong there alone is a note. The model, its optimizer, the
+        one that is given and the data are afterwards as they were before; what else the loop keeps is not known here.
+
+        Args:
+            train: called with (model, x, y) or (model, x, y, sample_weight).
+            model: as for the audit; it must be built.
+            data: as for the audit.
+            loss: as for the audit.
+            learning_rate: as for the audit.
+            optimizer: as for the audit.
+            updates: a loop that makes more of them is ended after so many, if this is the main thread.
+
+        Returns:
+            The report.
+
+        Raises:
+            SpecificationError: the model, the data or the loss cannot be audited. Nothing has run.
+        """
+        given = {"loss": loss, "learning_rate": learning_rate, "optimizer": optimizer}
+        return call(partial(self, model, **given), train, model, data, optimizer, updates)
+
+
+audit = Audit()
+
+
 @contextmanager
-def audit(
+def watched(
     model: keras.Model,
     data: Tree,
     loss: Any = None,
@@ -29,37 +115,7 @@ def audit(
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Iterator[Report]:
-    """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
-
-    A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
-    numbers, so the memory is that of so many copies of the weights. Loops are looked at that use `tf.GradientTape`
-    (eager, or in a `tf.function` whose first call is inside the `with`) or JAX' `stateless_call` and `stateless_apply`
-    (plain or jitted), with an optimizer of Keras.
-
-    Args:
-        model: the model that the loop trains.
-        data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs together.
-        loss: what was meant: a Keras loss, its name, a function (labels, outputs), or an `Objective` over such batches;
-            None for what the model was compiled with.
-        learning_rate: what was meant: a number, or a function (or Keras schedule) of the number of the update, from 0;
-            None for the schedule of the optimizer, if it has one.
-        optimizer: the one that the loop applies, where the model is not compiled with it: its schedule, if it has one,
-            is the learning rate that was meant.
-
-    Yields:
-        A `Report`, to be read after the `with`. It is printed, or its `causes` are looked at.
-
-    Raises:
-        SpecificationError: the model, the data or the loss cannot be audited. Nothing has been hooked.
-
-    >>> import keras, numpy as np, wholestep as ws
-    >>> x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
-    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    >>> with ws.audit(model, data=(x, y), loss="mse") as report:
-    ...     pass  # the loop
-    >>> report.has_seen, report.causes
-    (False, [])
-    """
+    """Run what is inside of a `with` under hooks; see `Audit`, which checks nothing more."""
     command, log, report = COMMAND.get(), Log(), Report()
     made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
     if "float16" in model.compute_dtype:  # float16, bfloat16: too coarse to tell causes apart
