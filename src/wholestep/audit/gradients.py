@@ -47,15 +47,14 @@ def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -
         ways = [hypothesis.gradients(e) for e in chosen]
         if (apart := _apart(hypothesis, chosen, ways)) <= FITS:
             fitting.append((hypothesis, apart, ways))
-        tried.append((hypothesis, ways))
+        if len(hypothesis.causes) == 1 and not hypothesis.is_free:
+            tried.append((hypothesis, ways))
     if fitting:
         return _told(fitting, chosen), ""
     how = clipped(everything, [e.reference for e in everything])
     if how:
         return [], f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
     for hypothesis, ways in tried:
-        if len(hypothesis.causes) > 1 or hypothesis.is_free:
-            continue
         for way in zip(*ways, strict=True):
             if clipped(chosen, list(way)):
                 return _told([(hypothesis, FITS, ways)], chosen), ""
@@ -123,7 +122,7 @@ def _solved(e: Evidence) -> str:
 
 def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (the factors of the rows that make the gradient that was handed over, the right ones), if some do."""
-    rows = np.concatenate(e.rows())
+    rows = np.concatenate(e.rows()).astype("float64")
     used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
     if not 0 < len(used) <= min(NUM_FREE, rows.shape[1] // 2):
         return None
