@@ -16,6 +16,7 @@ from test_audit import audited, trainer
 import wholestep as ws
 from wholestep.audit import pictures
 from wholestep.audit.causes import BY_NAME
+from wholestep.audit.watch import room
 
 ENGINE = keras.backend.backend()
 LOOP = RIGHT["accumulated"]
@@ -255,6 +256,10 @@ def test_the_schedule_of_a_given_optimizer_is_the_one_that_was_meant(tmp_path):
     assert (cause.stage, cause.name) == ("apply", NAME_OF_CONSTANT)
     with pytest.raises(ws.SpecificationError, match="optimizer must be"), ws.audit(model, data=(X, Y), optimizer="sgd"):
         pass
+
+
+def test_of_a_large_model_fewer_updates_are_kept():
+    assert room(keras.Sequential([keras.Input((8_000_000,)), keras.layers.Dense(1)])) == 15
 
 
 # ---- following the report ----

@@ -16,6 +16,7 @@ from wholestep.audit.counting import Counting
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
 from wholestep.audit.surroundings import Surroundings
+from wholestep.audit.watch import room
 from wholestep.engines import listener
 from wholestep.engines.listener import Listener
 
@@ -135,7 +136,7 @@ class Scout:
     def _meet(self, model: keras.Model) -> None:
         """Hook a model that is met for the first time; look at what the script holds, while it is new."""
         if id(model) not in self.watched:
-            watched = Watched(model, Log(), _values(model))
+            watched = Watched(model, Log(room(model)), _values(model))
             self.watched[id(model)] = watched
             self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())
         if len(self.watched[id(model)].log.applied) < 3:

@@ -22,6 +22,9 @@ from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
 
+_ROOM = 4_000_000_000  # bytes
+
+
 class Audit:
     """`ws.audit(model, data, loss)`, to be used in a `with`, and `ws.audit.call(train, model, data, loss)`."""
 
@@ -37,7 +40,7 @@ class Audit:
         """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
 
         A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
-        numbers, so the memory is that of so many copies of the weights. Loops are looked at that use `tf.GradientTape`
+        numbers, in up to 4 GB: of a large model fewer are. Loops are looked at that use `tf.GradientTape`
         (eager, or in a `tf.function` whose first call is inside the `with`) or JAX' `stateless_call` and
         `stateless_apply` (plain or jitted), with an optimizer of Keras.
 
@@ -116,7 +119,7 @@ def watched(
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Iterator[Report]:
     """Run what is inside of a `with` under hooks; see `Audit`, which checks nothing more."""
-    command, log, report = COMMAND.get(), Log(), Report()
+    command, log, report = COMMAND.get(), Log(room(model)), Report()
     made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
     if "float16" in model.compute_dtype:  # float16, bfloat16: too coarse to tell causes apart
         log.unseen[f"the model: mixed precision ({model.compute_dtype}) is not looked at yet"] = None
@@ -133,6 +136,16 @@ def watched(
         report.fail()
         raise
     report.close(made)
+
+
+def room(model: keras.Model) -> int:
+    """Return how many updates of a model a log keeps with all numbers: 40, or as many as have room in 4 GB.
+
+    >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    40
+    """
+    num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    return int(np.clip(_ROOM // (8 * 4 * max(num, 1)), 3, 40))  # gradients, weights and two slots, before and after
 
 
 def case(
