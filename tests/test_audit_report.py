@@ -30,6 +30,10 @@ def edited(*edits, text=LOOP.text):
     return text
 
 
+def in_a_notebook(told):
+    return told._repr_html_()
+
+
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory):
     """Return the report of a loop whose microbatches' means are averaged."""
@@ -153,7 +157,7 @@ def test_words_of_the_user_are_escaped(tmp_path):
     text = text.replace(*APPLY)
     report = audited(LOOP, text, tmp_path)
     report.taken.append("<script>alert(1)</script> `a` $x^{")
-    tags = Tags(report._repr_html_())
+    tags = Tags(in_a_notebook(report))
     assert {"script", "b"}.isdisjoint(tags.tags)
     assert any("<b>&`$x^{" in word for word in tags.words)
     assert any("<script>" in word for word in tags.words)
@@ -161,7 +165,7 @@ def test_words_of_the_user_are_escaped(tmp_path):
 
 def test_without_matplotlib_a_notebook_has_the_words_and_a_page_says_what_to_install(wrong, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "find_spec", lambda name: None)
-    text = wrong._repr_html_()
+    text = in_a_notebook(wrong)
     assert "img" not in Tags(text).tags
     assert "pip install" in text
     with pytest.raises(ws.SpecificationError, match="matplotlib"):
@@ -171,7 +175,7 @@ def test_without_matplotlib_a_notebook_has_the_words_and_a_page_says_what_to_ins
 
 def test_a_notebook_sees_that_an_audit_is_not_over():
     with ws.audit(MODELS["plain"](), data=(X, Y)) as report:
-        assert "not over" in report._repr_html_()
+        assert "not over" in in_a_notebook(report)
 
 
 # ---- a loop that is called again ----

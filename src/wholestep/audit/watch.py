@@ -21,7 +21,6 @@ from wholestep.engines import listener
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
-
 _ROOM = 4_000_000_000  # bytes
 
 
