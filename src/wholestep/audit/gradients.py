@@ -7,6 +7,7 @@ from wholestep.audit.clips import clipped
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import DIFFERS, FITS, Found, found, not_known
 from wholestep.audit.hypotheses import Hypothesis, hypotheses
+from wholestep.audit.proof_of_gradients import proved
 from wholestep.audit.windows import Update
 
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
@@ -38,26 +39,25 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
 
 def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Found], str]:
     """Return (causes, what is no cause) that reproduce what was handed over."""
-    fitting: list[tuple[Hypothesis, float]] = []
+    fitting: list[tuple[Hypothesis, float, list[list[np.ndarray]]]] = []
     tried = []
     for hypothesis in hypotheses(meant.objective, meant.replay.data[2] is not None):
         if fitting and len(hypothesis.causes) > len(fitting[0][0].causes):
             break
         ways = [hypothesis.gradients(e) for e in chosen]
         if (apart := _apart(hypothesis, chosen, ways)) <= FITS:
-            fitting.append((hypothesis, apart))
-        tried.append((hypothesis, ways))
+            fitting.append((hypothesis, apart, ways))
+        if len(hypothesis.causes) == 1 and not hypothesis.is_free:
+            tried.append((hypothesis, ways))
     if fitting:
         return _told(fitting, chosen), ""
     how = clipped(everything, [e.reference for e in everything])
     if how:
         return [], f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
     for hypothesis, ways in tried:
-        if len(hypothesis.causes) > 1 or hypothesis.is_free:
-            continue
         for way in zip(*ways, strict=True):
             if clipped(chosen, list(way)):
-                return _told([(hypothesis, FITS)], chosen), ""
+                return _told([(hypothesis, FITS, ways)], chosen), ""
     return [], ""
 
 
@@ -69,14 +69,20 @@ def _apart(hypothesis: Hypothesis, chosen: list[Evidence], ways: list[list[np.nd
     return min(max(each) for each in zip(*distances, strict=True))
 
 
-def _told(fitting: list[tuple[Hypothesis, float]], chosen: list[Evidence]) -> list[Found]:
-    hypothesis, apart = fitting[0]
-    twins = sorted({cause.name for other, _ in fitting[1:] for cause in other.causes} - {hypothesis.causes[0].name})
+def _told(fitting: list[tuple[Hypothesis, float, list[list[np.ndarray]]]], chosen: list[Evidence]) -> list[Found]:
+    hypothesis, apart, ways = fitting[0]
+    twins = tuple(sorted({cause.name for other, *_ in fitting[1:] for cause in other.causes} - _names(hypothesis)))
     detail = f"These updates cannot tell it from: {', '.join(twins)}." if twins else ""
-    differing = [e for e in chosen if e.without > DIFFERS]
-    without, numbers = max(e.without for e in differing), sorted(e.update.number for e in differing)
-    line = differing[0].update.applied.line
-    return [found(cause, without, apart, line, numbers, detail) for cause in hypothesis.causes]
+    differing = [(e, way) for e, way in zip(chosen, ways, strict=True) if e.without > DIFFERS]
+    without, numbers = max(e.without for e, _ in differing), sorted(e.update.number for e, _ in differing)
+    last, way = differing[-1]  # of the first one's step the slots know nothing yet
+    proof = proved(last, min(way, key=last.apart))
+    line = last.update.applied.line
+    return [found(cause, without, apart, line, numbers, detail, proof, twins) for cause in hypothesis.causes]
+
+
+def _names(hypothesis: Hypothesis) -> set[str]:
+    return {cause.name for cause in hypothesis.causes}
 
 
 def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
@@ -98,20 +104,33 @@ def _unknown(differing: list[Evidence]) -> Found:
         told = f"the variables that differ: {', '.join(f'{name} ({apart:.1g})' for name, apart in off.items())}"
     explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
     numbers = [each.update.number for each in differing]
-    return not_known("gradient", explanation, max(each.without for each in differing), e.update.applied.line, numbers)
+    return not_known(
+        "gradient",
+        explanation,
+        max(each.without for each in differing),
+        e.update.applied.line,
+        numbers,
+        proved(differing[-1], None),
+    )
 
 
 def _solved(e: Evidence) -> str:
     """Return the factors of the rows that would make the gradient, in words; "" if none would."""
-    rows = np.concatenate(e.rows())
+    solved = solve(e)
+    return "" if solved is None else f"its rows count {_counted(solved[0])} instead of {_counted(solved[1])}"
+
+
+def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (the factors of the rows that make the gradient that was handed over, the right ones), if some do."""
+    rows = np.concatenate(e.rows()).astype("float64")
     used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
     if not 0 < len(used) <= min(NUM_FREE, rows.shape[1] // 2):
-        return ""
+        return None
     solved, *_ = np.linalg.lstsq(rows[used].T, e.handed - e.penalty, rcond=1e-6)
     if e.apart(solved @ rows[used] + e.penalty) > FITS:
-        return ""
+        return None
     should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
-    return f"its rows count {_counted(solved)} instead of {_counted(should)}"
+    return solved, should
 
 
 def _penalised(e: Evidence) -> str:

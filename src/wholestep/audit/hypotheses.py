@@ -57,6 +57,8 @@ def _other_losses(objective: Objective, has_weights: bool) -> dict[str, tuple[Ob
 
 def _shares(evidence: Evidence) -> list[float]:
     """Return how often the model's own losses come, where each piece has added them to its own loss."""
+    if not evidence.meant.has_penalty:
+        return [1.0]
     k, largest = len(evidence.update.pieces), evidence.meant.largest
     rows = float(sum(len(piece.rows) for piece in evidence.update.pieces))  # of a loss that was never reduced
     return [1.0, float(k), 1 / k, k / largest, 1 / largest, rows]
