@@ -57,3 +57,74 @@ def test_columns_of_uneven_lists_name_the_row():
     assert columns.load(np.array([1, 0]))["x"].tolist() == [[2], [1]]
     with pytest.raises(ws.BatchError, match=r"row\['x'\] must have one shape .* \(2,\) in row 2, \(1,\) in row 1"):
         columns.load(np.array([1, 2]))
+
+
+def test_inputs_that_are_arrays_and_nests_are_one_nest():
+    x = np.arange(12.0).reshape(4, 3)
+    source = open_source([{"a": x}, x[:, :1]])
+    assert isinstance(source, Arrays)
+    assert source.num_rows == 4
+    assert isinstance(open_source([{"a": x}, {"a": x}]), IndexedRows)
+    assert isinstance(open_source([(x[0], 1.0), (x[1], 2.0)]), IndexedRows)
+
+
+class Column:
+    """A stand-in for `datasets.arrow_dataset.Column`, which gives its content for `[:]` alone."""
+
+    __module__ = "datasets.arrow_dataset"
+
+    def __getitem__(self, rows):
+        return [[1.0, 2.0], [3.0, 4.0]][rows]
+
+    def __len__(self):
+        return 2
+
+
+def test_columns_of_a_data_set_are_arrays():
+    source = open_source((Column(), np.zeros(2)))
+    assert source.arrays[0].dtype == "float32"
+    np.testing.assert_array_equal(source.load(np.array([1]))[0], [[3.0, 4.0]])
+
+
+class BatchMapDataset:
+    """A stand-in for grain's, whose items are batches."""
+
+    __module__ = "grain.python"
+    parents = ()
+
+    def __getitem__(self, number):
+        if number > 1:
+            raise IndexError
+        return np.full((2, 3), number)
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return map(self.__getitem__, range(2))
+
+
+class MapDataset(BatchMapDataset):
+    """A stand-in for what makes something of each of another's items."""
+
+    __module__ = "grain.python"
+    parents = (BatchMapDataset(),)
+
+
+class RowMapDataset(BatchMapDataset):
+    """A stand-in for a grain.MapDataset of rows."""
+
+    __module__ = "grain.python"
+
+
+@pytest.mark.parametrize("make", [BatchMapDataset, MapDataset])
+def test_items_of_a_grain_data_set_that_batches_are_batches(make):
+    batches = list(ws.Batches(make()))
+    assert [batch.shape for batch in batches] == [(2, 3), (2, 3)]
+    assert isinstance(open_source(RowMapDataset()), IndexedRows)
+
+
+@pytest.mark.parametrize("text", [np.array([b"a", b"b"], object), np.array(["a", "b"])])
+def test_text_is_named_as_such(text):
+    with pytest.raises(ws.BatchError, match="TextVectorization"):
+        next(ws.Batches(iter([text])))

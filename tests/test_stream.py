@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wholestep.data.source import BatchStream
+from wholestep.data.ready import BatchStream
 from wholestep.data.stream import Stream
 
 

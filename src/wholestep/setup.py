@@ -46,7 +46,7 @@ class Given(NamedTuple):
     y: Tree = None
     sample_weight: Tree = None
     batch_size: int | None = None
-    shuffle: bool = False
+    shuffle: bool | str = False
     class_weight: dict | None = None
 
 
@@ -105,7 +105,7 @@ class Setup:
         alone = y is None and sample_weight is None and (self.objective is not None or not is_nest_of_arrays(x))
         source = x if alone else without_none((x, y, sample_weight))
         transform = None if class_weight is None else class_weighted(class_weight)
-        how = {"seed": self.seed, "shuffle": bool(shuffle), "transform": transform}
+        how = {"seed": self.seed, "shuffle": shuffle if shuffle == "batch" else bool(shuffle), "transform": transform}
         batches = open_prepared(source, batch_size, prepare, **how)
         if batches.is_ready and batch_size is not None:
             told = f"batch_size={batch_size} has no effect: these batches are ready-made."

@@ -102,7 +102,7 @@ class Trainer(OnBatch):
         callbacks: Any = None,
         validation_split: float = 0.0,
         validation_data: Tree = None,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         class_weight: dict | None = None,
         sample_weight: Tree = None,
         initial_epoch: int = 0,

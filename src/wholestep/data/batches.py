@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from wholestep.data.order import whole_seed
+from wholestep.data.ready import BatchStream, IndexedBatches, RowError
 from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size, refuse_sizes
-from wholestep.data.source import Arrays, BatchStream, IndexedBatches, RowError, open_source
+from wholestep.data.source import Arrays, open_source
 from wholestep.data.stream import Stream
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
@@ -31,9 +32,8 @@ class Batches:
             `__getitem__`), a `keras.utils.PyDataset`, or an iterable of batches. A row is an array, a number, or a
             dict, tuple or list of them; a list of numbers is an array. A list of arrays is one array for each leaf of
             the rows; under `tokens` a list of vectors is a list of rows.
-        batch_size: rows in an update, 32 if not given; not for ready-made batches. The last batch of an epoch may be
-            shorter; no row is dropped and none is used twice.
-        seed, shuffle: the seed of the order, a whole number, and whether rows are permuted at all.
+        batch_size: rows in an update, 32 if not given; not for ready-made batches. The last may be short: none is lost.
+        seed, shuffle: the seed of the order, a whole number, and whether rows are permuted; "batch" for blocks of them.
         tokens: instead of `batch_size`, the places in a batch, padding included, of all its sequences together: rows
             times the sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
         length: how long every row is: int (rows,), which holds for every leaf of a row that has an axis; or a nest of
@@ -76,7 +76,7 @@ class Batches:
         batch_size: int | None = None,
         *,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         tokens: int | None = None,
         length: Tree | Callable[[Tree], Tree] = None,
         boundaries: Tree = None,
@@ -92,7 +92,7 @@ class Batches:
         refuse_sizes(self.is_ready, batch_size, tokens, options)
         self.sampler: Sampler
         if tokens is not None:
-            self.sampler = by_length(self.source, tokens, options, seed, shuffle)
+            self.sampler = by_length(self.source, tokens, options, seed, bool(shuffle))
         elif not isinstance(self.source, BatchStream):
             self.sampler = fixed_size(self.source, batch_size, seed, shuffle)
         self.position = (0, 0)

@@ -1,7 +1,7 @@
 """The epochs of a run, in data whose own epochs may be longer or shorter."""
 
 from wholestep.data.batches import Batches
-from wholestep.data.source import BatchStream, Kept
+from wholestep.data.ready import BatchStream, Kept
 
 
 def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:

@@ -5,8 +5,8 @@ import xxhash
 
 from wholestep import tree
 from wholestep.data.batches import Batches
+from wholestep.data.ready import BatchStream
 from wholestep.data.sampler import FixedSize
-from wholestep.data.source import BatchStream
 from wholestep.tree import Tree
 
 _MOST_COPIED = 16 << 20  # bytes at once, unless one row alone has more
@@ -28,6 +28,7 @@ def layout_of(batches: Batches) -> dict[str, str]:
     if isinstance(sampler, FixedSize):
         order = sampler.order
         rule = f"seed {order.seed}" if order.shuffle else "in their own order"
+        rule += f", {order.block} together" if order.shuffle and order.block > 1 else ""
         told["rows"] = f"{order.num_rows} rows, {sampler.size} in a batch, {rule}"
     else:
         told["shapes"] = ", ".join("x".join(map(str, shape)) for shape in batches.shapes)

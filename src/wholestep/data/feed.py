@@ -8,8 +8,8 @@ from wholestep import tree
 from wholestep.data.ahead import Ahead
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, Device, Known, Plan, Planned, Table, share_out, stage
+from wholestep.data.ready import BatchStream
 from wholestep.data.sampler import FixedSize
-from wholestep.data.source import BatchStream
 from wholestep.data.stack import Drawn, stack, stacked_rows
 from wholestep.errors import BatchError, message
 from wholestep.safety.interrupts import uninterrupted

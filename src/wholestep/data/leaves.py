@@ -91,6 +91,8 @@ def to_numpy(leaf: object) -> np.ndarray:
         leaf = dense(leaf)
     elif hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
+    elif _is_column(leaf):
+        leaf = leaf[:]  # type: ignore[index]
     array = leaf.to_numpy() if hasattr(leaf, "to_numpy") else np.asarray(leaf)
     is_float = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(keras.config.floatx(), copy=False) if is_float else array
@@ -103,7 +105,9 @@ def check_dtypes(batch: Tree) -> None:
     for label, leaf in tree.named_leaves(batch):
         if leaf.dtype.kind not in "biuf":
             must = f"{label} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
-            raise BatchError(message(must, f"dtype {leaf.dtype}", _ATTEMPTS.get(leaf.dtype.kind, _ATTEMPTS["U"])))
+            holds_text = leaf.dtype.kind == "O" and any(isinstance(each, str | bytes) for each in leaf.flat)
+            kind = "U" if holds_text or leaf.dtype.kind not in _ATTEMPTS else leaf.dtype.kind
+            raise BatchError(message(must, "text" if holds_text else f"dtype {leaf.dtype}", _ATTEMPTS[kind]))
 
 
 def is_nest_of_arrays(source: object) -> bool:
@@ -116,4 +120,9 @@ def is_nest_of_arrays(source: object) -> bool:
 
 def is_array(leaf: object) -> bool:
     """Whether this is a leaf that holds a number for each row, or can be turned into one."""
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "to_numpy")
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "to_numpy") or _is_column(leaf)
+
+
+def _is_column(leaf: object) -> bool:
+    """Whether this is a column of a Hugging Face dataset, of which `[:]` is the content."""
+    return type(leaf).__name__ == "Column" and type(leaf).__module__.startswith("datasets.")

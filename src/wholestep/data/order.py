@@ -19,19 +19,26 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Order:
-    """The order of `num_rows` rows in every epoch; `stream` tells orders of one seed apart.
+    """The order of `num_rows` rows in every epoch.
+
+    Args:
+        stream: tells orders of one seed apart.
+        block: how many rows stay together; what is left of the last block stays at the end.
 
     >>> order = Order(num_rows=10, seed=7)
     >>> sorted(order.rows(epoch=0, start=0, stop=10).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     >>> Order(num_rows=10, seed=7, shuffle=False).rows(epoch=3, start=4, stop=7).tolist()
     [4, 5, 6]
+    >>> sorted(Order(num_rows=10, block=4).rows(epoch=0, start=0, stop=4).tolist()) in ([0, 1, 2, 3], [4, 5, 6, 7])
+    True
     """
 
     num_rows: int
     seed: int = 0
     shuffle: bool = True
     stream: int = 0
+    block: int = 1
 
     def rows(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Return the row numbers at places start..stop-1 of the epoch, an int64 array (stop - start,)."""
@@ -53,7 +60,12 @@ def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
 
 def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
     places = np.arange(start, stop, dtype=np.uint64)
-    return permute(places, order.num_rows, order.seed, epoch, order.stream).astype(np.int64)
+    if order.block == 1:
+        return permute(places, order.num_rows, order.seed, epoch, order.stream).astype(np.int64)
+    num, block = order.num_rows // order.block, np.uint64(order.block)
+    whole = places[places < num * block]
+    moved = permute(whole // block, num, order.seed, epoch, order.stream) * block + whole % block if num else whole
+    return np.concatenate([moved, places[len(whole) :]]).astype(np.int64)
 
 
 def whole_seed(seed: object) -> int:

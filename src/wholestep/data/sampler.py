@@ -63,6 +63,8 @@ class FixedSize:
 
     def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
+        if isinstance(self.source, IndexedBatches):
+            self.source.expect(lambda num: self.order.rows(epoch, step, min(step + num, self.order.num_rows)))
         return self.source.load(self.rows(epoch, step)[places])
 
     def in_order(self) -> "FixedSize":
@@ -73,7 +75,7 @@ class FixedSize:
 Sampler = FixedSize | Buckets | Packs
 
 
-def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool) -> FixedSize:
+def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool | str) -> FixedSize:
     """Return batches of `batch_size` rows, 32 if it is None; ready-made batches as they are.
 
     Raises:
@@ -81,10 +83,11 @@ def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool)
     """
     if isinstance(source, IndexedBatches):
         num = source.num_batches
-        return FixedSize(source, Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None), 1)
+        return FixedSize(source, Order(num or np.iinfo(np.int64).max, seed, bool(shuffle) and num is not None), 1)
     assert isinstance(source, Arrays | SparseArrays | IndexedRows)
     size = 32 if batch_size is None else _whole("batch_size", batch_size, "a number such as 32, or leave it out.")
-    return FixedSize(source, Order(source.num_rows, seed, shuffle), min(size, source.num_rows))
+    size = min(size, source.num_rows)
+    return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 1), size)
 
 
 def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets | Packs:

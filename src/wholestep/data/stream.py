@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from wholestep.data.source import BatchStream
+from wholestep.data.ready import BatchStream
 from wholestep.tree import Tree
 
 

@@ -1,0 +1,176 @@
+"""Batches as the user made them: to be had by number, or one after the other."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.data.leaves import numpy_batch
+from wholestep.data.workers import Workers
+from wholestep.errors import BatchError, message
+from wholestep.tree import Tree
+
+
+@dataclass(frozen=True)
+class IndexedBatches:
+    """Batches as the user made them, to be had by number (`keras.utils.PyDataset`)."""
+
+    batches: Any
+    transform: Callable[[Tree], Tree]
+    workers: Workers | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches in an epoch; None if there is no end."""
+        return length_of(self.batches, lambda batches: batches.num_batches)
+
+    def load(self, rows: np.ndarray) -> Tree:
+        """Return one batch, by its number."""
+        number = int(rows[0])
+        get = self.batches.__getitem__ if self.workers is None else self.workers.take
+        batch = numpy_batch(read(get, number, f"batch {number}", self.num_batches))
+        return self.transform(tree.map_leaves(np.array, batch))  # a copy, as in BatchStream
+
+    def expect(self, numbers: Callable[[int], np.ndarray]) -> None:
+        """Let workers load the next of an epoch.
+
+        Args:
+            numbers: returns the numbers of the next so many batches.
+        """
+        if self.workers is not None:
+            self.workers.expect(numbers(self.workers.most).tolist())
+
+    def begin_epoch(self) -> None:
+        """Tell the data set that an epoch begins."""
+        self._changes(self.batches.on_epoch_begin)
+
+    def _changes(self, hook: Callable[[], None]) -> None:
+        if self.workers is not None:
+            self.workers.forget()
+        hook()
+
+    def run_forward(self, epoch: int, step: int) -> None:
+        """Tell the data set of all epochs before this one, and of this one if some of it is over."""
+        for _ in range(epoch):
+            self.begin_epoch()
+            self.end_epoch()
+        if step:
+            self.begin_epoch()
+
+    def end_epoch(self) -> None:
+        """Tell the data set that an epoch is over."""
+        self._changes(self.batches.on_epoch_end)
+
+
+@dataclass
+class BatchStream:
+    """Batches as the user made them, one after the other. An iterator that ends cannot begin again."""
+
+    batches: Iterable
+    transform: Callable[[Tree], Tree]
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches in an epoch; None if unknown."""
+        try:
+            return length_of(self.batches)
+        except TypeError:
+            return None
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether a second epoch can be drawn."""
+        return not isinstance(self.batches, Iterator)
+
+    def __iter__(self) -> Iterator[Tree]:
+        return self.drawn_from(iter(self.batches))
+
+    def drawn_from(self, iterator: Iterator) -> Iterator[Tree]:
+        """Draw the batches of an iterator over these, prepared."""
+        told, num = self.num_batches, 0
+        for batch in iterator:
+            num += 1
+            # A copy: a generator may fill the same arrays again while this batch waits for its turn.
+            yield self.transform(tree.map_leaves(np.array, numpy_batch(batch)))
+        if self.begins_again and told not in (None, num):
+            must = "The length of the data must be the number of batches; all that came were used."
+            received = f"{num} batches of {type(self.batches).__name__}, whose length says {told}"
+            warnings.warn(message(must, received, "mend its __len__, or leave it out."), UserWarning, stacklevel=2)
+
+
+class Kept:
+    """The batches of an iterator, from the first on whenever they are asked for: what came is kept on the host."""
+
+    def __init__(self, batches: Iterator):
+        self._rest = batches
+        self._kept: list = []
+
+    def __iter__(self) -> Iterator[Tree]:
+        place = 0
+        while place < len(self._kept) or self._draws():
+            yield self._kept[place]
+            place += 1
+
+    def _draws(self) -> bool:
+        for batch in self._rest:
+            # A copy, as in BatchStream.
+            self._kept.append(tree.map_leaves(np.array, batch))
+            return True
+        return False
+
+
+def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
+    """Return who loads batches for a data set that asks for several workers."""
+    if batches.workers < 2:
+        return None
+    if batches.use_multiprocessing:
+        told = "use_multiprocessing=True has no effect: the workers of a PyDataset are threads."
+        warnings.warn(told, UserWarning, stacklevel=2)
+    return Workers(batches.__getitem__, batches.workers, max(batches.workers, batches.max_queue_size))
+
+
+def length_of(source: object, ask: Callable = len) -> Any:
+    """Return the length that a source tells, a whole number from 0; None if it tells that there is none.
+
+    Raises:
+        BatchError: it tells anything else.
+    """
+    cause: Exception | None = None
+    try:
+        length = ask(source)
+    except (ValueError, OverflowError) as error:  # what Python says to a length below 0
+        length, cause = str(error), error
+    if cause is None and (length is None or (isinstance(length, int | np.integer) and length >= 0)):
+        return length
+    must = f"The length of {type(source).__name__} must be a whole number of at least 0."
+    raise BatchError(message(must, length, "mend its __len__; leave it out if it is not known.")) from cause
+
+
+class RowError(BatchError):
+    """A source has no row, or batch, of a number below its own length."""
+
+    def __init__(self, what: str, length: int | None, error: Exception, place: str = ""):
+        must = "A data set must have every row, or batch, below its own length."
+        received = f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
+        super().__init__(message(must, received, "mend its __getitem__, or its __len__."))
+        self.parts = (what, length, error)
+
+    def at(self, epoch: int, step: int) -> "RowError":
+        """Return the same, with the place in the data."""
+        return RowError(*self.parts, f" in step {step} of epoch {epoch}")
+
+
+def read(get: Callable, number: int | list[int], what: str, length: int | None) -> Any:
+    """Return a row, or a batch, by its number.
+
+    Raises:
+        RowError: there is none.
+    """
+    try:
+        return get(number)
+    except IndexError as error:
+        raise RowError(what, length, error) from error
