@@ -31,6 +31,7 @@ bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks
 
 # The site, in build/site; a warning is an error.
+docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/installed-docs
 	$(BIN)/mkdocs build --strict
 
