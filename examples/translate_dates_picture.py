@@ -27,14 +27,14 @@ def picture(curves, errors, out):
     for (name, curve), colour in zip(curves.items(), ("tab:blue", "tab:orange"), strict=True):
         draw(axes, name, colour, Curve(*(column[: np.searchsorted(curve.num_real, most) + 1] for column in curve)))
     axes[0].set(xlabel="real tokens seen, millions", ylabel="loss, mean of some updates", yscale="log")
-    axes[0].set_title("What is learned follows from the real tokens")
+    axes[0].set_title("By the real tokens seen, they learn about as fast")
     axes[1].set(xlabel="tokens computed, millions, padding included")
-    axes[1].set_title("What it costs, from all that is computed")
+    axes[1].set_title("By all tokens computed, padding costs time")
     axes[0].legend()
     bars = axes[2].bar(errors.keys(), errors.values(), color=("tab:blue", "tab:red"))
     axes[2].bar_label(bars, fmt="{:.0e}", padding=2)
     axes[2].set(yscale="log", ylim=(1e-8, 1), ylabel="relative error of the gradient")
-    axes[2].set_title("One batch in parts, beside the whole", pad=12)
+    axes[2].set_title("One batch in parts, beside the whole")
     for panel in axes:
         panel.grid(alpha=0.3)
     out.mkdir(parents=True, exist_ok=True)
