@@ -20,7 +20,8 @@ def check() -> None:
         raise unknown(name)
     if name not in sys.modules and find_spec(name) is None:
         must = f"The Keras backend is {name}, so {name} must be installed."
-        attempt = f"pip install 'wholestep[{name}]', or set the environment variable KERAS_BACKEND to the other engine."
+        other = "tensorflow" if name == "jax" else "jax"
+        attempt = f"pip install 'wholestep[{name}]', or set the environment variable KERAS_BACKEND={other}."
         raise SpecificationError(message(must, "no such package", attempt))
 
 
