@@ -2,11 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-comma := ,
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test lint suite large bench clean
+.PHONY: train test lint suite large bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -31,15 +30,25 @@ large: $(VENV)/installed-all
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks
 
+# The site, in build/site; a warning is an error.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/installed-docs
+	$(BIN)/mkdocs build --strict
+
 $(VENV)/installed-demo-%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo$(if $(filter tensorflow,$*),$(comma)tensorflow)]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,$*]'
 	touch $@
 
 $(VENV)/installed-all: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,tensorflow,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev]'
 	touch $@ $(VENV)/installed-demo-jax $(VENV)/installed-demo-tensorflow
+
+$(VENV)/installed-docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 clean:
 	rm -rf $(VENV)

@@ -17,7 +17,9 @@ import argparse
 import os
 import random
 import time
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -56,11 +58,11 @@ def main(argv=None):
 
     fitted, fit_curve = run("1. trainer.fit", fit, start, x, y)
     looped, loop_curve = run("2. own loop", loop, start, x, y)
-    wrong, wrong_curve = run("3. own loop, inference mode", loop_in_inference_mode, start, x, y)
+    wrong, wrong_curve = run("3. own loop, inference mode", partial(loop, objective=InInferenceMode()), start, x, y)
     curves = {"trainer.fit": fit_curve, "own loop": loop_curve, "own loop, training=False": wrong_curve}
     result = {
         "weight_difference": largest_difference(fitted.get_weights(), looped.get_weights()),
-        "curve_difference": largest_difference(fit_curve, loop_curve),
+        "curve_difference": largest_difference(fit_curve.told, loop_curve.told),
         "moved": moved(looped, start),
         "moved_wrong": moved(wrong, start),
         "curves": curves,
@@ -68,6 +70,14 @@ def main(argv=None):
     }
     report(result)
     return result
+
+
+class Curve(NamedTuple):
+    """The loss of every update by itself, and the one that `fit` tells callbacks: over the epoch so far."""
+
+    own: list[float]
+    told: list[float]
+    stopped: str = ""
 
 
 def images(num_rows):
@@ -101,44 +111,45 @@ def block(x):
     return keras.layers.Conv2D(16, 3, padding="same", use_bias=False, kernel_initializer="he_normal")(x)
 
 
-# ---- the three runs; each returns its curve: the loss over the epoch so far, after every update ----
+# ---- the three runs; each returns its Curve ----
 
 
 def run(name, train, start, x, y):
     model = network()
     model.set_weights(start)
-    began = time.perf_counter()
-    curve = train(model, x, y)
-    seconds = time.perf_counter() - began
-    print(f"{name}: {len(curve)} updates, loss over the epoch so far {curve[-1]:.4g}, {seconds:.0f} s", flush=True)
+    began, curve = time.perf_counter(), train(model, x, y)
+    print(f"{name}: {len(curve.own)} updates, loss of the last {curve.own[-1]:.4g},", end=" ")
+    print(f"{time.perf_counter() - began:.0f} s", flush=True)
     return model, curve
 
 
 def fit(model, x, y):
-    curve = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: curve.append(logs["loss"]))
+    told = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: told.append(logs["loss"]))
     ws.Trainer(model, seed=SEED).fit(x, y, batch_size=BATCH_SIZE, epochs=2, callbacks=[note], verbose=0)
-    return curve
+    return Curve(alone(told, len(x)), told)
 
 
-def loop(model, x, y):
-    trainer = ws.Trainer(model)
+def alone(told, num_rows):
+    """Return each update's own loss, of those over the epoch so far."""
+    seen = np.minimum(np.arange(0, num_rows + BATCH_SIZE, BATCH_SIZE), num_rows)  # rows before each batch, and after
+    epochs = np.reshape(told, (2, -1)) * seen[1:]
+    return (np.diff(epochs, axis=1, prepend=0) / np.diff(seen)).ravel().tolist()
+
+
+def loop(model, x, y, objective=None):
+    trainer = ws.Trainer(model, objective)
     batches = ws.Batches((x, y), batch_size=BATCH_SIZE, seed=SEED)
-    return [step.logs["loss"] for step in trainer.steps(batches, epochs=2)]
-
-
-def loop_in_inference_mode(model, x, y):
-    trainer = ws.Trainer(model, InInferenceMode())
-    batches = ws.Batches((x, y), batch_size=BATCH_SIZE, seed=SEED)
-    curve = []
+    own, told = [], []
     try:
         for step in trainer.steps(batches, epochs=2):
-            loss = step.logs["loss"]
-            curve.append(loss)
+            own.append(step.loss)
+            told.append(step.logs["loss"])
     except ws.NonFiniteError as stop:
         print(f"   stopped: {stop}")
-        return curve[: stop.update - 1]
-    return curve
+        num = stop.update - 1  # the loop may be two updates ahead of the one that failed
+        return Curve(own[:num], told[:num], f"stopped before update {stop.update}: not finite any more")
+    return Curve(own, told)
 
 
 # ---- what came out ----
@@ -157,20 +168,25 @@ def moved(model, start):
 
 
 def report(result):
-    print(
-        f"1 and 2: largest difference of the weights {result['weight_difference']}, "
-        f"of the curves {result['curve_difference']}."
-    )
+    print(f"1 and 2: largest difference of the weights {result['weight_difference']},", end=" ")
+    print(f"of the losses that are told {result['curve_difference']}.")
     print(f"Moving statistics moved by up to {result['moved']:.3g} in 2, by {result['moved_wrong']:.3g} in 3.")
     print(f"Curves: {result['picture']}")
+    print("You have seen: a loop over steps() is fit to the bit, and training=False is what makes a loop explode.")
 
 
 def picture(curves, out):
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
     for i, (name, curve) in enumerate(curves.items()):
-        axes.plot(range(1, len(curve) + 1), curve, label=name, linewidth=(6, 2, 2)[i], marker=".")
-    axes.set(xlabel="update", ylabel="loss over the epoch so far", yscale="log")
-    axes.set_title("One network, one order of the rows")
+        axes.plot(range(1, len(curve.own) + 1), curve.own, label=name, linewidth=(6, 2, 2)[i], marker=".")
+        if curve.stopped:
+            why = "every BatchNormalization divides by 1,\nso eight blocks let the numbers grow"
+            place = (len(curve.own), curve.own[-1])
+            axes.plot(*place, "x", color=f"C{i}", markersize=12, markeredgewidth=3)
+            style = {"xytext": (14, 6), "textcoords": "offset points", "va": "top"}
+            axes.annotate(f"{curve.stopped}:\n{why}", place, **style)
+    axes.set(xlabel="update", ylabel="loss of each update", yscale="log")
+    axes.set_title(f"One network, one order of the rows ({keras.backend.backend()})")
     axes.legend()
     axes.grid(alpha=0.3)
     out.mkdir(parents=True, exist_ok=True)

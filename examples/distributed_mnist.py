@@ -26,9 +26,13 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import devices
 import keras
+import matplotlib
 import numpy as np
 
 import wholestep as ws
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
 
 NUM_REPLICAS = (1, 2, 3)
 BATCH_SIZE, SEED = 64 * max(NUM_REPLICAS), 7
@@ -38,13 +42,13 @@ def main(argv=None):
     """Train on one, two and three devices; return what was measured, by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two epochs of digits instead of four")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture and the checkpoints")
     arguments = parser.parse_args(argv)
     devices.split_cpu(max(NUM_REPLICAS))
     epochs = 2 if arguments.quick else 4
     name, train, test = digits() if arguments.quick else pictures()
     print(f"{name}: {len(train[0])} rows, {len(test[0])} to test. Engine: {keras.backend.backend()}.", flush=True)
-    checkpoints = arguments.out / "checkpoints"
+    checkpoints = arguments.out / f"checkpoints-{keras.backend.backend()}"
     shutil.rmtree(checkpoints, ignore_errors=True)  # those of an earlier run
 
     curves, weights = {}, {}
@@ -55,17 +59,20 @@ def main(argv=None):
     print("\n" + table(curves))
     result = {
         "curves": curves,
-        "fit_differs": sum(np.count_nonzero(a != b) for a, b in zip(fit_weights, weights[3], strict=True)),
+        "fit_differs": sum(np.count_nonzero(a != b) for a, b in zip(fit_weights, weights[3][-1], strict=True)),
         "fit_curve": fitted,
         "between_replicas": max(np.abs(np.subtract(curves[n], curves[1])).max() for n in NUM_REPLICAS[1:]),
         "parts": parts_of_an_epoch(train),
         "restored": restore(checkpoints / str(NUM_REPLICAS[-1]), test),
         "tested": curves[NUM_REPLICAS[-1]][-1][1:],
+        "picture": picture(curves, weights, name, arguments.out),
     }
     print(f"fit against the own loop, {NUM_REPLICAS[-1]} replicas: {result['fit_differs']} weights differ.")
     print(f"Between numbers of replicas, losses and accuracies differ by {result['between_replicas']:.1g} at most.")
     print(f"Half an epoch and the other half: updates {result['parts']}.")
     print("Restored on one device, test loss {:.4f}, accuracy {:.2%}.".format(*result["restored"]))
+    print(f"Curves: {result['picture']}")
+    print("You have seen: the global batch is divided once, so the number of devices changes nothing but rounding.")
     return result
 
 
@@ -101,18 +108,9 @@ def trainer_on(num):
     random.seed(SEED)  # from which Keras draws the seeds of weights
     layers = keras.layers
     with devices.scope(num):
-        model = keras.Sequential(
-            [
-                keras.Input((28, 28, 1)),
-                layers.Conv2D(32, 3, activation="relu"),
-                layers.MaxPooling2D(),
-                layers.Conv2D(64, 3, activation="relu"),
-                layers.MaxPooling2D(),
-                layers.Flatten(),
-                layers.Dense(64, activation="relu"),
-                layers.Dense(10),
-            ]
-        )
+        seen = [layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D()]
+        seen += [layers.Conv2D(64, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten()]
+        model = keras.Sequential([keras.Input((28, 28, 1)), *seen, layers.Dense(64, "relu"), layers.Dense(10)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
     return ws.Trainer(model, replicas=num, seed=SEED)
@@ -122,16 +120,17 @@ def trainer_on(num):
 
 
 def loop(num, train, test, epochs, folder):
-    """Train by a loop of one's own; return for each epoch [loss, test loss, test accuracy], and the weights."""
+    """Train by a loop of one's own; return for each epoch [loss, test loss, test accuracy], and its weights."""
     trainer = trainer_on(num)
-    batches, curve = ws.Batches(train, BATCH_SIZE, seed=SEED), []
+    batches, curve, weights = ws.Batches(train, BATCH_SIZE, seed=SEED), [], []
     for epoch in range(epochs):
         *_, last = trainer.steps(batches)
         curve.append([last.logs["loss"], *trainer.evaluate(*test, batch_size=BATCH_SIZE, verbose=0)])
+        weights.append(trainer.model.get_weights())
         print("  epoch {}: loss {:.4f}, test loss {:.4f}, test accuracy {:.2%}".format(epoch + 1, *curve[-1]))
         if epoch % 2 == 1:
             trainer.save(folder)
-    return curve, trainer.model.get_weights()
+    return curve, weights
 
 
 def fit(num, train, test, epochs):
@@ -166,6 +165,34 @@ def table(curves):
     for epoch, rows in enumerate(zip(*curves.values(), strict=True)):
         lines.append(f"{epoch + 1:5}  " + "  ".join("   {:10.6f} {:10.6f} {:7.2%}".format(*row) for row in rows))
     return "\n".join(lines)
+
+
+def relative_difference(ours, theirs):
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def picture(curves, weights, name, out):
+    """Draw the losses, and how far the weights on several devices are from those on one."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    epochs = range(1, len(curves[1]) + 1)
+    for i, (num, rows) in enumerate(curves.items()):
+        label = f"{num} {'device' if num == 1 else 'devices'}"
+        left.plot(epochs, np.array(rows)[:, 1], label=label, linewidth=(8, 5, 2)[i], marker="o")
+        if num != 1:
+            apart = [relative_difference(*pair) for pair in zip(weights[num], weights[1], strict=True)]
+            right.plot(epochs, apart, label=label, color=f"C{i}", marker="o")
+    right.axhline(np.finfo("float32").eps, color="grey", linestyle="--", label="one rounding of float32")
+    left.set(xlabel="epoch", ylabel="test loss", title=f"{name}: one curve ({keras.backend.backend()})")
+    right.set(xlabel="epoch", ylabel="max|a - b| / max|b|", yscale="log", ylim=(1e-8, 1))
+    right.set_title("Weights on several devices, beside one device")
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend()
+        axes.grid(alpha=0.3)
+    path = out / f"devices-{keras.backend.backend()}.png"
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
 
 
 if __name__ == "__main__":

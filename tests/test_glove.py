@@ -1,24 +1,16 @@
-"""The helpers of examples/glove.py: the table of pairs, however it is spilled; orders; files of vectors."""
+"""The parts of examples/glove.py: the table of pairs, however it is spilled; orders; files of vectors."""
 
-import importlib.util
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+import glove
+import glove_pairs
+import glove_vectors
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-
-
-def example():
-    spec = importlib.util.spec_from_file_location("glove", Path(__file__).parent.parent / "examples" / "glove.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-glove = example()
 
 TEXTS = st.lists(st.lists(st.sampled_from(["an", "apple", "Apple,", "be", "cat", "rare"]), max_size=12), max_size=8)
 KEPT = {"an": 0, "apple": 1, "be": 2, "cat": 3}
@@ -26,7 +18,7 @@ KEPT = {"an": 0, "apple": 1, "be": 2, "cat": 3}
 
 def dense(text, window):
     """Return counts: (words, words), pair by pair."""
-    kept = [word for line in text for word in glove.split([line]) if word in KEPT]
+    kept = [word for line in text for word in glove_pairs.split([line]) if word in KEPT]
     counts = np.zeros((len(KEPT), len(KEPT)))
     for place, word in enumerate(kept):
         for distance in range(1, min(window, place) + 1):
@@ -38,7 +30,7 @@ def dense(text, window):
 
 def table(text, window, num_buffered):
     with tempfile.TemporaryDirectory() as folder:
-        columns = glove.cooccurrences(text, KEPT, window, Path(folder), num_buffered=num_buffered)
+        columns = glove_pairs.cooccurrences(text, KEPT, window, Path(folder), num_buffered=num_buffered)
         return [np.array(column) for column in columns], len(list(Path(folder).glob("run*")))
 
 
@@ -71,8 +63,8 @@ def test_a_merge_looks_at_no_more_of_a_run_than_it_may():
                 Watched.longest = max(Watched.longest, key.stop - (key.start or 0))
             return super().__getitem__(key)
 
-    runs = [np.array([(3 * key + i, 1) for key in range(50)], glove.PAIR).view(Watched) for i in range(3)]
-    merged = np.concatenate(list(glove.merge(runs, 4)))
+    runs = [np.array([(3 * key + i, 1) for key in range(50)], glove_pairs.PAIR).view(Watched) for i in range(3)]
+    merged = np.concatenate(list(glove_pairs.merge(runs, 4)))
     assert merged["key"].tolist() == list(range(150))
     assert Watched.longest == 4
 
@@ -81,17 +73,17 @@ def test_a_merge_looks_at_no_more_of_a_run_than_it_may():
 def test_the_vocabulary_is_in_order_of_frequency(words):
     text = [" ".join(line) for line in words]
     counts = Counter(word.lower().strip(",") for line in words for word in line)
-    kept = glove.vocabulary(text, 3, min_count=2)
+    kept = glove_pairs.vocabulary(text, 3, min_count=2)
     assert [counts[word] for word in kept] == [n for _, n in counts.most_common(3) if n >= 2]
     assert list(kept.values()) == list(range(len(kept)))
 
 
 @given(st.integers(0, 200), st.integers(1, 50))
 def test_a_shuffle_window_permutes_and_shows_no_row_before_its_time(num, window):
-    order = glove.window_shuffled(num, window, seed=3)
+    order = glove_pairs.window_shuffled(num, window, seed=3)
     assert sorted(order.tolist()) == list(range(num))
     assert np.all(order < np.arange(num) + window)
-    np.testing.assert_array_equal(order, glove.window_shuffled(num, window, seed=3))
+    np.testing.assert_array_equal(order, glove_pairs.window_shuffled(num, window, seed=3))
 
 
 @pytest.fixture
@@ -119,14 +111,14 @@ def test_the_loss_over_all_pairs_is_that_of_evaluate(few_rows, size):
     model, data = few_rows
     model.get_layer("target").set_weights([np.arange(6).reshape(3, 2)])
     model.get_layer("other").set_weights([np.arange(6)[::-1].reshape(3, 2) / 8])
-    assert glove.loss_of(model, data, size) == pytest.approx(model.evaluate(*data, verbose=0), rel=1e-5)
+    assert glove_vectors.loss_of(model, data, size) == pytest.approx(model.evaluate(*data, verbose=0), rel=1e-5)
 
 
 @pytest.mark.parametrize("header", [False, True])
 def test_vectors_come_back_to_the_bit(tmp_path, header):
     vectors = np.random.default_rng(1).normal(size=(4, 5)).astype("float32") ** 9
-    path = glove.save(tmp_path / "new" / "vectors.txt", KEPT, vectors, header=header)
-    words, found = glove.load(path)
+    path = glove_vectors.save(tmp_path / "new" / "vectors.txt", KEPT, vectors, header=header)
+    words, found = glove_vectors.load(path)
     assert words == list(KEPT)
     np.testing.assert_array_equal(found, vectors)
     assert path.read_text().startswith("4 5\nan " if header else "an ")
@@ -134,4 +126,4 @@ def test_vectors_come_back_to_the_bit(tmp_path, header):
 
 def test_neighbours_point_the_same_way():
     vectors = np.array([[1, 0], [0, 1], [5, 1], [-1, 0]], "float32")
-    assert glove.nearest("an", list(KEPT), vectors, num=2) == ["be", "apple"]
+    assert glove_vectors.nearest("an", list(KEPT), vectors, num=2) == ["be", "apple"]

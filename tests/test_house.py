@@ -16,7 +16,7 @@ import wholestep as ws
 SOURCE = Path(ws.__file__).parent
 FLOORS = [  # from the ground up; a package counts as one, unless its modules are named
     {"errors"},
-    {"safety.guards", "safety.interrupts", "tree", "cut", "processes.protocol"},
+    {"backend", "safety.guards", "safety.interrupts", "tree", "cut", "processes.protocol"},
     {
         "model.terms",
         "model.outcome",
@@ -146,6 +146,7 @@ def test_public_names_are_frozen():
         "WholestepError",
         "audit",
     ]
+    assert dir(ws) == ws.__all__
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,19 @@
 """The parts of the example that turns dates into ISO 8601: its loss, schedule, data and masks."""
 
-import importlib.util
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
+import translate_dates
+import translate_dates_data
+import translate_dates_model
 from keras import ops
 from shares import on
 
-_PATH = Path(__file__).parent.parent / "examples" / "translate_dates.py"
-
 
 @pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("translate_dates", _PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def model(example):
-    return example.transformer(num_tokens=20, width=16, num_layers=2)
+def model():
+    return translate_dates_model.transformer(num_tokens=20, width=16, num_layers=2)
 
 
 # ---- the loss ----
@@ -35,20 +26,20 @@ def smoothed(num_tokens, wanted):
     return target
 
 
-def test_loss_is_the_cross_entropy_less_the_entropy(example):
+def test_loss_is_the_cross_entropy_less_the_entropy():
     rng = np.random.default_rng(0)
     logits, wanted = rng.normal(size=(3, 5, 11)).astype("float32"), rng.integers(0, 11, (3, 5), np.int32)
     log_probabilities = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     target = np.array([[smoothed(11, token) for token in row] for row in wanted])
     expected = -(target * log_probabilities).sum(axis=-1) + (target * np.log(target)).sum(axis=-1)
-    np.testing.assert_allclose(example.smoothed_cross_entropy(wanted, logits), expected, rtol=1e-5)
+    np.testing.assert_allclose(translate_dates_model.smoothed_cross_entropy(wanted, logits), expected, rtol=1e-5)
 
 
-def test_lowest_loss_is_zero(example):
+def test_lowest_loss_is_zero():
     best = np.log(smoothed(11, 4)).astype("float32")
     near = best + np.random.default_rng(0).normal(size=(100, 11)).astype("float32")
     wanted = np.full((101,), 4, np.int32)
-    losses = np.asarray(example.smoothed_cross_entropy(wanted, np.vstack([best, near])))
+    losses = np.asarray(translate_dates_model.smoothed_cross_entropy(wanted, np.vstack([best, near])))
     assert abs(losses[0]) < 1e-6
     assert losses[1:].min() > 1e-3
 
@@ -56,8 +47,8 @@ def test_lowest_loss_is_zero(example):
 # ---- the learning rate ----
 
 
-def test_rate_rises_for_the_warm_up_and_then_falls(example):
-    rate = example.WarmUp(width=64, num_warmup=100)
+def test_rate_rises_for_the_warm_up_and_then_falls():
+    rate = translate_dates_model.WarmUp(width=64, num_warmup=100)
     assert float(rate(0)) == pytest.approx(1 / 8 / 1000)
     assert float(rate(49)) == pytest.approx(float(rate(99)) / 2)
     assert float(rate(99)) == pytest.approx(1 / 8 / 10)
@@ -67,12 +58,15 @@ def test_rate_rises_for_the_warm_up_and_then_falls(example):
 # ---- the data ----
 
 
-def test_held_out_dates_are_never_trained_on(example):
+def test_held_out_dates_are_never_trained_on():
     rng = random.Random(1)
-    days, held_out = example.split_days(rng)
+    days, held_out = translate_dates_data.split_days(rng)
     assert len(days) + len(held_out) == 36_525
     assert not set(days) & set(held_out)
-    trained, held = (example.write_dates(2000, some, example.LANGUAGES[:2], rng) for some in (days, held_out))
+    trained, held = (
+        translate_dates_data.write_dates(2000, some, translate_dates_data.LANGUAGES[:2], rng)
+        for some in (days, held_out)
+    )
     trained, held = ({iso for _, iso in pairs} for pairs in (trained, held))
     assert not trained & held
     whole = {day for iso in trained for day in iso.split("/") if len(day) == 10}
@@ -80,22 +74,24 @@ def test_held_out_dates_are_never_trained_on(example):
     assert {len(iso) for iso in held} == {7, 10, 21}
 
 
-def test_every_text_means_one_date(example):
+def test_every_text_means_one_date():
     rng = random.Random(1)
-    days = [day for some in example.split_days(rng) for day in some if day.year == 2023]
+    days = [day for some in translate_dates_data.split_days(rng) for day in some if day.year == 2023]
     meanings = {}
-    for text, iso in example.write_dates(30_000, days, example.LANGUAGES, rng):
+    for text, iso in translate_dates_data.write_dates(30_000, days, translate_dates_data.LANGUAGES, rng):
         assert meanings.setdefault(text, iso) == iso
 
 
-def test_every_text_fits_in_the_longest_shape(example):
+def test_every_text_fits_in_the_longest_shape():
     rng = random.Random(1)
-    days = [day for some in example.split_days(rng) for day in some]
-    pairs = example.write_dates(20_000, days, example.LANGUAGES, rng)
-    characters = example.Characters(text for pair in pairs for text in pair)
+    days = [day for some in translate_dates_data.split_days(rng) for day in some]
+    pairs = translate_dates_data.write_dates(20_000, days, translate_dates_data.LANGUAGES, rng)
+    characters = translate_dates_data.Characters(text for pair in pairs for text in pair)
     for pair in pairs:
         row = characters.row(*pair)
-        assert all(length <= example.LONGEST[name] for name, length in example.lengths(row).items())
+        assert all(
+            length <= translate_dates_data.LONGEST[name] for name, length in translate_dates_data.lengths(row).items()
+        )
         assert characters.decode(row["target"][1:]) == pair[1]
 
 
@@ -106,9 +102,9 @@ def tokens(*shape):
     return np.random.default_rng(0).integers(4, 19, shape, np.int32)
 
 
-def losses(example, model, source, target):
+def losses(model, source, target):
     batch = {"source": ops.convert_to_tensor(source), "target": ops.convert_to_tensor(target)}
-    mean = example.Translation()(model, batch, training=True)[0]
+    mean = translate_dates.Translation()(model, batch, training=True)[0]
     return np.asarray(mean.values), np.asarray(mean.weights)
 
 
@@ -117,17 +113,17 @@ def padded(row, length):
 
 
 @on("tensorflow")
-def test_padding_changes_no_loss(example, model):
+def test_padding_changes_no_loss(model):
     source, target = tokens(2, 6), tokens(2, 5)
-    values, weights = losses(example, model, source, target)
-    more_values, more_weights = losses(example, model, padded(source, 9), padded(target, 8))
+    values, weights = losses(model, source, target)
+    more_values, more_weights = losses(model, padded(source, 9), padded(target, 8))
     assert weights.all()
     np.testing.assert_array_equal(more_weights, padded(weights, 7))
     np.testing.assert_allclose(more_values[:, :4], values, rtol=1e-4)
 
 
 @on("tensorflow")
-def test_no_place_sees_what_it_is_to_write(example, model):
+def test_no_place_sees_what_it_is_to_write(model):
     source, target = tokens(1, 6), tokens(1, 5)
     other = np.concatenate([target[:, :3], target[:, 3:] + 1], axis=1)
     ours, theirs = (np.asarray(model([source, given])) for given in (target, other))
@@ -136,10 +132,10 @@ def test_no_place_sees_what_it_is_to_write(example, model):
 
 
 @on("tensorflow")
-def test_every_character_of_the_source_is_seen(example, model):
+def test_every_character_of_the_source_is_seen(model):
     source, target = tokens(1, 6), tokens(1, 5)
-    before = losses(example, model, source, target)[0]
+    before = losses(model, source, target)[0]
     for place in range(6):
         source[0, place] += 1
-        assert (losses(example, model, source, target)[0] != before).all()
+        assert (losses(model, source, target)[0] != before).all()
         source[0, place] -= 1

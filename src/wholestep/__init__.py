@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from wholestep import backend
 from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerError, SpecificationError, WholestepError
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ def __getattr__(name: str) -> Any:
     """Import what needs Keras when it is first asked for: `wholestep launch` only starts others that do."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    backend.check()
     globals()[name] = value = getattr(import_module(f"wholestep.{_HOMES[name]}"), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names alone, for whoever completes `ws.` by a key."""
+    return __all__

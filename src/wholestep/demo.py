@@ -30,6 +30,7 @@ from matplotlib import pyplot as plt
 
 _BATCH = 60
 _SEED = 7
+_FLOOR = 1e-8  # of the picture: no logarithm shows 0
 _NOTES = """\
 loss k      of epoch k, as each run reports it: wholestep weighs every row of the epoch by its sample weight,
             Keras averages the losses of its batches.
@@ -116,6 +117,7 @@ def run(epochs: int, out: Path | str) -> list[Row]:
         rows.append(diary.row(name, test_rows, reference))
         print(f"  {name}: loss {rows[-1].losses[-1]:.5f}, {sum(diary.seconds):.1f} s", flush=True)
     print(f"\n{table(rows)}\n\n{_NOTES}\n\nPicture: {picture(rows, Path(out))}")
+    print("You have seen: however a batch is cut, stopped or looped over, the update is the same but for rounding.")
     return rows
 
 
@@ -243,19 +245,25 @@ def table(rows: list[Row]) -> str:
 
 
 def picture(rows: list[Row], out: Path) -> Path:
-    """Draw the loss curves, and how far the parameters come apart; return the path of the picture."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
-    epochs = np.arange(1, len(rows[0].losses) + 1)
-    for i, row in enumerate(rows):
+    """Draw how far the losses and the parameters come apart from the first run's; return the path of the picture."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.4), layout="constrained", sharey=True)
+    whole = np.asarray(rows[0].losses)
+    epochs = np.arange(1, len(whole) + 1)
+    for i, row in enumerate(rows[1:], start=1):
         style = {"label": row.name, "linewidth": 7 - i, "color": f"C{i}", "marker": "." if len(epochs) < 3 else None}
-        left.plot(epochs, row.losses, **style)
-        if i:
-            right.plot(epochs, np.maximum(row.differences, 1e-8), **style)
-    left.set(xlabel="epoch", ylabel="training loss", yscale="log", title="Loss of each run")
-    right.set(xlabel="epoch", ylabel="max|a - b| / max|b|  (0 is drawn at 1e-8)", yscale="log")
-    right.set(title="How far the parameters come apart from the first run's")
-    left.legend()
-    right.grid(alpha=0.3)
+        left.plot(epochs, np.maximum(np.abs(row.losses - whole) / whole, _FLOOR), **style)
+        right.plot(epochs, np.maximum(row.differences, _FLOOR), **style)
+    left.set(xlabel="epoch", ylabel="relative difference (0 is drawn at 1e-8)", yscale="log", ylim=(_FLOOR / 2, 10))
+    left.set_title("How far the reported losses are from the first run's")
+    right.set(xlabel="epoch", title="How far the parameters are: max|a - b| / max|b|")
+    inset = left.inset_axes((0.55, 0.76, 0.42, 0.22))
+    inset.plot(epochs, whole, color="C0")
+    inset.set(yscale="log", xticks=[], title=None)
+    inset.annotate("loss of the first run", (0.97, 0.9), xycoords="axes fraction", ha="right", va="top", fontsize=8)
+    inset.tick_params(which="both", labelsize=7)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"digits-{keras.backend.backend()}.png"
     figure.savefig(path, dpi=120)

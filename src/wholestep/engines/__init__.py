@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from wholestep.backend import unknown
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.engines.listener import Listener
 from wholestep.engines.protocol import Engine
-from wholestep.errors import SpecificationError, message
 from wholestep.processes.protocol import Processes
 from wholestep.processes.single import SingleProcess
 
@@ -34,7 +34,7 @@ def choose(
         from wholestep.engines.tensorflow import TensorflowEngine
 
         return TensorflowEngine(optimizer, model, replicas, jit_compile)
-    raise _no_engine()
+    raise unknown(backend)
 
 
 def scope(model: keras.Model) -> AbstractContextManager:
@@ -75,10 +75,4 @@ def listener() -> Listener:
         from wholestep.engines.tensorflow_listener import TensorflowListener
 
         return TensorflowListener()
-    raise _no_engine()
-
-
-def _no_engine() -> SpecificationError:
-    must = "The Keras backend must be jax or tensorflow."
-    attempt = "set the environment variable KERAS_BACKEND before importing keras."
-    return SpecificationError(message(must, keras.backend.backend(), attempt))
+    raise unknown(keras.backend.backend())
