@@ -53,7 +53,9 @@ def test_a_models_own_train_step_trains_as_in_keras(name):
     check_logs(found, theirs.fit(*data, epochs=3, **CALMLY).history)
     check_close(ours.get_weights(), theirs.get_weights())
     seen: list = []
-    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: seen.append(alone.get_weights()[0].sum()))
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(alone.get_weights()[0].sum())
+    )
     again = ws.Trainer(alone).fit(*data, epochs=3, callbacks=[look], **CALMLY)  # one update in each dispatch
     assert len(set(seen)) == 15
     check_equal(values(ours), values(alone))
@@ -230,3 +232,60 @@ def several_devices():
         yield
     finally:
         keras.distribution.set_distribution(None)
+
+
+class Annealing(keras.Model):
+    """A loss without labels, times a coefficient that is no part of the model."""
+
+    def __init__(self, beta):
+        super().__init__()
+        self.head = customs.dense(1, 3)
+        self.beta = [beta.assign, lambda: beta.value]  # not tracked
+
+    def call(self, x):
+        return self.head(x)
+
+    if customs.JAX:
+
+        def train_step(self, state, data):
+            import jax
+
+            params, buffers, slots, metrics = state
+            beta = self.beta[1]()
+            loss, grads = jax.value_and_grad(
+                lambda params: beta * keras.ops.mean(self.stateless_call(params, buffers, data)[0] ** 2)
+            )(params)
+            params, slots = self.optimizer.stateless_apply(slots, grads, params)
+            return {"size": loss}, (params, buffers, slots, metrics)
+
+    else:
+
+        def train_step(self, data):
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                loss = self.beta[1]() * keras.ops.mean(self(data) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"size": loss}
+
+
+def test_what_a_step_reads_besides_is_read_anew_and_labels_are_its_business():
+    beta = keras.Variable(1.0, trainable=False)
+    model = Annealing(beta)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    trainer = ws.Trainer(model)
+    warm_up = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: beta.assign(epoch))
+    first, second, third = trainer.fit(X, batch_size=22, epochs=3, callbacks=[warm_up], verbose=0).history["size"]
+    assert first == 0
+    assert third == pytest.approx(2 * second)
+    assert second > 0
+
+
+@pytest.mark.skipif(not customs.JAX, reason="on TensorFlow a step makes what it lacks when it is traced")
+def test_parts_that_are_not_built_are_named():
+    model = customs.Lean.__new__(customs.Encoding)
+    keras.Model.__init__(model)
+    model.encoder = keras.Sequential([customs.dense(2, 1)], name="unready")
+    model.compile("sgd")
+    with pytest.raises(ws.SpecificationError, match=r"parts that are built.*unready"):
+        ws.Trainer(model).fit(X, verbose=0)

@@ -56,7 +56,11 @@ class CustomSteps:
         return self.model.test_step(*given)
 
     def _predict(self, *given: Tree) -> Any:
-        return self.model.predict_step(*given)
+        if len(given) == 1:
+            return self.model.predict_step(*given)
+        state, data = given
+        found, buffers = self.model.predict_step(state, data)
+        return found, (state[0], buffers)  # of the state, Keras wants the second part alone
 
     def forget(self) -> None:
         """Forget the functions, if the model is made of other things than when they were remembered."""

@@ -63,8 +63,6 @@ def _parts(returned: Tree, given: Sequence[list]) -> tuple[Tree, list[list]]:
     """
     is_pair = isinstance(returned, tuple | list) and len(returned) == 2
     state: Any = returned[1] if is_pair else None
-    if len(given) == 2 and is_pair and not _fits(state, given):  # of a prediction, Keras takes the second part alone
-        state = [given[0], state]
     if not _fits(state, given):
         sizes = ", ".join(str(len(group)) for group in given)
         must = f"On JAX a step of the model's own must return (what it found, state): lists of {sizes} values."

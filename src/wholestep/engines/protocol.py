@@ -266,10 +266,7 @@ class Engine(Protocol):
         data: Tree,
         note: Callable[[keras.Variable], None],
     ) -> tuple[Tree, list[list]]:
-        """The step got the first `num` groups' values by the backend's contract; what it found, and all values after.
-
-        Of variables that it read, and that are in no group, `note` was told, where they would be constants.
-        """
+        """The step has `num` groups of values; all groups are returned as it left them. `note` hears of other reads."""
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
