@@ -84,13 +84,12 @@ class Builder:
         inner, has_call = compiled.layers(self.model)[1:], _has_call(self.model)
         if not has_call and not all(layer.built for layer in inner):
             must = "On JAX a model without a `call` must have parts that are built."
-            received = ", ".join(layer.name for layer in inner if not layer.built)[:200]
-            raise SpecificationError(
-                message(must, f"not built: {received}", "call each on a batch, or part.build(shape).")
-            )
-        if has_call and not self.model.built and compiled.unpack(example := batches.example())[1] is None:
-            objective.build(_call, self.model, compiled.unpack(example)[0])  # its own step may need no labels
-        return not has_call or self.model.built
+            received = f"not built: {', '.join(layer.name for layer in inner if not layer.built)}"
+            raise SpecificationError(message(must, received, "call each on a batch, or part.build(shape)."))
+        x, y, _ = compiled.unpack(batches.example())
+        if has_call and y is None and not self.model.built:
+            objective.build(_call, self.model, x)
+        return not has_call or y is None  # its own step may need no labels
 
     def _unbuilt(self) -> list:
         """Return the layers without variables yet; none if they are those that the last build made no use of."""
