@@ -141,6 +141,28 @@ def test_own_metrics_and_results_are_told_where_keras_tells_them():
     assert "own compute_metrics is run whole" in trainer.explain()
 
 
+def test_numbers_that_are_called_as_the_metrics_are_theirs_at_the_end_of_an_epoch_as_in_keras():
+    class Telling(customs.Calling):
+        def train_step(self, *given):
+            found = keras.Model.train_step(self, *given)
+            logs = found[0] if customs.JAX else found
+            logs["loss"] = keras.ops.zeros(())
+            return found
+
+    def make():
+        image = keras.Input((6,))
+        model = Telling(image, customs.dense(1, 42)(image))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    seen: list = []
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs["loss"]))
+    ours = ws.Trainer(make()).fit(X, Y, epochs=2, callbacks=[look], **CALMLY).history
+    check_logs(ours, make().fit(X, Y, epochs=2, **CALMLY).history)
+    assert ours["loss"][1] > 0
+    assert seen == [0] * 10  # each update's are those that the step returned
+
+
 @pytest.mark.parametrize("name", share(MODELS, other=True))
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
     make, data = MODELS[name]

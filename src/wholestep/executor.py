@@ -84,7 +84,7 @@ class Executor:
         self.compilations = Compilations()
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
-        self._resets_on_the_host = steps.trains or any(map(resets_on_the_host, metrics))
+        self._resets_on_the_host = any(map(resets_on_the_host, metrics))
         self._unclaimed: list[tuple[str, Numbers]] = []  # of a snapshot: variables that are not known yet
         self._tables: dict = {}
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
