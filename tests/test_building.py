@@ -137,10 +137,3 @@ def test_what_asks_for_a_call_says_so(how, message):
     made.compile("sgd")
     with pytest.raises(ws.SpecificationError, match=rf"must have a `call`.*{message.replace('Encoding', 'Plain')}"):
         getattr(ws.Trainer(made), how)(X, verbose=0)
-
-
-def test_a_train_step_of_ones_own_is_told_from_a_model_without_call():
-    made = Encoding()
-    made.compile("sgd")
-    with pytest.raises(ws.SpecificationError, match=r"must not override `train_step`"):
-        ws.Trainer(made)

@@ -562,47 +562,6 @@ def test_metrics_that_are_no_plain_sums():
 
 
 @on("jax")
-@pytest.mark.parametrize(
-    ("steps", "received", "attempts"),
-    [
-        (
-            ["train_step"],
-            "`train_step` of Own",
-            ["delete it and pass Trainer(model, microbatch_size=", "docs/recipes.md"],
-        ),
-        (
-            ["train_step", "test_step"],
-            "`train_step` and `test_step` of Own",
-            ["wholestep.Objective", "is evaluated in"],
-        ),
-        (["compute_metrics"], "`compute_metrics` of Own", ["compile(metrics=...)"]),
-    ],
-)
-def test_overridden_steps_are_refused_in_words_for_who_wrote_them(steps, received, attempts):
-    def step(*arguments):
-        raise AssertionError
-
-    model = type("Own", (keras.Sequential,), dict.fromkeys(steps, step))([keras.Input((6,)), L.Dense(4)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ws.SpecificationError, match="must not override") as caught:
-        ws.Trainer(model)
-    assert f"Received: {received}." in str(caught.value)
-    assert all(attempt in str(caught.value) for attempt in attempts)
-    assert "test_step" not in str(caught.value).split("Try:")[1] or "test_step" in steps
-
-
-def test_an_overridden_predict_step_is_refused_and_a_way_named():
-    class Own(keras.Sequential):
-        def predict_step(self, *arguments):
-            raise AssertionError
-
-    model = Own([keras.Input((6,)), L.Dense(4)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ws.SpecificationError, match=r"must not override `predict_step`.*delete it if it only calls"):
-        ws.Trainer(model).predict(X, verbose=0)
-
-
-@on("jax")
 def test_a_loss_without_reduction_is_refused():
     model = dense()
     model.compile("sgd", K.MeanSquaredError(reduction=None))

@@ -18,7 +18,7 @@ from wholestep import engines
 from wholestep.embeddings.rows import for_rows
 from wholestep.embeddings.tables import Table, TableRows
 from wholestep.engines.protocol import Engine
-from wholestep.errors import BatchError
+from wholestep.errors import BatchError, SpecificationError
 from wholestep.state import State, Variables
 
 JAX = keras.backend.backend() == "jax"
@@ -1029,6 +1029,74 @@ def holds_loops_slowly(case):
     assert not case.engine.loops_slowly(lambda x: ops.matmul(x, kernel[0, 0]), image)
     on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
     assert case.engine.loops_slowly(lambda x: ops.conv(x, kernel), image) == (JAX and on_cpu)
+
+
+def custom(case, function, *given):
+    """Carry out (state at rest, *given) -> (state, found), let the variables hold the result; return what was found."""
+    arguments = case.engine.at_rest(case.read()), *case.engine.place(given)
+    state, found = case.engine.compile(lambda *arguments: function(*arguments), arguments)(*arguments)
+    case.engine.write_variables(case.variables, state)
+    return case.engine.fetch(found)
+
+
+def taken(case, other, state, data, note):
+    """Take a step of a model's own that adds to parameters, and assigns a metric that it is not handed."""
+    params, (metric,) = case.variables.params, case.variables.metrics
+
+    def step(*given):
+        metric.assign_add(ops.cast(other.value, "float32"))
+        if JAX:
+            (values, buffers), data = given
+            return {"sum": data}, ([value + data for value in values], buffers)
+        for variable in params:
+            variable.assign(variable + given[0])
+        return {"sum": given[0]}
+
+    groups, values = [params, case.variables.buffers, [metric]], [state.params, state.buffers, state.metrics]
+    found, (params, buffers, metrics) = case.engine.call_step(step, groups, values, 2, data, note)
+    return state._replace(params=params, buffers=buffers, metrics=metrics), found["sum"]
+
+
+def holds_call_step(case):
+    if case.engine.is_split:  # several replicas are refused
+        return
+    read, before, other = [], case.held(), keras.Variable(3.0)
+    found = custom(case, lambda state, data: taken(case, other, state, data, read.append), np.float32(5))
+    params, _, buffers, (metric,) = case.held()
+    equal(found, np.float32(5))
+    equal(params, [value + 5 for value in before[0]])
+    equal((buffers, metric), (before[2], np.float32(3)))
+    assert all(v is other for v in read)
+    assert bool(read) == JAX
+    if JAX:
+        groups = [case.variables.params, case.variables.buffers]
+        values = [[v.value for v in group] for group in groups]
+        with pytest.raises(
+            SpecificationError, match=r"must return \(what it found, state\).*Received: a state that is"
+        ):
+            case.engine.call_step(lambda state, data: (data, 7), groups, values, 2, 0, read.append)
+
+
+def holds_attempt(case):
+    if case.engine.is_split:  # several replicas are refused
+        return
+
+    other = keras.Variable(3.0)
+
+    def update(state, ok):
+        def attempt(state):
+            return taken(case, other, state, ops.ones((), "float32"), lambda variable: None)[0], ok, 7
+
+        state, good, found = case.engine.attempt(attempt, state, case.variables)
+        return state, ops.cast(good, "int32") * found
+
+    for ok in (False, True):
+        before = case.held()
+        assert custom(case, update, np.bool_(ok)) == 7 * ok
+        after = case.held()
+        equal(after[0], [value + ok for value in before[0]])
+        equal((after[1], after[2]), (before[1], before[2]))
+        equal(after[3], [before[3][0] + 3 * ok])
 
 
 CONTRACTS = {name.removeprefix("holds_"): check for name, check in globals().items() if name.startswith("holds_")}

@@ -62,6 +62,18 @@ def test_both_sides_of_a_gan_see_the_other_as_it_is_now():
     assert telling.update(batch)["made"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_step_of_ones_own_moves_both_sides_by_their_own_optimizers():
+    names = cook("A `train_step` of one's own, with several optimizers")
+    gan, history = names["gan"], names["history"].history
+    assert [int(o.iterations) for o in (gan.d_optimizer, gan.g_optimizer)] == [20, 20]
+    assert history["d_loss"][-1] < history["d_loss"][0]
+    assert history.keys() == {"d_loss", "g_loss"}
+    held = gan.generator.get_weights()
+    names["trainer"].fit(names["x"], epochs=1, verbose=0)
+    assert any(np.any(a != b) for a, b in zip(held, gan.generator.get_weights(), strict=True))
+    assert "own train_step is run whole" in names["trainer"].explain()
+
+
 def test_a_teacher_is_followed_where_it_is_now():
     names = cook("Teacher that follows by a moving average")
     student, teacher = names["student"], names["teacher"]

@@ -13,7 +13,6 @@ from wholestep.data.batches import Batches
 from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.data.sparse import sliceable
 from wholestep.errors import BatchError, SpecificationError, message
-from wholestep.model.compiled import refuse_overrides
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
@@ -42,8 +41,6 @@ def check_model(model: object, objective: object) -> None:
                 "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...).",
             )
         )
-    if objective is None:
-        refuse_overrides(model)
 
 
 def check_choices(
@@ -256,14 +253,6 @@ def check_trains(model: keras.Model) -> None:
     if getattr(model, "optimizer", None) is None:
         must = "Training needs an optimizer."
         raise SpecificationError(message(must, "none", "pass Trainer(..., optimizer=...), or compile the model."))
-
-
-def check_predicts(model: keras.Model) -> None:
-    """Refuse to predict with a model that has a way of its own."""
-    if type(model).predict_step is not keras.Model.predict_step:
-        must = "The model must not override `predict_step`."
-        attempt = "delete it if it only calls the model; else call model.predict itself: the weights are in it."
-        raise SpecificationError(message(must, type(model).__name__, attempt))
 
 
 def check_weighting(class_weight: object, sample_weight: Tree) -> None:

@@ -120,7 +120,7 @@ def _tell(
     last = report.block.num - 1 if failure is None else failure
     for i in range(last + 1 if watch.has_hooks else 0):
         numbers = _numbers(report, i, failure)
-        logs = executor.show(numbers) if watch.needs_state else shown(numbers)
+        logs = executor.show_update(numbers) if watch.needs_state else shown(numbers)
         watch.tell(report.first + i - begin, logs)
     if failure is not None:
         watch.end()

@@ -7,25 +7,26 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras import ops
 
 from wholestep import tree
+from wholestep.custom.looks import CustomLook
+from wholestep.custom.steps import CustomSteps
 from wholestep.cut import Cut
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, stage
 from wholestep.data.feed import Feed
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.engines.protocol import Engine
-from wholestep.model.compiled import unpack
 from wholestep.model.forward import Forward
 from wholestep.model.misfit import named
 from wholestep.program import Program
-from wholestep.reports.layout import NOTHING_TOLD, ReportLayout, check_same
+from wholestep.reports.layout import check_same
 from wholestep.run import Run, updates
 from wholestep.safety.compilations import Compilations
 from wholestep.safety.interrupts import uninterrupted
+from wholestep.scoring import Predicting, Scoring, parted
 from wholestep.state import State
-from wholestep.sums import EpochSums, first_logs
+from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree
 
 _MOST_BYTES = 64 << 20  # of outputs in one dispatch
@@ -45,106 +46,14 @@ class Look(NamedTuple):
     one_by_one: bool = False
 
 
-class Values(NamedTuple):
-    """The values with which a model is called."""
-
-    params: list
-    buffers: list
-    metrics: list
-    captured: list
+Step = Scoring | Predicting | CustomLook
 
 
-def _values(engine: Engine, state: State) -> Values:
-    return Values(engine.params(state), state.buffers, state.metrics, state.captured)
-
-
-def _parts(forward: Forward, state: State) -> tuple[State, State]:
-    """Return what a batch moves of the state, and the rest."""
-    moves = forward.facts.moves_buffers
-    moved = State([], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, [])
-    rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers)
-    return moved, rest
-
-
-def _joined(moved: State, rest: State) -> State:
-    """Return the two parts as one."""
-    return rest._replace(buffers=moved.buffers or rest.buffers, metrics=moved.metrics, sums=moved.sums)
-
-
-class Scoring:
-    """What an evaluation does with one batch: (what it moves of the state, the rest, data, rows) -> (that, numbers).
-
-    Args:
-        forward: the objective, with what is known of it.
-        layout: of the numbers.
-    """
-
-    def __init__(self, engine: Engine, forward: Forward, layout: ReportLayout = NOTHING_TOLD):
-        self.forward = forward
-        self.layout = layout
-        self._engine = engine
-        self._epoch_sums = EpochSums(forward)
-
-    def learned(self, state: State, data: Tree, rows: Tensor) -> "Scoring":
-        """Return the same with what is found by tracing it."""
-        layout = self.layout
-
-        def trace(forward: Forward) -> None:
-            def once(state: State, data: Tree, rows: Tensor) -> Tensor:
-                nonlocal layout
-                batch = self._engine.batch(data, rows)
-                logs = first_logs(forward, *_values(self._engine, state), batch, None)
-                layout = ReportLayout.of(logs)
-                return logs["loss"]
-
-            self._engine.shapes(once, state, data, rows)
-
-        return Scoring(self._engine, self.forward.learned(trace), layout)
-
-    def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tensor]:
-        """Return what is moved, and the numbers of the data so far."""
-        forward, values = self.forward, _values(self._engine, _joined(moved, rest))
-        outcome = forward.sums(*values, self._engine.batch(data, rows), None)
-        once = outcome.extra
-        if forward.has_penalty:
-            once = once + forward.penalty(values.params, values.captured)
-        sums = self._epoch_sums.add(moved.sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
-        logs = self._epoch_sums.logs(sums, outcome.metrics, values.captured)
-        metrics = forward.tracking(outcome.metrics, logs)
-        buffers = outcome.buffers if moved.buffers else []
-        return moved._replace(metrics=metrics, sums=sums, buffers=buffers), self.layout.pack(logs)
-
-
-class Predicting:
-    """What a prediction does with one batch: (what it moves of the state, the rest, data, rows) -> (that, outputs).
-
-    Args:
-        forward: the model, with what is known of it.
-        is_whole: see `Look`.
-    """
-
-    layout = NOTHING_TOLD
-
-    def __init__(self, engine: Engine, forward: Forward, is_whole: bool):
-        self.forward = forward
-        self._engine = engine
-        self._is_whole = is_whole
-
-    def learned(self, state: State, data: Tree, rows: Tensor) -> "Predicting":
-        """Return the same with what is found by tracing it."""
-
-        def trace(forward: Forward) -> None:
-            moved = State([], [], [], [], (), [], [])
-            self._engine.shapes(Predicting(self._engine, forward, self._is_whole), moved, state, data, rows)
-
-        return Predicting(self._engine, self.forward.learned(trace), self._is_whole)
-
-    def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
-        """Return what is moved, and the outputs."""
-        batch = self._engine.batch(data, rows)
-        inputs = unpack(batch)[0] if self._is_whole else batch
-        outputs, after = self.forward.predict(*_values(self._engine, _joined(moved, rest)), inputs)
-        return moved._replace(buffers=after if moved.buffers else []), outputs
+def _step_of(engine: Engine, forward: Forward, steps: CustomSteps, *, predicts: bool, is_whole: bool) -> Step:
+    """Return what is done with a batch: our own, or the model's `test_step` or `predict_step`."""
+    if steps.predicts if predicts else steps.tests:
+        return CustomLook(engine, forward, steps, predicts=predicts, is_whole=is_whole)
+    return Predicting(engine, forward, is_whole) if predicts else Scoring(engine, forward)
 
 
 class Evaluation:
@@ -153,12 +62,14 @@ class Evaluation:
     A program takes the state in two parts: what it moves, which is spent, and the rest.
     """
 
-    def __init__(self, engine: Engine, forward: Forward):
+    def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps):
         self.engine = engine
         self.compilations = Compilations()
-        self._scoring = Scoring(engine, forward)
-        self._predicting = {is_whole: Predicting(engine, forward, is_whole) for is_whole in (False, True)}
-        self._learned: dict[tuple, Scoring | Predicting] = {}
+        self._steps = {
+            (predicts, is_whole): _step_of(engine, forward, steps, predicts=predicts, is_whole=is_whole)
+            for predicts, is_whole in ((False, False), (True, False), (True, True))
+        }
+        self._learned: dict[tuple, Step] = {}
         self.programs: dict[tuple, Program] = {}
 
     def state(self, metrics: list[np.ndarray], look: Look) -> State:
@@ -169,8 +80,8 @@ class Evaluation:
         params, slots, buffers = self.engine.read_variables(forward.variables)
         return State(params, slots, buffers, metrics, sums, stopped, [])
 
-    def _step(self, look: Look) -> Scoring | Predicting:
-        return self._predicting[look.is_whole] if look.predicts else self._scoring
+    def _step(self, look: Look) -> Step:
+        return self._steps[look.predicts, look.is_whole]
 
     def plan(self, run: Run, batches: Batches, look: Look) -> Callable:
         """Return what finds the program for each batch of these."""
@@ -187,7 +98,7 @@ class Evaluation:
             check_same(run.layout, program.layout)
         elif state.sums:
             state = state._replace(sums=EpochSums(forward).fitting(engine, state.sums))
-        moved, rest = _parts(forward, state._replace(captured=engine.read_captured(program.captured, state)))
+        moved, rest = parted(forward, state._replace(captured=engine.read_captured(program.captured, state)))
         which = engine.place(span(block.first, block.num))
         with engine.processes.dispatching("evaluating"), uninterrupted():
             moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
@@ -227,7 +138,7 @@ class Evaluation:
         (rows,) = engine.place((rows,))
         assert run.state is not None
         state, step = self._learned_step(run.state, look, batch.signature, data, rows)
-        parts = _parts(step.forward, state._replace(captured=engine.read_captured(step.forward.inputs, state)))
+        parts = parted(step.forward, state._replace(captured=engine.read_captured(step.forward.inputs, state)))
         found = engine.shapes(step, *parts, data, rows)[1]
 
         def each(moved: State, rest: State, data: Tree, rows: Tensor, *_: Tensor) -> tuple[State, Tree]:
@@ -241,9 +152,7 @@ class Evaluation:
         run.state = state
         return Program(call, cut, length, 1, None, [], step.forward, step.layout, "")
 
-    def _learned_step(
-        self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor
-    ) -> tuple[State, Scoring | Predicting]:
+    def _learned_step(self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor) -> tuple[State, Step]:
         """Return what such a pass does with batches like this one, and the state with all that is state then."""
         engine, step = self.engine, self._step(look)
         before, like = step.forward, (look.predicts, look.is_whole, signature)
@@ -254,13 +163,10 @@ class Evaluation:
                 self._learned = {key: known for key, known in self._learned.items() if key[0] != look.predicts}
             self._learned[like] = step
         step = self._learned[like]
-        if isinstance(step, Scoring):
-            self._scoring = step
-        else:
-            self._predicting[look.is_whole] = step
+        self._steps[look.predicts, look.is_whole] = step
         if step.forward.variables is not before.variables:
             state = state._replace(buffers=engine.read_variables(step.forward.variables)[2])
-        if isinstance(step, Scoring):
+        if not look.predicts:
             state = state._replace(sums=EpochSums(step.forward).fitting(engine, state.sums))
         return state, step
 

@@ -14,6 +14,9 @@ from wholestep.checkpoints.names import renamed
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.snapshot import Snapshot, leaves_of
 from wholestep.checkpoints.values import claimed, put
+from wholestep.custom.diagnosis import why_not_applied
+from wholestep.custom.steps import CustomSteps
+from wholestep.custom.update import AnyUpdate, update_of
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, Known
 from wholestep.data.feed import Feed, open_feed
@@ -23,7 +26,7 @@ from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize
 from wholestep.errors import NonFiniteError
 from wholestep.evaluate import Evaluation, Look, Pass
-from wholestep.model.compiled import loss_trackers, own_results, resets_on_the_host
+from wholestep.model.compiled import loss_trackers, resets_on_the_host
 from wholestep.model.findings import Findings
 from wholestep.model.forward import Forward
 from wholestep.model.labels import check_labels
@@ -34,16 +37,14 @@ from wholestep.plan import MOST_STACKED, Planner
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.program import Options, Program, Wanted
 from wholestep.reports.applied import Applied
-from wholestep.reports.diagnosis import diagnose
 from wholestep.reports.layout import check_same
 from wholestep.reports.report import Report
 from wholestep.run import Run, groups_of
 from wholestep.safety.compilations import Compilations
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State, Variables
-from wholestep.sums import EpochSums, names_of, shown
+from wholestep.sums import EpochSums, fresh, names_of
 from wholestep.tree import Tensor
-from wholestep.update import Update
 
 
 class Executor:
@@ -52,6 +53,7 @@ class Executor:
     Args:
         metrics: the Keras metrics whose state is carried.
         findings: what was found out by trying, and is found out here.
+        steps: those that are the model's own, if any are.
     """
 
     def __init__(
@@ -62,24 +64,23 @@ class Executor:
         metrics: list[keras.metrics.Metric],
         findings: Findings,
         options: Options,
+        steps: CustomSteps,
     ):
         self.engine = engine = engines.choose(optimizer, model, options.replicas, options.jit_compile)
         self.model = model
         self.objective = objective
         self.optimizer: keras.optimizers.Optimizer = optimizer  # there need not be one to evaluate
         self.options = options
-        self.metrics = [*metrics, *loss_trackers(model).values()]
-        slots = [] if optimizer is None else optimizer.variables
+        self.steps = steps
+        self.metrics = metrics if steps.trains else [*metrics, *loss_trackers(model).values()]
+        slots = steps.slots if steps.trains else [] if optimizer is None else optimizer.variables
         held = [v for metric in self.metrics for v in metric.variables]
         variables = Variables(model.trainable_variables, slots, model.non_trainable_variables, held)
         watching = Forward(model, objective, metrics, variables, training=False, freezes_reads=engine.freezes_reads)
         forward = replace(watching, training=True, keeps_assigned=engine.keeps_assigned, draws_by=engine)
-        dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        scales = dynamic or getattr(optimizer, "loss_scale_factor", None) is not None
-        stops = options.on_nonfinite == "raise"
-        update = Update(engine, forward, scales=scales, guards_gradients=not dynamic, stops=stops)
+        update = update_of(engine, forward, optimizer, steps, stops=options.on_nonfinite == "raise")
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
-        self.evaluation = Evaluation(engine.for_evaluation(), watching)
+        self.evaluation = Evaluation(engine.for_evaluation(), watching, steps)
         self.compilations = Compilations()
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
@@ -87,11 +88,12 @@ class Executor:
         self._unclaimed: list[tuple[str, Numbers]] = []  # of a snapshot: variables that are not known yet
         self._tables: dict = {}
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
-        self.applied = Applied(engine, self.optimizer, why, skips=options.on_nonfinite == "skip")
+        counts: Any = steps if steps.trains else self.optimizer
+        self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
         self.dispatcher = Dispatcher(engine, self.applied)
 
     @property
-    def update(self) -> Update:
+    def update(self) -> AnyUpdate:
         """The update, with what is known of the objective by now."""
         return self.planner.update
 
@@ -126,13 +128,18 @@ class Executor:
     def begin_epoch(self, run: Run) -> None:
         """Let the sums and the metrics be empty from the next update on, and Keras' metrics from now on."""
         self.refresh(run)
-        for metric in self.metrics:
-            metric.reset_state()
+        self._reset_metrics()
         if not self.planner.empty:
             self.planner.empty = [np.array(np.asarray(v)) for v in self.variables.metrics]
         assert run.state is not None
         run.state = run.state._replace(metrics=self.engine.read_metrics(self.variables))
         run.begins = EPOCH
+
+    def _reset_metrics(self) -> None:
+        if self.steps.tests:
+            self.model.reset_metrics()
+        for metric in [] if self.steps.trains else self.metrics:
+            metric.reset_state()
 
     def put_back(self, run: Run, snapshot: Snapshot) -> None:
         """Let the Keras variables and the run hold what they held when a snapshot was taken.
@@ -187,15 +194,14 @@ class Executor:
         run, batches = Run(), batches.in_order()
         self._check_processes(batches)
         plan, room = self.evaluation.plan(run, batches, look), self.planner.room_for_data
-        check = (lambda batch: None) if look.predicts else self.check
+        check = (lambda batch: None) if look.predicts or self.steps.tests else self.check
         return Pass(run, open_feed(self.evaluation.engine, batches, room, plan, check), look)
 
     def begin_evaluation(self, through: Pass) -> None:
         """Let a pass begin with the first batch, with the values of the variables as they are, and empty sums."""
         metrics = []
         if not through.look.predicts:
-            for metric in self.metrics:
-                metric.reset_state()
+            self._reset_metrics()
             metrics = [np.array(np.asarray(v)) for v in self.variables.metrics]
         through.run.state = self.evaluation.state(metrics, through.look)
         through.run.number = 0
@@ -203,7 +209,8 @@ class Executor:
 
     def show_evaluation(self, found: Tensor, block: Block) -> dict[str, Any]:
         """Return the numbers of an evaluation as Keras does. Its metrics hold theirs already."""
-        return self.show(self.evaluation.logs(found, block))
+        numbers = self.evaluation.logs(found, block)
+        return self.steps.results(numbers) if self.steps.tests else fresh(self.model, numbers)
 
     def _check_processes(self, batches: Batches) -> None:
         if self.engine.processes.count > 1:
@@ -239,7 +246,7 @@ class Executor:
     def check(self, batch: Batch) -> None:
         """Look at weights and labels before they are used. Needs a trace."""
         objective = self.objective
-        if isinstance(objective, CompiledObjective):
+        if isinstance(objective, CompiledObjective) and not self.steps.trains:
             with named(batch):
                 check_parts(self.model, batch.host)
                 check_weights(batch.host, all_zero=batch.is_resident, divisors=objective.divisors, numbers=batch.names)
@@ -277,16 +284,15 @@ class Executor:
         return not self.dispatcher.is_ahead(run) and self.applied.was_moved
 
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
-        return diagnose(self.update, self._whole(self.refresh(run)), report, i)
+        return why_not_applied(self.update, lambda: self._whole(self.refresh(run)), report, i)
 
     def show(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """Return an epoch's numbers as `keras.Model.fit` does. Keras' metrics hold theirs already."""
-        logs = shown(numbers)
-        own = own_results(self.model) if logs is not numbers else {}
-        # Read again, as Keras does: it may look at what is no part of the program, such as the learning rate.
-        fresh = {name: np.asarray(value).copy() for name, value in own.items()}
-        same = fresh.keys() == logs.keys()
-        return {name: value if value.ndim else float(value) for name, value in fresh.items()} if same else logs
+        """Return an epoch's numbers as `keras.Model.fit` does."""
+        return self.steps.results(numbers) if self.steps.trains else fresh(self.model, numbers)
+
+    def show_update(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """Return the numbers up to an update, after which Keras' metrics hold theirs, as a callback sees them."""
+        return numbers if self.steps.trains else self.show(numbers)
 
     def meet(self, feed: Feed) -> None:
         """Wait until all processes have come to the same place in the data."""

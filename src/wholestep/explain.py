@@ -41,6 +41,11 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
         lines.append(
             "Cutting changes nothing in this model." if coupling.cut_is_exact else f"Not cut freely: {coupling.why}."
         )
+    if coupling is not None and coupling.custom:
+        lines.append(
+            "What that step computes is the model's business: that microbatches, replicas or padding change nothing is "
+            "not promised of it, and there are none. Its losses and the weights are looked at afterwards."
+        )
     return "\n".join([*lines, *drawn])
 
 

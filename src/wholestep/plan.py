@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
+from wholestep.custom.update import AnyUpdate
 from wholestep.cut import Cut
 from wholestep.data.block import Batch, stage
 from wholestep.data.stack import stack
@@ -19,7 +20,6 @@ from wholestep.model.coupling import inference, metrics_are_additive, metrics_ig
 from wholestep.model.findings import Coupling, Findings
 from wholestep.program import Program, Wanted
 from wholestep.state import State
-from wholestep.update import Update
 
 MOST_STACKED = 16
 _MOST_BYTES_STACKED = 1 << 20  # a single update is sent with the room of all
@@ -41,13 +41,13 @@ class Planner:
     """
 
     engine: Engine
-    update: Update
+    update: AnyUpdate
     microbatch_size: int | str
     memory_limit: int | None
     findings: Findings
     empty: list[np.ndarray] = field(default_factory=list)
     programs: dict = field(default_factory=dict)
-    _updates: dict[tuple, Update] = field(default_factory=dict)
+    _updates: dict[tuple, AnyUpdate] = field(default_factory=dict)
     _known: dict = field(default_factory=dict)
 
     def known(self, batch: Batch, wanted: Wanted) -> Program | None:
@@ -241,8 +241,8 @@ class Planner:
         if num_stacked > 1:
             data = stack(engine, [batch], num_stacked)
         program = maker.program(update, length, self.empty, loops=loops)
-        rest = engine.at_rest(state)._replace(captured=())
-        call = compiled(engine, program, rest, values, data, (length, cut.places), repeats=loops)
+        rest, compiles = engine.at_rest(state)._replace(captured=()), loops and (maker.suits_xla or engine.always_xla)
+        call = compiled(engine, program, rest, values, data, (length, cut.places), repeats=compiles)
         needs = self._share(engine.memory(call))
         tables = describe(row_plan, wholes, cut.num_microbatches)
         return Program(

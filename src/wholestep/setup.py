@@ -14,15 +14,17 @@ from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import Snapshot, leaves_of
 from wholestep.checkpoints.unsaved import Unsaved
 from wholestep.checkpoints.values import put
+from wholestep.custom.checks import check_choices, check_replicas
+from wholestep.custom.steps import CustomSteps
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.leaves import is_nest_of_arrays, without_none
-from wholestep.engines import connect, scope
+from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
 from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
 from wholestep.model import compiled
 from wholestep.model.building import Builder
-from wholestep.model.findings import Findings
+from wholestep.model.findings import Coupling, Findings
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective, leave_rows_out
 from wholestep.model.preprocess import (
@@ -79,7 +81,12 @@ class Setup:
         self.run = run
         self.executor: Executor | None = None
         self._metrics = [keras.metrics.get(m) for m in metrics]
-        self._builder = Builder(model, objective)
+        if objective is None:
+            size, replicas = options.microbatch_size, options.replicas
+            check_choices(model, microbatch_size=size, replicas=replicas, metrics=self._metrics)
+        with scope(model):
+            self.steps = CustomSteps(model, as_function, has_objective=objective is not None)
+        self._builder = Builder(model, objective, self.steps)
         self._made_for: list = []
         self._optimizer = (
             None if optimizer is None else arguments.with_loss_scale(keras.optimizers.get(optimizer), model)
@@ -87,7 +94,7 @@ class Setup:
         self._adopt_optimizer()
         run.settle = weakref.WeakMethod(self._count_exactly)  # or they would keep each other alive
         run.arrive = weakref.WeakMethod(self._arrive)
-        arguments.check_optimizer(getattr(model, "optimizer", None))
+        arguments.check_optimizer(None if self.steps.trains else getattr(model, "optimizer", None))
 
     # ---- batches ----
 
@@ -103,6 +110,8 @@ class Setup:
         arguments.check_data(x, y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
         alone = y is None and sample_weight is None and (self.objective is not None or not is_nest_of_arrays(x))
+        is_custom = self.steps.trains if method == "fit" else self.steps.tests
+        alone |= is_custom and y is sample_weight is None and not isinstance(x, list | tuple)  # as Keras has it
         source = x if alone else without_none((x, y, sample_weight))
         transform = None if class_weight is None else class_weighted(class_weight)
         how = {"seed": self.seed, "shuffle": shuffle if shuffle == "batch" else bool(shuffle), "transform": transform}
@@ -136,7 +145,10 @@ class Setup:
 
     def executor_to_train(self, batches: Batches) -> Executor:
         """Return the executor for the model as it is now, to train it on these batches."""
-        executor = self.executor_for(batches)
+        if self.steps.trains:
+            check_replicas(num_replicas(self.model))
+            return self.executor_for(batches, trains=True)
+        executor = self.executor_for(batches, trains=True)
         arguments.check_trains(self.model)
         return executor
 
@@ -146,13 +158,15 @@ class Setup:
         self._adopt_optimizer()
         self._builder.build(batches, **how)
         optimizer = getattr(self.model, "optimizer", None)
-        if optimizer is not None and not optimizer.built:
+        is_lazy = self.steps.trains and makes_variables()
+        if optimizer is not None and not optimizer.built and not is_lazy:
             with scope(self.model):
                 optimizer.build(self.model.trainable_variables)
         made_for = self._parts()
         if self.executor is None or not compiled.are_same(self._made_for, made_for):
-            arguments.check_optimizer(optimizer)
-            arguments.check_trainable(self.model, optimizer)
+            if not self.steps.trains:
+                arguments.check_optimizer(optimizer)
+                arguments.check_trainable(self.model, optimizer)
             self.run.findings = self.run.findings if self.run.restored else Findings()
             self.executor, self._made_for = self._make(), made_for
         is_elsewhere = self.run.variables is not self.executor.variables and not self.run.is_under_way
@@ -162,12 +176,13 @@ class Setup:
 
     def _parts(self) -> list:
         """Return what an executor is made for: with another one of these, there must be another executor."""
-        return [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution()]
+        also = self.steps.slots if self.steps.trains else []
+        return [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution(), *also]
 
     def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
         """Let the model hold the values of a snapshot; with an optimizer, so that a training may go on."""
         optimizer = getattr(self.model, "optimizer", None)
-        if executor is not None and optimizer is not None and optimizer.built:
+        if executor is not None and (self.steps.trains or (optimizer is not None and optimizer.built)):
             executor.put_back(self.run, snapshot)
         elif self.model.built:
             groups = self._groups()
@@ -179,7 +194,7 @@ class Setup:
     def _groups(self) -> dict[str, list[keras.Variable]]:
         """Return the variables that are there by now, by what they are."""
         optimizer = getattr(self.model, "optimizer", None)
-        slots = optimizer.variables if optimizer is not None and optimizer.built else []
+        slots = optimizer.variables if optimizer is not None and optimizer.built and not self.steps.trains else []
         held = Variables(self.model.trainable_variables, slots, self.model.non_trainable_variables, [])
         return {name: variables for name, variables in groups_of(held).items() if variables}
 
@@ -237,16 +252,24 @@ class Setup:
             self.model.optimizer = self._optimizer
 
     def _make(self) -> Executor:
-        model, optimizer = self.model, getattr(self.model, "optimizer", None)
+        model = self.model
         if self.objective is not None:
             self._know(leave_rows_out(self._metrics))
-            return Executor(model, self.objective, optimizer, self._metrics, self.run.findings, self.options)
+            return self._executor(self.objective, self._metrics)
         if model.run_eagerly:
             warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=5)
         objective = CompiledObjective(model, self._metrics)
+        if self.steps.trains:
+            name = "train_step" if compiled.is_overridden(model, "train_step") else "compute_metrics"
+            self.run.findings.coupling, self.run.findings.pads = Coupling(custom=name), False
+            return self._executor(objective, list(model.metrics))
         metrics = [*compiled.metrics_of(model), *self._metrics]
         self._know(leave_rows_out(compiled.known_metrics(model, self._metrics)))
-        return Executor(model, objective, optimizer, metrics, self.run.findings, self.options)
+        return self._executor(objective, metrics)
+
+    def _executor(self, objective: Objective, metrics: list) -> Executor:
+        optimizer = getattr(self.model, "optimizer", None)
+        return Executor(self.model, objective, optimizer, metrics, self.run.findings, self.options, self.steps)
 
     def _know(self, pads: bool | None) -> None:
         """Take note of whether every metric can be told to leave rows out, unless that has been tried."""
@@ -266,4 +289,5 @@ class Setup:
 
     def finish(self) -> None:
         """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
-        self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
+        if self.model.optimizer is not None:
+            self.model.optimizer.finalize_variable_values(self.model.trainable_weights)

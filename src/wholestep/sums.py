@@ -1,13 +1,14 @@
 """The sums of an update and of an epoch: what was minimised is what is reported. Nothing averages averages."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from wholestep.engines.protocol import Engine
-from wholestep.model.compiled import loss_trackers
+from wholestep.model.compiled import loss_trackers, own_results
 from wholestep.model.facts import NOTHING_KNOWN
 from wholestep.model.forward import Forward
 from wholestep.model.terms import Mean, accumulate, ratio
@@ -104,3 +105,13 @@ def shown(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
     """Return of an epoch's numbers what a user sees: the model's own results if it makes any, else all."""
     own = {name.removeprefix(OWN): value for name, value in numbers.items() if name.startswith(OWN)}
     return own or numbers
+
+
+def fresh(model: keras.Model, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return an epoch's numbers as `keras.Model.fit` does, where Keras' metrics hold theirs already."""
+    logs = shown(numbers)
+    own = own_results(model) if logs is not numbers else {}
+    # Read again, as Keras does: it may look at what is no part of the program, such as the learning rate.
+    read = {name: np.asarray(value).copy() for name, value in own.items()}
+    same = read.keys() == logs.keys()
+    return {name: value if value.ndim else float(value) for name, value in read.items()} if same else logs

@@ -240,7 +240,6 @@ class Trainer(OnBatch):
     ) -> Any:
         """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict` does."""
         arguments.check_counts(steps=steps)
-        arguments.check_predicts(self.model)
         with self._guard:
             batches, are_whole = self._setup.inputs(x, batch_size)
             executor = self._setup.executor_for(batches, predicts=True, are_whole=are_whole)

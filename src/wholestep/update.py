@@ -49,6 +49,8 @@ class Update:
         stops: whether the first non-finite update stops all later ones ("raise"), or is left out ("skip").
     """
 
+    suits_xla = True
+
     def __init__(
         self,
         engine: Engine,
@@ -117,7 +119,7 @@ class Update:
                 row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
                 batch = self.engine.batch(data, rows)
                 logs = first_logs(forward, params, buffers, metrics, captured, batch, row_weights)
-                layout = ReportLayout.of(_with_verdict(logs, logs["loss"], logs["loss"]))
+                layout = ReportLayout.of(with_verdict(logs, logs["loss"], logs["loss"]))
                 return logs["loss"]
 
             values = self.engine.params(state), state.buffers, state.metrics, self.forward.captured_in(state)
@@ -258,9 +260,9 @@ class Update:
         """The state in which Keras' loss trackers hold the epoch's numbers, and all numbers as one vector."""
         logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
         state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
-        return state, self.layout.pack(_with_verdict(logs, loss, ops.cast(ok, keras.config.floatx())))
+        return state, self.layout.pack(with_verdict(logs, loss, ops.cast(ok, keras.config.floatx())))
 
 
-def _with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
+def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
     """Return an update's numbers: those of the epoch so far, and last whether the update was applied."""
     return logs | {OWN_LOSS: loss, APPLIED: applied}

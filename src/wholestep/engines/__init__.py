@@ -1,5 +1,6 @@
 """The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,6 +13,7 @@ from wholestep.engines.listener import Listener
 from wholestep.engines.protocol import Engine
 from wholestep.processes.protocol import Processes
 from wholestep.processes.single import SingleProcess
+from wholestep.tree import Tree
 
 
 def choose(
@@ -41,6 +43,40 @@ def scope(model: keras.Model) -> AbstractContextManager:
     """Return the context in which the variables of a model are made, as `keras.Model.fit` makes them."""
     strategy = getattr(model, "distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()
+
+
+def num_replicas(model: keras.Model) -> int:
+    """Return how many devices share the rows of a batch, if nobody but the model and Keras says so."""
+    if keras.backend.backend() == "jax":
+        from wholestep.engines.mesh import find_layout
+
+        layout = find_layout(None)
+        return 1 if layout is None else layout.num_replicas
+    from wholestep.engines.strategy import find_replicas
+
+    replicas = find_replicas(model, None)
+    return 1 if replicas is None else replicas.count
+
+
+def makes_variables() -> bool:
+    """Whether a model's own step may make variables when it is first traced."""
+    return keras.backend.backend() == "tensorflow"
+
+
+def as_function(step: Callable) -> Callable:
+    """Return a model's own step as the engine runs it."""
+    if not makes_variables():
+        return step
+    from wholestep.engines import tensorflow_steps
+
+    return tensorflow_steps.as_function(step)
+
+
+def make_variables(function: Callable, batch: Tree) -> None:
+    """Let a model's own step, `as_function`, make its variables for such a batch. Nothing is computed."""
+    from wholestep.engines import tensorflow_steps
+
+    tensorflow_steps.make_variables(function, batch)
 
 
 def connect() -> Processes:

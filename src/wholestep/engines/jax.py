@@ -12,6 +12,7 @@ from keras.optimizers import Optimizer
 
 from wholestep.engines.jax_optimizer import JaxOptimizer
 from wholestep.engines.jax_programs import JaxPrograms
+from wholestep.engines.jax_steps import JaxSteps
 from wholestep.engines.jax_variables import JaxVariables
 from wholestep.engines.jax_words import JaxWords
 from wholestep.engines.mesh import Shares, find_layout
@@ -25,7 +26,7 @@ _INT32 = np.iinfo(np.int32)
 _TRACED_FOR = jax.make_user_context(None)
 
 
-class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxWords):
+class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
     """The verbs of `wholestep.engines.protocol` on JAX."""
 
     name = "jax"

@@ -4,7 +4,7 @@ The contracts are tested on every engine in `tests/test_engines.py`. Only module
 TensorFlow, but for `wholestep.processes.group` and `wholestep.processes.store`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -254,6 +254,24 @@ class Engine(Protocol):
 
     def is_finite(self, values: list) -> Tensor:
         """True if every number is finite; also if there is none."""
+
+    # ---- a model's own steps ----
+
+    def call_step(
+        self,
+        step: Callable,
+        groups: Sequence[list],
+        values: Sequence[list],
+        num: int,
+        data: Tree,
+        note: Callable[[keras.Variable], None],
+    ) -> tuple[Tree, list[list]]:
+        """The step has `num` groups of values; all groups are returned as it left them. `note` hears of other reads."""
+
+    def attempt(
+        self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
+    ) -> tuple[State, Tensor, Tree]:
+        """Where (state) -> (state, is good, found) finds it good, the state is the new one; else all is as before."""
 
     # ---- programs ----
 

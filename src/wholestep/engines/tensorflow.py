@@ -14,6 +14,7 @@ from wholestep.engines.protocol import Engine
 from wholestep.engines.strategy import Shares, find_replicas
 from wholestep.engines.tensorflow_optimizer import TensorflowOptimizer
 from wholestep.engines.tensorflow_programs import TensorflowPrograms, specs_of
+from wholestep.engines.tensorflow_steps import TensorflowSteps
 from wholestep.engines.tensorflow_words import TensorflowWords
 from wholestep.processes.single import SingleProcess
 from wholestep.state import State
@@ -23,7 +24,7 @@ _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its 
 _BODIES = "WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph"  # which nobody calls but the loop
 
 
-class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowWords):
+class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps, TensorflowWords):
     """The verbs of `wholestep.engines.protocol` on TensorFlow."""
 
     name = "tensorflow"

@@ -9,16 +9,6 @@ import keras
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.tree import Tensor, Tree
 
-_STEPS = {
-    "train_step": "if `train_step` accumulates gradients, delete it and pass Trainer(model, microbatch_size=...); if "
-    "it has a loss of its own (a VAE, a GAN), write that as a wholestep.Objective, as docs/recipes.md shows, and pass "
-    "Trainer(model, MyObjective(), optimizer=...).",
-    "test_step": "if `test_step` has the loss of such a `train_step`, the objective is evaluated in its place; else "
-    "delete it.",
-    "compute_metrics": "give `compute_metrics`' metrics to compile(metrics=...), or to Trainer(metrics=...) with an "
-    "objective that feeds them by name.",
-}
-
 
 def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
     """Return (x, y, sample_weight) of a batch, None for what it does not have."""
@@ -123,20 +113,6 @@ def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric]
     if any(m is not compiled and not any(m is k for k in extra) for m in metrics_of(model)):
         return None
     return [*(compiled.metrics if compiled is not None else []), *extra]
-
-
-def refuse_overrides(model: keras.Model) -> None:
-    """Refuse steps of the user's own, which are not ours to cut, in the words of who may have written them."""
-    own = [m for m in _STEPS if getattr(type(model), m) is not getattr(keras.Model, m)]
-    if own:
-        steps = " and ".join(f"`{m}`" for m in own)
-        raise SpecificationError(
-            message(
-                f"A model trained by its compiled losses must not override {' or '.join(f'`{m}`' for m in _STEPS)}.",
-                f"{steps} of {type(model).__name__}",
-                " ".join(_STEPS[m] for m in own),
-            )
-        )
 
 
 def distinct(names: list[str]) -> list[str]:

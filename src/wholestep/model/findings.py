@@ -19,6 +19,7 @@ class Coupling:
         unknown: other rows' values could not be moved either, so nothing is known.
         keeps: a layer keeps a state for every row of a whole batch (`stateful=True`), and takes no other number.
         draws: random draws were seen to depend on the cut, or to move from one call to the next.
+        custom: the name of the model's own step that is an update, if one is.
     """
 
     couples: bool = False
@@ -28,6 +29,7 @@ class Coupling:
     unknown: bool = False
     keeps: bool = False
     draws: bool = False
+    custom: str = ""
 
     @property
     def cut_is_exact(self) -> bool:
@@ -37,7 +39,7 @@ class Coupling:
     @property
     def cut_is_possible(self) -> bool:
         """Whether a cut has a meaning at all, if another one than the whole batch's."""
-        return not (self.whole or self.keeps or self.extra == "whole")
+        return not (self.whole or self.keeps or self.extra == "whole" or self.custom)
 
     @property
     def padding_is_exact(self) -> bool:
@@ -54,6 +56,7 @@ class Coupling:
             "whether the rows see each other could not be found out from these rows": self.unknown,
             "a loss or metric came as one number instead of one per row": self.whole,
             "a loss from add_loss is neither a sum nor a mean over rows": self.extra == "whole",
+            f"the model's own {self.custom} is run whole": bool(self.custom),
             "a stateful layer keeps a state for every row of the whole batch": self.keeps,
         }
         return "; ".join(reason for reason, holds in reasons.items() if holds)

@@ -3,7 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -17,6 +17,12 @@ from wholestep.safety.ending import Ending
 from wholestep.tree import Tensor
 
 
+class Counts(Protocol):
+    """Whoever counts the updates that are applied: an optimizer, or a model's own steps."""
+
+    iterations: Any
+
+
 class Applied:
     """Knows what became of the updates of one optimizer, as soon as somebody asks.
 
@@ -28,7 +34,7 @@ class Applied:
     def __init__(
         self,
         engine: Engine,
-        optimizer: keras.optimizers.Optimizer,
+        optimizer: Counts,
         why: Callable[[], Callable[[Run, Report, int], NonFiniteError] | None],
         *,
         skips: bool,

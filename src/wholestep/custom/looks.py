@@ -1,0 +1,99 @@
+"""What an evaluation and a prediction do with one batch by a model's own `test_step` and `predict_step`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import keras
+from keras import ops
+
+from wholestep.custom.steps import CustomSteps, logs_of
+from wholestep.engines.protocol import Engine
+from wholestep.model.forward import Forward
+from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
+from wholestep.scoring import joined
+from wholestep.state import State
+from wholestep.tree import Tensor, Tree
+
+
+class CustomLook:
+    """What a pass does with one batch: (what it moves of the state, the rest, data, rows) -> (that, what was found).
+
+    Args:
+        forward: the model's variables, and those that the step was seen to read besides; it is not called.
+        predicts: whether the step is `predict_step`; else it is `test_step`.
+        is_whole: whether a batch to be predicted is (x, ...), of which the first part is the input.
+        layout: of the numbers.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        forward: Forward,
+        steps: CustomSteps,
+        *,
+        predicts: bool,
+        is_whole: bool = False,
+        layout: ReportLayout = NOTHING_TOLD,
+    ):
+        self.forward = forward
+        self.layout = layout
+        self._engine = engine
+        self._steps = steps
+        self._predicts = predicts
+        self._is_whole = is_whole
+        self._read: list[keras.Variable] = []
+        at = {id(v): i for i, v in enumerate(forward.variables.metrics)}
+        self._places = [] if predicts else [at[id(v)] for v in steps.model.metrics_variables]
+        self._take = engine.traced(self._taking())
+
+    def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomLook":
+        """Return the same with what is found by tracing it."""
+        layout, at_rest = self.layout, self._engine.at_rest(state)
+
+        def once(state: State, data: Tree, rows: Tensor) -> Tensor:
+            nonlocal layout
+            found = self._looked(state, self._engine.batch(data, rows))[0]
+            layout = self.layout if self._predicts else ReportLayout.of(found)
+            return ops.zeros(())
+
+        self._engine.shapes(once, at_rest, data, rows)
+        known = self.forward.facts.captured
+        new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
+        facts = replace(self.forward.facts, captured=(*known, *new), moves_buffers=bool(at_rest.buffers))
+        how = {"predicts": self._predicts, "is_whole": self._is_whole}
+        found = CustomLook(self._engine, replace(self.forward, facts=facts), self._steps, **how, layout=layout)
+        found._take = found._take if new else self._take
+        return found
+
+    def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
+        """Return what is moved, and what was found."""
+        state = self._engine.at_rest(joined(moved, rest))
+        found, buffers, metrics = self._looked(state, self._engine.batch(data, rows))
+        moved = moved._replace(buffers=buffers if moved.buffers else [])
+        return (moved, found) if self._predicts else (moved._replace(metrics=metrics), self.layout.pack(found))
+
+    def _taking(self) -> Callable:
+        """Return the function (values of groups of variables, batch) -> (what was found, values): the step itself."""
+        v, steps, predicts = self.forward.variables, self._steps, self._predicts
+        held = [[] if predicts else [v.metrics[i] for i in self._places], list(self.forward.facts.captured)]
+        name = "predict_step" if predicts else "test_step"
+        step, groups = steps.function(name), [v.params, v.buffers, *held]
+
+        def take(values: list[list], batch: Tree) -> tuple[Tree, list[list]]:
+            num = 2 if predicts else 3
+            found, values = self._engine.call_step(step, groups, values, num, batch, self._read.append)
+            return found if predicts else logs_of(found, name), values
+
+        return take
+
+    def _looked(self, state: State, batch: Tree) -> tuple[Tree, list, list]:
+        """Return what was found of a batch, and what buffers and metrics hold after it."""
+        if self._predicts and not self._is_whole and isinstance(batch, list | tuple):
+            batch = (batch,)  # as Keras has several inputs
+        own = [state.metrics[i] for i in self._places]
+        given = [list(state.params), list(state.buffers), own, list(state.captured)]
+        found, (_, buffers, own, _) = self._take(given, batch)
+        metrics = list(state.metrics)
+        for place, value in zip(self._places, own, strict=True):
+            metrics[place] = value
+        return found, buffers, metrics

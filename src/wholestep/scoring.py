@@ -1,0 +1,115 @@
+"""What an evaluation and a prediction do with one batch."""
+
+from typing import NamedTuple
+
+from keras import ops
+
+from wholestep.engines.protocol import Engine
+from wholestep.model.compiled import unpack
+from wholestep.model.forward import Forward
+from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
+from wholestep.state import State
+from wholestep.sums import EpochSums, first_logs
+from wholestep.tree import Tensor, Tree
+
+
+class Values(NamedTuple):
+    """The values with which a model is called."""
+
+    params: list
+    buffers: list
+    metrics: list
+    captured: list
+
+
+def _values(engine: Engine, state: State) -> Values:
+    return Values(engine.params(state), state.buffers, state.metrics, state.captured)
+
+
+def parted(forward: Forward, state: State) -> tuple[State, State]:
+    """Return what a batch moves of the state, and the rest."""
+    moves = forward.facts.moves_buffers
+    moved = State([], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, [])
+    rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers)
+    return moved, rest
+
+
+def joined(moved: State, rest: State) -> State:
+    """Return the two parts as one."""
+    return rest._replace(buffers=moved.buffers or rest.buffers, metrics=moved.metrics, sums=moved.sums)
+
+
+class Scoring:
+    """What an evaluation does with one batch: (what it moves of the state, the rest, data, rows) -> (that, numbers).
+
+    Args:
+        forward: the objective, with what is known of it.
+        layout: of the numbers.
+    """
+
+    def __init__(self, engine: Engine, forward: Forward, layout: ReportLayout = NOTHING_TOLD):
+        self.forward = forward
+        self.layout = layout
+        self._engine = engine
+        self._epoch_sums = EpochSums(forward)
+
+    def learned(self, state: State, data: Tree, rows: Tensor) -> "Scoring":
+        """Return the same with what is found by tracing it."""
+        layout = self.layout
+
+        def trace(forward: Forward) -> None:
+            def once(state: State, data: Tree, rows: Tensor) -> Tensor:
+                nonlocal layout
+                batch = self._engine.batch(data, rows)
+                logs = first_logs(forward, *_values(self._engine, state), batch, None)
+                layout = ReportLayout.of(logs)
+                return logs["loss"]
+
+            self._engine.shapes(once, state, data, rows)
+
+        return Scoring(self._engine, self.forward.learned(trace), layout)
+
+    def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tensor]:
+        """Return what is moved, and the numbers of the data so far."""
+        forward, values = self.forward, _values(self._engine, joined(moved, rest))
+        outcome = forward.sums(*values, self._engine.batch(data, rows), None)
+        once = outcome.extra
+        if forward.has_penalty:
+            once = once + forward.penalty(values.params, values.captured)
+        sums = self._epoch_sums.add(moved.sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
+        logs = self._epoch_sums.logs(sums, outcome.metrics, values.captured)
+        metrics = forward.tracking(outcome.metrics, logs)
+        buffers = outcome.buffers if moved.buffers else []
+        return moved._replace(metrics=metrics, sums=sums, buffers=buffers), self.layout.pack(logs)
+
+
+class Predicting:
+    """What a prediction does with one batch: (what it moves of the state, the rest, data, rows) -> (that, outputs).
+
+    Args:
+        forward: the model, with what is known of it.
+        is_whole: see `Look`.
+    """
+
+    layout = NOTHING_TOLD
+
+    def __init__(self, engine: Engine, forward: Forward, is_whole: bool):
+        self.forward = forward
+        self._engine = engine
+        self._is_whole = is_whole
+
+    def learned(self, state: State, data: Tree, rows: Tensor) -> "Predicting":
+        """Return the same with what is found by tracing it."""
+
+        def trace(forward: Forward) -> None:
+            moved = State([], [], [], [], (), [], [])
+            self._engine.shapes(Predicting(self._engine, forward, self._is_whole), moved, state, data, rows)
+
+        return Predicting(self._engine, self.forward.learned(trace), self._is_whole)
+
+    def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
+        """Return what is moved, and the outputs."""
+        batch = self._engine.batch(data, rows)
+        inputs = unpack(batch)[0] if self._is_whole else batch
+        outputs, after = self.forward.predict(*_values(self._engine, joined(moved, rest)), inputs)
+        return moved._replace(buffers=after if moved.buffers else []), outputs

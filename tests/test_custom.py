@@ -1,0 +1,313 @@
+"""A model's own steps run as they are: the numbers of `keras.Model.fit`, inside of our loop."""
+
+from contextlib import contextmanager
+
+import customs
+import keras
+import numpy as np
+import pytest
+from customs import X, Y
+from shares import share
+
+import wholestep as ws
+
+CALMLY = {"batch_size": 5, "shuffle": False, "verbose": 0}
+MODELS = {
+    "vae": (customs.encoding, (X,)),
+    "gan": (customs.adversaries, (X,)),
+    "distiller": (customs.distilling, (X, Y)),
+    "super": (customs.calling, (X, Y)),
+}
+
+
+def values(model):
+    """Return every variable of a model, its optimizers and its metrics."""
+    others = [getattr(model, name) for name in ("d_optimizer", "g_optimizer") if hasattr(model, name)]
+    beside = [v for optimizer in others for v in optimizer.variables]
+    held = [*model.variables, *model.optimizer.variables, *model.metrics_variables, *beside]
+    return [keras.ops.convert_to_numpy(v) for v in held]
+
+
+def check_equal(one, two):
+    for a, b in zip(one, two, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def check_close(one, two):
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def check_logs(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        np.testing.assert_allclose(ours[name], values, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("name", share(MODELS))
+def test_a_models_own_train_step_trains_as_in_keras(name):
+    make, data = MODELS[name]
+    ours, theirs, alone = make(), make(), make()
+    trainer = ws.Trainer(ours)
+    found = trainer.fit(*data, epochs=3, **CALMLY).history
+    check_logs(found, theirs.fit(*data, epochs=3, **CALMLY).history)
+    check_close(ours.get_weights(), theirs.get_weights())
+    seen: list = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(alone.get_weights()[0].sum())
+    )
+    again = ws.Trainer(alone).fit(*data, epochs=3, callbacks=[look], **CALMLY)  # one update in each dispatch
+    assert len(set(seen)) == 15
+    check_equal(values(ours), values(alone))
+    check_logs(again.history, found)
+    assert "own train_step is run whole" in trainer.explain()
+    assert "not promised" in trainer.explain()
+
+
+@pytest.mark.parametrize("name", share(["vae", "super"]))
+def test_a_stream_and_steps_and_batches_in_hand_go_the_same_way(name):
+    make, data = MODELS[name]
+    whole, streamed, stepped, handed = make(), make(), make(), make()
+    ws.Trainer(whole).fit(*data, epochs=2, **CALMLY)
+    parts = [tuple(a[i : i + 5] for a in data) for i in range(0, len(X), 5)]
+    parts = parts if len(data) > 1 else [x for (x,) in parts]
+    ws.Trainer(streamed).fit((part for part in [*parts, *parts]), steps_per_epoch=5, epochs=2, verbose=0)
+    rows = ws.Batches(data if len(data) > 1 else data[0], 5, shuffle=False)
+    steps = [(step.number, dict(step.logs)) for step in ws.Trainer(stepped).steps(rows, epochs=2)]
+    trainer = ws.Trainer(handed)
+    logs = [dict(trainer.update(part)) for part in [*parts, *parts]]
+    assert [number for number, _ in steps] == [*range(1, 11)]
+    assert steps[5][1]["loss"] == pytest.approx(logs[5]["loss"])  # an epoch begins anew, as does every update in hand
+    assert steps[6][1]["loss"] != pytest.approx(logs[6]["loss"])
+    for other in (streamed, stepped, handed):
+        check_equal(whole.get_weights(), other.get_weights())
+
+
+def test_own_evaluations_and_predictions_are_those_of_keras():
+    ours, theirs = customs.distilling(), customs.distilling()
+    trainer = ws.Trainer(ours)
+    check_logs(
+        trainer.fit(X, Y, epochs=2, validation_data=(X[:7], Y[:7]), **CALMLY).history,
+        theirs.fit(X, Y, epochs=2, validation_data=(X[:7], Y[:7]), **CALMLY).history,
+    )
+    how = {"batch_size": 5, "verbose": 0}
+    check_logs(trainer.evaluate(X, Y, return_dict=True, **how), theirs.evaluate(X, Y, return_dict=True, **how))
+    np.testing.assert_allclose(trainer.evaluate(X, Y, **how), theirs.evaluate(X, Y, **how), rtol=1e-5)
+    check_logs(trainer.predict(X, **how), theirs.predict(X, **how))
+
+
+def test_an_own_test_step_leaves_training_free_to_be_cut():
+    class Testing(keras.Sequential):
+        test_step = customs.Distilling.test_step
+
+    def make():
+        model = Testing([keras.Input((6,)), customs.dense(1, 2)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return model
+
+    Testing.test_step = _with_half
+    ours, theirs = make(), make()
+    trainer = ws.Trainer(ours, microbatch_size=2)
+    how = {"epochs": 2, "validation_data": (X, Y), **CALMLY}
+    check_logs(trainer.fit(X, Y, **how).history, theirs.fit(X, Y, **how).history)
+    assert "microbatches" in trainer.explain()
+
+
+def _with_half(self, *given):
+    found = keras.Model.test_step(self, *given)
+    logs = found[0] if customs.JAX else found
+    logs["half"] = logs["mae"] / 2
+    return found
+
+
+def test_own_metrics_and_results_are_told_where_keras_tells_them():
+    class Measuring(customs.Calling):
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            logs = super().compute_metrics(x, y, y_pred, sample_weight)
+            return {**logs, "largest": keras.ops.max(y_pred)}
+
+        train_step = keras.Model.train_step
+
+    def make():
+        image = keras.Input((6,))
+        model = Measuring(image, customs.dense(1, 42)(image))
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return model
+
+    ours, theirs = make(), make()
+    trainer = ws.Trainer(ours)
+    how = {"epochs": 2, "validation_data": (X, Y), **CALMLY}
+    check_logs(trainer.fit(X, Y, **how).history, theirs.fit(X, Y, **how).history)
+    assert "own compute_metrics is run whole" in trainer.explain()
+
+
+def test_numbers_that_are_called_as_the_metrics_are_theirs_at_the_end_of_an_epoch_as_in_keras():
+    class Telling(customs.Calling):
+        def train_step(self, *given):
+            found = keras.Model.train_step(self, *given)
+            logs = found[0] if customs.JAX else found
+            logs["loss"] = keras.ops.zeros(())
+            return found
+
+    def make():
+        image = keras.Input((6,))
+        model = Telling(image, customs.dense(1, 42)(image))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    seen: list = []
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs["loss"]))
+    ours = ws.Trainer(make()).fit(X, Y, epochs=2, callbacks=[look], **CALMLY).history
+    check_logs(ours, make().fit(X, Y, epochs=2, **CALMLY).history)
+    assert ours["loss"][1] > 0
+    assert seen == [0] * 10  # each update's are those that the step returned
+
+
+@pytest.mark.parametrize("name", share(MODELS, other=True))
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
+    make, data = MODELS[name]
+    whole, first, second = make(), make(), make()
+    how = {"epochs": 3, "batch_size": 5, "verbose": 0}
+    found = ws.Trainer(whole).fit(*data, **how).history
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen = getattr(self, "seen", 0) + 1
+            if self.seen == 8:
+                raise KeyboardInterrupt
+
+    saved = ws.Checkpoints(tmp_path, every_steps=7)
+    with pytest.raises(KeyboardInterrupt):
+        ws.Trainer(first).fit(*data, callbacks=[Stop()], checkpoints=saved, **how)
+    again = ws.Trainer(second).fit(*data, checkpoints=saved, **how).history
+    check_equal(values(whole), values(second))
+    check_logs(again, found)
+
+
+def test_a_snapshot_holds_optimizers_that_are_attributes_and_nothing_more():
+    kinds = customs.Untracked, customs.Untracked, customs.Adversaries
+    model, other, tracked = map(customs.adversaries, kinds)
+    rows = [ws.Batches(X, 5, seed=2) for _ in range(3)]
+    trainer, second = ws.Trainer(model), ws.Trainer(other)
+    for step in trainer.steps(rows[0], epochs=2):
+        if step.number == 4:
+            break
+    second.run.restore(trainer.run.snapshot())
+    numbers = [step.number for step in second.steps(rows[1], epochs=2)]
+    assert numbers == [*range(5, 11)]
+    assert len(list(ws.Trainer(tracked).steps(rows[2], epochs=2))) == 10
+    check_close([v.numpy() for v in other.g_optimizer.variables], [v.numpy() for v in tracked.g_optimizer.variables])
+    check_close([v.numpy() for v in other.discriminator.weights], [v.numpy() for v in tracked.discriminator.weights])
+
+
+def test_an_update_that_is_not_finite_is_taken_back():
+    spoilt = X.copy()
+    spoilt[7] = np.nan
+    model, good = customs.encoding(), customs.encoding()
+    trainer = ws.Trainer(model)
+    told = r"Update 2 must have a finite loss.*taken back.*loss=nan.*not tell the rows"
+    with pytest.raises(ws.NonFiniteError, match=told):
+        trainer.fit(spoilt, **CALMLY)
+    ws.Trainer(good).fit(X[:5], **CALMLY)
+    check_equal(values(model), values(good))
+
+
+def test_an_update_that_is_not_finite_is_left_out():
+    spoilt = X.copy()
+    spoilt[7] = np.nan
+    model, good = customs.encoding(), customs.encoding()
+    trainer = ws.Trainer(model, on_nonfinite="skip")
+    history = trainer.fit(spoilt, **CALMLY).history
+    left = ws.Trainer(good).fit(np.delete(X, range(5, 10), axis=0), **CALMLY).history
+    assert trainer.num_skipped == 1
+    check_close(values(model), values(good))
+    assert history["loss"] == pytest.approx(left["loss"])
+
+
+def test_what_cannot_be_kept_is_refused_in_words():
+    for given in ({"microbatch_size": 2}, {"replicas": "all"}, {"replicas": 2}, {"metrics": ["mae"]}):
+        with pytest.raises(ws.SpecificationError, match=r"own `train_step` is run whole.*leave that out.*Objective"):
+            ws.Trainer(customs.calling(), **given)
+
+
+def test_several_devices_are_refused_before_anything_ran():
+    with several_devices():
+        model = customs.calling()
+        before = model.get_weights()
+        trainer = ws.Trainer(model)
+        with pytest.raises(ws.SpecificationError, match=r"run whole, on one device.*2 replicas"):
+            trainer.fit(X, Y, verbose=0)
+        check_equal(before, model.get_weights())
+
+
+@contextmanager
+def several_devices():
+    """Let two devices share the rows of every batch."""
+    if not customs.JAX:
+        import tensorflow as tf
+
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            yield
+        return
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:2]))
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+class Annealing(keras.Model):
+    """A loss without labels, times a coefficient that is no part of the model."""
+
+    def __init__(self, beta):
+        super().__init__()
+        self.head = customs.dense(1, 3)
+        self.beta = [beta.assign, lambda: beta.value]  # not tracked
+
+    def call(self, x):
+        return self.head(x)
+
+    if customs.JAX:
+
+        def train_step(self, state, data):
+            import jax
+
+            params, buffers, slots, metrics = state
+            beta = self.beta[1]()
+            loss, grads = jax.value_and_grad(
+                lambda params: beta * keras.ops.mean(self.stateless_call(params, buffers, data)[0] ** 2)
+            )(params)
+            params, slots = self.optimizer.stateless_apply(slots, grads, params)
+            return {"size": loss}, (params, buffers, slots, metrics)
+
+    else:
+
+        def train_step(self, data):
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                loss = self.beta[1]() * keras.ops.mean(self(data) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"size": loss}
+
+
+def test_what_a_step_reads_besides_is_read_anew_and_labels_are_its_business():
+    beta = keras.Variable(1.0, trainable=False)
+    model = Annealing(beta)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    trainer = ws.Trainer(model)
+    warm_up = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: beta.assign(epoch))
+    first, second, third = trainer.fit(X, batch_size=22, epochs=3, callbacks=[warm_up], verbose=0).history["size"]
+    assert first == 0
+    assert third == pytest.approx(2 * second)
+    assert second > 0
+
+
+@pytest.mark.skipif(not customs.JAX, reason="on TensorFlow a step makes what it lacks when it is traced")
+def test_parts_that_are_not_built_are_named():
+    model = customs.Lean.__new__(customs.Encoding)
+    keras.Model.__init__(model)
+    model.encoder = keras.Sequential([customs.dense(2, 1)], name="unready")
+    model.compile("sgd")
+    with pytest.raises(ws.SpecificationError, match=r"parts that are built.*unready"):
+        ws.Trainer(model).fit(X, verbose=0)
