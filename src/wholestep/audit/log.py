@@ -59,6 +59,7 @@ class Called:
     buffers: list[np.ndarray]
     differentiated: bool | None
     line: Line | None
+    replica: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -68,7 +69,10 @@ class Called:
 
 @dataclass(frozen=True)
 class Applied:
-    """An optimizer step: the gradients as handed over (by parameter; None where there was none), before and after."""
+    """An optimizer step: the gradients as handed over (by parameter; None where there was none), before and after.
+
+    `accumulates`: how many of its calls the optimizer itself makes one update of; `num_calls`: those before this one.
+    """
 
     order: int
     optimizer: int
@@ -80,11 +84,23 @@ class Applied:
     learning_rate: float
     iterations: int
     line: Line | None
+    replica: int = 0
+    accumulates: int = 1
+    num_calls: int = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether its numbers were kept."""
         return bool(self.params_after)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """An optimizer that scales the loss has looked whether the gradients are finite; it skips the step if not."""
+
+    order: int
+    is_finite: bool
+    replica: int = 0
 
 
 @dataclass
@@ -95,6 +111,7 @@ class Log:
         room: how many optimizer steps are kept with all their numbers; of later ones the log knows that they were.
 
     Attributes:
+        notes: what the hooks have changed in how it runs, in words.
         unseen: what ran and could not be looked at, in words.
         has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
@@ -103,6 +120,8 @@ class Log:
     room: int = 40
     called: list[Called] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
+    scaled: list[Scaled] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
     unseen: dict[str, None] = field(default_factory=dict)
     targets: list[tuple[tuple[int, ...], Line | None]] = field(default_factory=list)
     has_evaluated: bool = False
@@ -113,12 +132,15 @@ class Log:
         """Whether numbers are still kept."""
         return len(self.applied) < self.room
 
-    def add(self, event: Called | Applied) -> None:
+    def add(self, event: Called | Applied | Scaled) -> None:
         """Keep what was told; values that have not moved are kept once."""
         if not self.is_open:
             return
         if isinstance(event, Applied):
             self.applied.append(event)
+            return
+        if isinstance(event, Scaled):
+            self.scaled.append(event)
             return
         if self.called and self.called[-1].is_whole and event.is_whole:
             last = self.called[-1]
@@ -131,6 +153,7 @@ class Log:
         self.is_open = False
         self.called.sort(key=lambda event: event.order)
         self.applied.sort(key=lambda event: event.order)
+        self.scaled.sort(key=lambda event: event.order)
 
 
 def _shared(new: list[np.ndarray], old: list[np.ndarray]) -> Iterable[np.ndarray]:
