@@ -3,6 +3,40 @@
 from wholestep.audit import weightings
 from wholestep.audit.cause import NOWHERE, Cause
 
+SCALED = (  # looked for in float16 and bfloat16 alone
+    Cause(
+        "loss not scaled",
+        "gradient",
+        "the gradient divided by the loss scale",
+        "The gradient is divided by the loss scale, and the loss was never multiplied by it: the weights hardly move.",
+        "`loss = optimizer.scale_loss(loss)` inside of the tape.",
+        NOWHERE,
+    ),
+    Cause(
+        "loss scale left in",
+        "gradient",
+        "the gradient times the loss scale",
+        "The gradient is that of the scaled loss: nobody divides by the scale.",
+        "divide the gradients by the scale before the optimizer gets them, or use a `LossScaleOptimizer`.",
+        NOWHERE,
+    ),
+    Cause(
+        "loss scale frozen in a trace",
+        "gradient",
+        "the gradient times a power of two",
+        "The loss is scaled by the scale that the optimizer had when the step was traced, and not by that of now.",
+        "scale the loss inside of a `keras.StatelessScope` that holds the optimizer's variables of this update.",
+        "the FAQ of jax-ml/jax on impure functions",
+    ),
+    Cause(
+        "clip before unscale",
+        "gradient",
+        "the gradient of the scaled loss is clipped, and then divided by the scale",
+        "Gradients are clipped while the loss scale is in them: what is left after the division is tiny.",
+        "clip in the optimizer: `LossScaleOptimizer(Adam(global_clipnorm=1.0))`.",
+        "Lightning-AI/pytorch-lightning#9330",
+    ),
+)
 _LOST = "Of the microbatches of an update only some reach the optimizer"
 
 CAUSES_OF_GRADIENTS = (
@@ -46,6 +80,30 @@ CAUSES_OF_GRADIENTS = (
         "the same loss with the squares of the sample weights",
         "The sample weights are multiplied in twice.",
         "weigh once: either in the loss or after it.",
+        NOWHERE,
+    ),
+    Cause(
+        "softmax twice",
+        "gradient",
+        "the same loss of the outputs after one more softmax (or sigmoid)",
+        "The outputs are logits, and go through a softmax or sigmoid before a loss that does so itself.",
+        "give the loss the logits, or say `from_logits=False`.",
+        "tensorflow/tensorflow#35585",
+    ),
+    Cause(
+        "labels shifted",
+        "gradient",
+        "the labels of the next or last row, or of the next or last place in a row",
+        "Each row is trained on the label of its neighbour.",
+        "cut inputs and labels by the same index.",
+        NOWHERE,
+    ),
+    Cause(
+        "labels of other rows",
+        "gradient",
+        "the labels in the order of the data, the inputs in the order of the loop",
+        "The inputs are shuffled and the labels are not: no row has its own label.",
+        "draw one order, and take both by it: `x[order], y[order]`.",
         NOWHERE,
     ),
     # ---- gradient: other factors of the rows ----
@@ -102,6 +160,33 @@ CAUSES_OF_GRADIENTS = (
         "take the mean, or divide by the weight of the batch.",
         "keras-team/keras#16285",
         (weightings.never_divided,),
+    ),
+    Cause(
+        "summed over replicas",
+        "gradient",
+        "a = 1 / weight of the own replica",
+        "Each replica divides by its own rows, and the optimizer adds up what they hand over: replicas times too much.",
+        "divide by the number of rows of all replicas: `tf.nn.compute_average_loss(losses, global_batch_size=...)`.",
+        "tensorflow/tensorflow#55321",
+        (weightings.by_replica,),
+    ),
+    Cause(
+        "divided by the replicas twice",
+        "gradient",
+        "a = 1 / (number of replicas x weight of all)",
+        "The loss is divided by the number of replicas, and Keras' losses have done so already under a strategy.",
+        "divide once: Keras' losses know the strategy, `tf.nn.compute_average_loss` does not.",
+        "keras-team/keras#16285",
+        (weightings.replicas_twice,),
+    ),
+    Cause(
+        "last window dropped",
+        "gradient",
+        "a = 0 for microbatches of the pass before",
+        "What is left of a pass, less than a full window of microbatches, is thrown away at its end.",
+        "make an optimizer step of what is left at the end of each pass.",
+        "timoschick/pet#36",
+        (weightings.last_pass, weightings.last_pass_of_whole),
     ),
     Cause(
         "divided twice",
@@ -193,6 +278,14 @@ CAUSES_OF_GRADIENTS = (
         "keras-team/keras#19891",
     ),
     Cause(
+        "penalty once per replica",
+        "gradient",
+        "b = number of replicas",
+        "The model's own losses are added on every replica, and not divided.",
+        "divide them by the number of replicas: `tf.nn.scale_regularization_loss(sum(model.losses))`.",
+        "keras-team/keras#19891",
+    ),
+    Cause(
         "penalty divided",
         "gradient",
         "b = 1 / number of microbatches",
@@ -208,4 +301,38 @@ CAUSES_OF_GRADIENTS = (
         "set the sum to zero after each optimizer step.",
         "meta-pytorch/torchtune#2745",
     ),
+    Cause(
+        "momentum by hand",
+        "gradient",
+        "a part of the gradient handed over before is added",
+        "A part of the gradient before is in this one: the sum is not reset, or momentum comes on top of the "
+        "optimizer's own.",
+        "set the sum to zero after each optimizer step, and leave momentum to the optimizer.",
+        NOWHERE,
+    ),
+    Cause(
+        "stale gradients",
+        "gradient",
+        "the gradient of the rows before",
+        "The optimizer gets the gradient of the batch before, not that of this one.",
+        "take the gradient before the optimizer step, of this batch.",
+        NOWHERE,
+    ),
+    Cause(
+        "clip per microbatch",
+        "gradient",
+        "each microbatch's gradient is shortened to one norm, which is solved for",
+        "The gradients of the microbatches are clipped one by one: their sum is no longer that of the batch.",
+        "clip once, after the sum and the division.",
+        "huggingface/transformers#1563",
+    ),
+    Cause(
+        "gradients swapped",
+        "gradient",
+        "gradients come to other variables of their shape",
+        "Gradients and variables are not in the same order.",
+        "zip the gradients with the very list that they were taken of.",
+        NOWHERE,
+    ),
+    *SCALED,
 )

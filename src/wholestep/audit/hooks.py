@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend import AutocastScope
 
 from wholestep import tree
 from wholestep.audit.log import Applied, Called, Log, Scaled, line_of_user
@@ -123,17 +124,22 @@ class Hooks:
             inputs = tree.leaves(arguments[0] if arguments else others.get(first))
             if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
                 return call(*arguments, **others)
-            params = [listener.value(v) for v in self.model.trainable_variables]
-            buffers = [listener.value(v) for v in self.model.non_trainable_variables]
+            params = self._values(self.model.trainable_variables)
+            buffers = self._values(self.model.non_trainable_variables)
             outputs = call(*arguments, **others)
             if not self.model.built or not params:
-                params = [listener.value(v) for v in self.model.trainable_variables]
+                params = self._values(self.model.trainable_variables)
             groups = (inputs, tree.leaves(outputs), params, buffers)
             if self._is_told([leaf for group in groups for leaf in group]):
                 self._tell_call(groups, listener.is_differentiated([*params, *inputs]))
             return outputs
 
         return told
+
+    def _values(self, variables: list) -> list:
+        """Return the values themselves, not what a layer of lower precision makes of them."""
+        with AutocastScope(None):
+            return [self.listener.value(v) for v in variables]
 
     def _is_told(self, values: list) -> bool:
         reason = self.listener.blind(values)
@@ -197,8 +203,8 @@ class Hooks:
             grads = [by_place.get(i) for i in range(num)]
             states = grads, params, slots, params_after, slots_after
             states = states if self.log.has_room else ([], [], [], [], [])
-            counted = float(rate), int(count), line, replica, accumulates, int(calls)
-            self.log.add(Applied(order, id(optimizer), *states, *counted))
+            counted = replica, accumulates, int(calls)
+            self.log.add(Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 

@@ -30,9 +30,10 @@ def audit(
     """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
 
     A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
-    numbers, so the memory is that of so many copies of the weights. Loops are looked at that use `tf.GradientTape`
-    (eager, or in a `tf.function` whose first call is inside the `with`) or JAX' `stateless_call` and `stateless_apply`
-    (plain or jitted), with an optimizer of Keras.
+    numbers, so the memory is that of so many copies of the weights. Loops are looked at that use `fit` or
+    `train_on_batch` (also with a `train_step` of their own), `tf.GradientTape` (eager, or in a `tf.function` whose
+    first call is inside the `with`, also under a `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and
+    `stateless_apply` (plain or jitted), with an optimizer of Keras.
 
     Args:
         model: the model that the loop trains.
@@ -57,19 +58,18 @@ def audit(
     (False, [])
     """
     given = _checked(model, data)
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # the one that moves the weights
     objective, schedule = meant(model, loss), _schedule(model, learning_rate)
     before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
     log, report = Log(), Report()
-    if "float16" in model.compute_dtype:  # float16, bfloat16: too coarse to tell causes apart
-        log.unseen[f"the model: mixed precision ({model.compute_dtype}) is not looked at yet"] = None
-        log.is_open = False
     try:
         with Hooks(model, listener(), log).on():
             yield report
     except BaseException:
         report.fail()
         raise
-    if learning_rate is None and any(step.optimizer != id(model.optimizer) for step in log.applied):
+    if learning_rate is None and any(step.optimizer != id(optimizer) for step in log.applied):
         schedule = None  # the compiled optimizer's, which is not the loop's
     report.close(Case(model, given, objective, schedule, log, before))
 
@@ -104,9 +104,8 @@ def _schedule(model: keras.Model, learning_rate: Any) -> Schedule | None:
     """Return the learning rate that was meant, by update; None if nobody said."""
     if learning_rate is None:
         optimizer = getattr(model, "optimizer", None)
-        learning_rate = getattr(optimizer, "_learning_rate", None)
-        is_one = isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-        if not is_one or getattr(optimizer, "gradient_accumulation_steps", None):  # which counts its steps otherwise
+        learning_rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             return None
     if callable(learning_rate):
         return lambda number: float(learning_rate(number))

@@ -109,6 +109,7 @@ class Windows:
         foreign: how many such passes were on something else than rows of the data.
         seen: rows that other forward passes (an evaluation) have looked at.
         num_skipped: optimizer steps that were skipped, as gradients were not finite.
+        place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
     """
 
     pieces: list[Piece]
@@ -116,7 +117,8 @@ class Windows:
     rest: list[Piece]
     foreign: int
     seen: set[int]
-    num_skipped: int = 0
+    num_skipped: int
+    place: dict[int, tuple[int, int]]
 
 
 def windows(log: Log, rows: Rows) -> Windows:
@@ -134,7 +136,14 @@ def windows(log: Log, rows: Rows) -> Windows:
         pieces += window
         foreign += sum(not piece.is_known for piece in window)
     rest = [piece for piece in _with_gradient(_found(last.called, rows), seen) if piece.called.differentiated]
-    return Windows([*pieces, *rest], updates, rest, foreign, seen, num_skipped)
+    pieces = sorted([*pieces, *rest], key=lambda piece: piece.called.order)
+    place: dict[int, tuple[int, int]] = {}
+    for number, cut in enumerate(passes(pieces)):
+        before = 0
+        for piece in cut:
+            place[piece.called.order] = number, before
+            before += len(piece.rows)
+    return Windows(pieces, updates, rest, foreign, seen, num_skipped, place)
 
 
 def _found(called: list[Called], rows: Rows) -> list[Piece]:
