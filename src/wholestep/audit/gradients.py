@@ -2,17 +2,16 @@
 
 import numpy as np
 
-from wholestep.audit import weightings
-from wholestep.audit.candidates import Hypothesis
+from wholestep.audit.candidates import PENALTIES, Hypothesis
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.clips import clipped
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import Found, distance, found, not_known
+from wholestep.audit.found import Found, distance, found
 from wholestep.audit.hypotheses import hypotheses
+from wholestep.audit.unknown import unknown
 from wholestep.audit.windows import Update
 
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
-NUM_FREE = 64  # rows whose factors are solved for
 
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[str], list[Evidence]]:
@@ -36,7 +35,7 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
     causes, benign = _explain(meant, chosen, everything)
     if benign:
         return [], [*notes, benign], everything
-    return causes or [_unknown(differing)], notes, everything
+    return causes or [unknown(differing)], notes, everything
 
 
 def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Found], str]:
@@ -86,6 +85,8 @@ def _apart(hypothesis: Hypothesis, chosen: list[Evidence], ways: list[list[np.nd
 def _told(fitting: list[tuple[Hypothesis, float]], chosen: list[Evidence]) -> list[Found]:
     hypothesis, apart = fitting[0]
     twins = sorted({cause.name for other, _ in fitting[1:] for cause in other.causes} - {hypothesis.causes[0].name})
+    if hypothesis.causes[0].name in PENALTIES:  # others fit as well, where their factors of the rows are the right ones
+        twins = [name for name in twins if name in PENALTIES]
     told = [hypothesis.detail] if hypothesis.detail else []
     detail = " ".join([*told, f"These updates cannot tell it from: {', '.join(twins)}."] if twins else told)
     differing = [e for e in chosen if e.without > e.meant.replay.tolerance.differs]
@@ -102,45 +103,6 @@ def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
     chosen: list[Evidence] = [each[0] for each in kinds.values()][:num]
     rest = [e for e in evidence if all(e is not other for other in chosen)]
     return [*chosen, *rest[::-1][: num - len(chosen)]]
-
-
-def _unknown(differing: list[Evidence]) -> Found:
-    """Tell what can be told of a difference that nothing known reproduces: the rows' factors, or the parameters."""
-    e = differing[0]
-    told = _solved(e) or _penalised(e)
-    if not told:
-        differs = e.meant.replay.tolerance.differs
-        off = {name: apart for name, apart in e.by_parameter(e.reference).items() if apart > differs}
-        told = f"the variables that differ: {', '.join(f'{name} ({apart:.1g})' for name, apart in off.items())}"
-    explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
-    numbers = [each.update.number for each in differing]
-    return not_known("gradient", explanation, max(each.without for each in differing), e.update.applied.line, numbers)
-
-
-def _solved(e: Evidence) -> str:
-    """Return the factors of the rows that would make the gradient, in words; "" if none would."""
-    rows = np.concatenate(e.rows())
-    used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
-    if not 0 < len(used) <= min(NUM_FREE, rows.shape[1] // 2):
-        return ""
-    solved, *_ = np.linalg.lstsq(rows[used].T, e.handed - e.penalty, rcond=1e-6)
-    if e.apart(solved @ rows[used] + e.penalty) > e.meant.replay.tolerance.fits:
-        return ""
-    should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
-    return f"its rows count {_counted(solved)} instead of {_counted(should)}"
-
-
-def _penalised(e: Evidence) -> str:
-    """Return how often the model's own losses would have to count, in words; "" if that does not make the gradient."""
-    size, rest = float(e.penalty @ e.penalty), e.handed - e.reference
-    share = 1 + float(rest @ e.penalty) / size if size else 1.0
-    fits = e.apart(e.reference + (share - 1) * e.penalty) <= e.meant.replay.tolerance.fits
-    return f"the model's own losses count {share:.4g} times instead of once" if fits else ""
-
-
-def _counted(factors: np.ndarray) -> str:
-    values, counts = np.unique(np.round(factors, 4), return_counts=True)
-    return ", ".join(f"{v:.4g} x {n}" for v, n in list(zip(values, counts, strict=True))[:6])
 
 
 def _never_handed(meant: Meant, everything: list[Evidence]) -> list[str]:

@@ -3,9 +3,11 @@
 import linecache
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import keras
@@ -35,12 +37,19 @@ class Line(NamedTuple):
 
 def line_of_user() -> Line | None:
     """Return the innermost line that runs now outside of Keras, the engine, Python's own library and this one."""
-    frame = sys._getframe(1)
+    line = _innermost(sys._getframe(1))
+    main = threading.main_thread()
+    if line is None and threading.current_thread() is not main:  # a replica's thread, for which the main one waits
+        line = _innermost(sys._current_frames().get(main.ident or 0))
+    return line
+
+
+def _innermost(frame: FrameType | None) -> Line | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file):
             return Line(file, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

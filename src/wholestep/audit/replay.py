@@ -161,6 +161,29 @@ class Replay:
         grads, _ = program(params, piece.called.buffers, batch, *given)
         return self.flat([np.asarray(grad) for grad in grads]) / self._scale
 
+    def of_outputs(self, piece: Piece, *, training: bool) -> np.ndarray:
+        """Return the gradient of each single number of the output: (numbers, parameters)."""
+
+        def run(params: list, buffers: list, inputs: list, chosen: list) -> tuple:
+            def total(params: list) -> tuple:
+                with self._scope(params, buffers):
+                    outputs = tree.leaves(self.model(self._packed(inputs), training=training))
+                parts = [ops.sum(ops.cast(o, "float32") * c) for o, c in zip(outputs, chosen, strict=True)]
+                return sum(parts, ops.zeros(())), ops.zeros(())
+
+            return self.engine.differentiate(total, params)
+
+        program = self._program(("outputs of", training, len(piece.called.inputs[0])), run)
+        params = [ops.convert_to_tensor(value) for value in piece.called.params]
+        found = []
+        for leaf, output in enumerate(piece.called.outputs):
+            for entry in range(output.size):
+                chosen = [np.zeros(o.shape, "float32") for o in piece.called.outputs]
+                chosen[leaf].reshape(-1)[entry] = self._scale
+                grads, _ = program(params, piece.called.buffers, piece.called.inputs, chosen)
+                found.append(self.flat([np.asarray(grad) for grad in grads]) / self._scale)
+        return np.stack(found)
+
     def _variables(self) -> list:
         return self.model.trainable_variables
 
