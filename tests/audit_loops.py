@@ -441,7 +441,13 @@ TF_LOOPS = {
     "dataset": Loop(TF_DATASET, "dropout"),
     "last layer": Loop(TF_SIMPLE.replace("model.trainable_variables", "model.layers[-1].trainable_variables")),
     "optimizer of its own": Loop(TF_ACCUMULATED.replace("model.optimizer", "keras.optimizers.SGD(0.1)"), "schedule"),
-    "keras accumulates": Loop(TF_SIMPLE, "several"),
+    "keras accumulates": Loop(
+        TF_SIMPLE.replace("8", "5").replace(
+            "printed = []",
+            "printed = []\n    model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), 'mse')",
+        ),
+        "several",
+    ),
     "held out": Loop(TF_CLASSES.replace("(len(x))", "(len(x) - 4)").replace("len(x), 8", "len(x) - 4, 8"), "classes"),
     "clipped": Loop(TF_CLIPPED),
     "classes": Loop(TF_CLASSES, "classes"),

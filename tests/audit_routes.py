@@ -14,16 +14,14 @@ from audit_loops import (
     RIGHT,
     ROWS,
     TF_ACCUMULATED,
-    TF_CLASSES,
     TF_FUNCTION,
     TF_SIMPLE,
-    TF_WEIGHTED,
     Loop,
     X,
     Y,
     network,
 )
-from keras import layers, ops
+from keras import layers
 
 ENGINE = keras.backend.backend()
 
@@ -439,11 +437,11 @@ TF_MORE = {
     "two inputs": Loop(TF_INPUTS, "two inputs"),
     "words": Loop(TF_SIMPLE, "words"),
     "frozen": Loop(TF_SIMPLE, "frozen"),
-    "deep": Loop(TF_SIMPLE, "deep"),
+    "deep": Loop(TF_SIMPLE.replace("float(loss)", "float(full)"), "deep"),
     "logits": Loop(TF_LOGITS, "logits"),
     "even": Loop(TF_EVEN),
     "with decay": Loop(TF_FUNCTION, "decay"),
-    "average": Loop(TF_SIMPLE, "average"),
+    "average": Loop(TF_SIMPLE.replace("float(loss)", "float(full)"), "average"),
     "sum": Loop(TF_SUM, "sum"),
 }
 JAX_MORE = {
@@ -456,7 +454,9 @@ JAX_MORE = {
     "two inputs": Loop(JAX_INPUTS, "two inputs"),
     "words": Loop(JAX_SIMPLE, "words"),
     "frozen": Loop(JAX_SIMPLE, "frozen"),
-    "deep": Loop(JAX_SIMPLE, "deep"),
+    "deep": Loop(
+        JAX_SIMPLE.replace("float(loss)", "float(full)").replace("(_, (loss, ntv))", "(full, (loss, ntv))"), "deep"
+    ),
     "logits": Loop(JAX_LOGITS, "logits"),
     "even": Loop(JAX_EVEN),
     "with decay": Loop(JAX_JITTED, "decay"),
@@ -464,5 +464,3 @@ JAX_MORE = {
 }
 MORE = {"tensorflow": TF_MORE, "jax": JAX_MORE}[ENGINE]
 LOOPS = RIGHT | MORE
-
-__all__ = ["LOOPS", "TF_CLASSES", "TF_WEIGHTED", "ops"]

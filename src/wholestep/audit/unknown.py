@@ -7,6 +7,7 @@ from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Found, not_known
 
 NUM_FREE = 64  # rows whose factors are solved for, or outputs by which a loss is derived
+NUM_SPARE = 8  # so many more numbers of the gradient than that: no chance fits them
 
 
 def unknown(differing: list[Evidence]) -> Found:
@@ -58,7 +59,7 @@ def _in_the_loss(e: Evidence) -> str:
     """
     replay, training = e.meant.replay, [e.meant.modes.of(piece) for piece in e.update.pieces]
     num = sum(leaf.size for piece in e.update.pieces for leaf in piece.called.outputs)
-    if not 0 < num <= min(NUM_FREE, len(e.handed) // 2):
+    if not 0 < num <= min(NUM_FREE, len(e.handed) - NUM_SPARE):
         return ""
     pairs = zip(e.update.pieces, training, strict=True)
     basis = np.concatenate([replay.of_outputs(piece, training=mode)[:, e.mask] for piece, mode in pairs])
