@@ -37,7 +37,7 @@ class Hooks:
         hooked: dict[str, Any] = {name: self._mute(name) for name in _NO_UPDATE}
         hooked |= {name: self._train(name) for name in _TRAINING} | {"call": self._call(), "train_function": None}
         before = {name: vars(self.model).get(name, _GONE) for name in hooked}
-        metrics = vars(self.model).get("_compile_metrics")
+        compiled = self._compiled()
         with self.listener.listening(self._asked):
             try:
                 vars(self.model).update(hooked)  # past Keras' own __setattr__, which would look at them
@@ -45,7 +45,7 @@ class Hooks:
                 yield
             finally:
                 owner.apply, scaling.check_finite = apply, check
-                if vars(self.model).get("_compile_metrics") is not metrics:  # compiled anew: the old one is outdated
+                if any(a is not b for a, b in zip(compiled, self._compiled(), strict=True)):  # the old one is outdated
                     before["train_function"] = None
                 for name, value in before.items():
                     if value is _GONE:
@@ -54,6 +54,10 @@ class Hooks:
                         vars(self.model)[name] = value
                 self.listener.settle()
                 self.log.close()
+
+    def _compiled(self) -> list:
+        """Return what `compile` makes anew."""
+        return [vars(self.model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
 
     def _is_silent(self) -> bool:
         return self._num_muted > 0 or not self.log.is_open
