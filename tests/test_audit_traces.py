@@ -161,6 +161,14 @@ def test_what_fit_has_hooked_is_put_back_after_an_error_inside():
     assert are_same(attributes(model), before)
 
 
+def test_wholesteps_own_trainer_runs_as_ever_and_is_said_not_to_be_seen():
+    model = network()
+    with ws.audit(model, data=(X, Y)) as report:
+        ws.Trainer(model).fit(X, Y, batch_size=8, verbose=0)
+    assert (report.causes, report.has_seen) == ([], False)
+    assert any("own trainer" in told for told in report.unseen)
+
+
 @ONLY_TENSORFLOW
 def test_what_fit_has_compiled_is_audited_without_and_told():
     model = network()

@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend import AutocastScope
 
 from wholestep import tree
-from wholestep.audit.log import Applied, Called, Log, Scaled, line_of_user
+from wholestep.audit.log import Applied, Called, Log, Scaled, is_in_trainer, line_of_user
 from wholestep.engines.listener import Listener
+from wholestep.model.objective import uncast
 
 _TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
@@ -79,7 +79,7 @@ class Hooks:
             finally:
                 self._num_muted -= 1
 
-        return muted
+        return _as_bound(muted, method)
 
     def _train(self, name: str) -> Callable:
         """Return a method that trains by Keras' own loop, in programs from which something can be told."""
@@ -98,7 +98,7 @@ class Hooks:
             finally:
                 held["_jit_compile"] = compiled
 
-        return heard
+        return _as_bound(heard, method)
 
     def _check(self, check: Callable) -> Callable:
         """Return the look of a `LossScaleOptimizer` at its gradients, which tells whether it skips them."""
@@ -142,11 +142,11 @@ class Hooks:
 
     def _values(self, variables: list) -> list:
         """Return the values themselves, not what a layer of lower precision makes of them."""
-        with AutocastScope(None):
+        with uncast():
             return [self.listener.value(v) for v in variables]
 
     def _is_told(self, values: list) -> bool:
-        reason = self.listener.blind(values)
+        reason = "what wholestep's own trainer does" if is_in_trainer() else self.listener.blind(values)
         if reason:
             self.log.unseen[reason] = None
         return not reason
@@ -211,6 +211,12 @@ class Hooks:
             self.log.add(Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
+
+
+def _as_bound(function: Callable, method: Any) -> Callable:
+    """Return the function with what shows whose method it stands for: who asks whether it is Keras' own, is told so."""
+    vars(function)["__func__"] = getattr(method, "__func__", None)
+    return function
 
 
 def _apart(values: list, groups: tuple[list, ...]) -> list[list]:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+_PACKAGE = Path(__file__).parent.parent
 _LIBRARIES = (
     str(Path(keras.__file__).parent.parent),
-    str(Path(__file__).parent.parent),
+    str(_PACKAGE),
     sysconfig.get_paths()["stdlib"],
 )
 
@@ -42,6 +43,16 @@ def line_of_user() -> Line | None:
     if line is None and threading.current_thread() is not main:  # a replica's thread, for which the main one waits
         line = _innermost(sys._current_frames().get(main.ident or 0))
     return line
+
+
+def is_in_trainer() -> bool:
+    """Whether a step of this library's own trainer runs here."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if Path(frame.f_code.co_filename).parent == _PACKAGE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _innermost(frame: FrameType | None) -> Line | None:
