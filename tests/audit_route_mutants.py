@@ -93,7 +93,6 @@ TF = [
         (f"        {APPLY}", f"        grads, _ = tf.clip_by_global_norm(grads, 1.0)\n        {APPLY}"),
     ),
     of("inference mode", "scaled", ("training=True", "training=False")),
-    of("penalty forgotten", "scaled", (" + sum(model.losses)", "")),
     of("broadcast", "scaled", ("b[:, None]", "b")),
     of("summed over replicas", "replicas", ('tf.cast(rows, "float32")', 'tf.cast(len(a), "float32")')),
     of("summed over replicas", "three replicas", ('tf.cast(rows, "float32")', 'tf.cast(tf.shape(a)[0], "float32")')),
