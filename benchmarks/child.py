@@ -5,6 +5,7 @@ import json
 import sys
 
 _TASKS = {
+    "audit": "benchmarks.audit",
     "checkpoints": "benchmarks.checkpoints",
     "speed": "benchmarks.speed",
     "draws": "benchmarks.draws",

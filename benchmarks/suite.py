@@ -197,6 +197,20 @@ def _checkpoints(engine: str, quick: bool) -> list[Row]:
     return rows
 
 
+def _audit(engine: str, quick: bool) -> list[Row]:
+    """What an audit costs beside the loop that it watches."""
+    rows = []
+    for kind, seconds in {"right": 30.0, "wrong": 30.0}.items():
+        found = children.measure("audit", engine, kind=kind, rounds=1 if quick else _ROUNDS, quick=quick)
+        times = found["times"]
+        audited, bare = ("audited", times["audited"]), ("the loop", times["bare"])
+        rows.append(by_difference(f"audit: {kind}, s for 30 updates", engine, audited, bare, bar=seconds))
+        rows.append(by_ratio(f"audit: {kind}, s", engine, ("under the hooks", times["hooks"]), bare, bar=None))
+        model = ("the model, MB", [found["model"]] * len(found["peak"]))
+        rows.append(by_ratio(f"audit: {kind}, MB", engine, ("the process grows by", found["peak"]), model, bar=1 / 8))
+    return rows
+
+
 def _in_turns(rounds: int, contestants: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -223,6 +237,7 @@ _MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
     "memory": _memory,
     "draws": _draws,
     "checkpoints": _checkpoints,
+    "audit": _audit,
     "replica": _replica,
     "processes": _processes,
 }

@@ -56,7 +56,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"passes", "steps", "setup", "epoch"},
     {"fit"},
     {"audit"},
-    {"trainer", "demo", "cli", "__init__", "model.__init__", "safety.__init__", "reports.__init__"},
+    {"trainer", "demo", "cli", "__main__", "__init__", "model.__init__", "safety.__init__", "reports.__init__"},
 ]
 FLOORS_OF_DATA = [  # the same inside of the package, where one module may use another of its floor only by name
     {"__init__", "order", "leaves", "class_weight", "weights"},

@@ -1,4 +1,4 @@
-"""The command line: `wholestep demo | launch | checkpoint`."""
+"""The command line: `wholestep demo | launch | checkpoint | audit`."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from wholestep import __version__
+from wholestep.audit import shell as audit
 from wholestep.checkpoints import shell
 from wholestep.errors import PeerError, message
 from wholestep.processes import launch
@@ -16,17 +17,22 @@ _DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code, 0 if all went well."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if "command" not in arguments:
+        parser.print_help()
+        return 0
     return arguments.command(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="wholestep", description="Train Keras 3 models one whole step at a time.")
     parser.add_argument("--version", action="version", version=f"wholestep {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
     _add_launch(commands)
     shell.add_commands(commands)
+    audit.add_command(commands, _count)
     return parser
 
 

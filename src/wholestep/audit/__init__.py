@@ -14,5 +14,11 @@ class _Audit(ModuleType):
 
         return audit(*arguments, **others)
 
+    def call(self, *arguments: Any, **others: Any) -> Any:
+        """Return `wholestep.audit.watch.audit.call` of the arguments."""
+        from wholestep.audit.watch import audit
+
+        return audit.call(*arguments, **others)
+
 
 sys.modules[__name__].__class__ = _Audit

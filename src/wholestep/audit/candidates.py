@@ -34,6 +34,8 @@ class Hypothesis:
 
 def shares(evidence: Evidence) -> list[float]:
     """Return how often the model's own losses come, where each piece has added them to its own loss."""
+    if not evidence.meant.has_penalty:
+        return [1.0]
     k, largest, replicas = len(evidence.update.pieces), evidence.meant.largest, evidence.num_replicas
     rows = float(sum(len(piece.rows) for piece in evidence.update.pieces))  # of a loss that was never reduced
     found = [1.0, float(k), 1 / k, k / largest, 1 / largest, rows]

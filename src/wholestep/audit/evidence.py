@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +20,25 @@ from wholestep.tree import Tree
 class Meant:
     """How the gradients of updates are computed: a replay, the objective that is meant, and the modes that were seen.
 
-    `place` is that of `Windows`; `is_scaled`: whether an optimizer scales the loss.
+    `place` is that of `Windows`; `is_scaled`: whether an optimizer scales the loss. `optimizer`: the one whose steps
+    can be made once more, if it is known.
 
-    `largest` and `full` are of the whole loop, see `Window`; valid once all updates have been looked at.
+    `largest` and `full` are of the whole loop, see `Window`, and so is `has_penalty`, whether the model has losses of
+    its own; valid once all updates have been looked at.
     """
 
     def __init__(
-        self, replay: Replay, objective: Objective, modes: Modes, place: dict[int, tuple[int, int]], is_scaled: bool
+        self,
+        replay: Replay,
+        objective: Objective,
+        modes: Modes,
+        place: dict[int, tuple[int, int]],
+        is_scaled: bool,
+        optimizer: Any = None,
     ):
-        self.replay, self.objective, self.modes = replay, objective, modes
+        self.replay, self.objective, self.modes, self.optimizer = replay, objective, modes, optimizer
         self.place, self.is_scaled = place, is_scaled
-        self.largest = 1
+        self.largest, self.has_penalty = 1, False
         self.full: np.ndarray | None = None
 
 
@@ -58,6 +67,7 @@ class Evidence:
         ]
         whole = np.sum([w.sum(axis=1) for w in self.weights], axis=0)
         meant.largest = max(meant.largest, len(update.pieces))
+        meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
         meant.full = whole if meant.full is None else np.maximum(meant.full, whole)
         self._scale = 0.0
         self._rows: dict[tuple[str, str], list[np.ndarray]] = {}
@@ -89,6 +99,8 @@ class Evidence:
     @cached_property
     def penalty(self) -> np.ndarray:
         """The gradient of the model's own losses, once."""
+        if not self.meant.has_penalty:
+            return np.zeros_like(self.handed)
         num = sum(len(piece.rows) for piece in self.update.pieces)
         return sum(
             (
@@ -128,7 +140,7 @@ class Evidence:
         window = self.window if not weigh else replace(self.window, weights=self._weights(weigh))
         parts = weightings.factors(window, way(window))
         pairs = zip(parts, self.rows(objective, weigh), strict=True)
-        return sum((part.reshape(-1) @ rows for part, rows in pairs), np.zeros_like(self.handed))
+        return sum((part.reshape(-1).astype(rows.dtype) @ rows for part, rows in pairs), np.zeros_like(self.handed))
 
     def _weights(self, weigh: str) -> list[np.ndarray]:
         """Return what the rows weigh where the sample weights are changed."""
@@ -186,7 +198,7 @@ class Evidence:
 
     def _each(self, i: int, objective: Objective | None, weigh: str) -> np.ndarray:
         shape = self.weights[i].shape
-        found = np.zeros((self.weights[i].size, len(self.handed)))
+        found = np.zeros((self.weights[i].size, len(self.handed)), "float32")  # as the engine computes them
         for entry in np.flatnonzero(self.weights[i]):
             one = np.zeros(self.weights[i].size)
             one[entry] = 1.0

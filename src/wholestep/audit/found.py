@@ -7,6 +7,7 @@ import numpy as np
 
 from wholestep.audit.cause import Cause
 from wholestep.audit.log import Line
+from wholestep.audit.proof import Proof
 
 FITS, DIFFERS = 1e-4, 1e-3  # relative distances: what reproduces, and what is not the reference
 UNKNOWN = "not known"
@@ -41,6 +42,8 @@ class Found:
         line: the user's line where it happens.
         updates: the numbers of the updates that show it.
         detail: more of what was measured.
+        proof: the numbers of one update, three times; None where there are none to show.
+        twins: other causes that reproduce the same numbers.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Found:
     line: Line | None
     updates: tuple[int, ...]
     detail: str = ""
+    proof: Proof | None = None
+    twins: tuple[str, ...] = ()
 
     @property
     def is_known(self) -> bool:
@@ -60,17 +65,36 @@ class Found:
 
 
 def found(
-    cause: Cause, without: float, with_change: float, line: Line | None, updates: list[int], detail: str = ""
+    cause: Cause,
+    without: float,
+    with_change: float,
+    line: Line | None,
+    updates: list[int],
+    detail: str = "",
+    proof: Proof | None = None,
+    twins: tuple[str, ...] = (),
 ) -> Found:
     """Return what was found of a known cause."""
-    told = (cause.explanation, cause.fix, float(without), float(with_change), line, tuple(updates), detail)
+    told = (
+        cause.explanation,
+        cause.fix,
+        float(without),
+        float(with_change),
+        line,
+        tuple(updates),
+        detail,
+        proof,
+        twins,
+    )
     return Found(cause.name, cause.stage, *told)
 
 
-def not_known(stage: str, explanation: str, without: float, line: Line | None, updates: list[int]) -> Found:
+def not_known(
+    stage: str, explanation: str, without: float, line: Line | None, updates: list[int], proof: Proof | None = None
+) -> Found:
     """Return what was found of a difference that nothing known reproduces."""
     fix = "nothing is proposed: no known cause reproduces these numbers."
-    return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates))
+    return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates), "", proof)
 
 
 def distance(one: np.ndarray, two: np.ndarray, scale: float = 0.0) -> float:

@@ -1,5 +1,7 @@
 """The stage of the gradient: what was handed to the optimizer, against what should have been."""
 
+from functools import partial
+
 import numpy as np
 
 from wholestep.audit.candidates import PENALTIES, Hypothesis
@@ -8,10 +10,12 @@ from wholestep.audit.clips import clipped
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Found, distance, found
 from wholestep.audit.hypotheses import hypotheses
+from wholestep.audit.proof_of_gradients import proved
 from wholestep.audit.unknown import unknown
 from wholestep.audit.windows import Update
 
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
+Ways = list[list[np.ndarray]]  # by update, the gradients of a hypothesis
 
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[str], list[Evidence]]:
@@ -40,7 +44,7 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
 
 def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Found], str]:
     """Return (causes, what is no cause) that reproduce what was handed over."""
-    fitting: list[tuple[Hypothesis, float]] = []
+    fitting: list[tuple[Hypothesis, float, Ways]] = []
     tried = []
     without = max(e.without for e in chosen)
     for hypothesis in hypotheses(meant, chosen):
@@ -48,51 +52,59 @@ def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -
             break
         ways = [hypothesis.gradients(e) for e in chosen]
         if meant.replay.tolerance.shows(without, apart := _apart(hypothesis, chosen, ways)):
-            fitting.append((hypothesis, apart))
-        tried.append((hypothesis, ways))
+            fitting.append((hypothesis, apart, ways))
+        if len(hypothesis.causes) == 1 and not hypothesis.is_free:
+            tried.append((hypothesis, ways))
     if fitting:
         if meant.replay.is_half:  # where more than one may fit by chance
             fitting.sort(key=lambda each: each[1])
         return _told(fitting, chosen), ""
     how, apart = clipped(everything, [e.reference for e in everything])
     if how and meant.is_scaled:
-        return _told([(Hypothesis((BY_NAME["clip before unscale"],), lambda e: []), apart)], chosen), ""
+        cause = BY_NAME["clip before unscale"]
+        return _told([(Hypothesis((cause,), lambda e: []), apart, [[] for _ in chosen])], chosen), ""
     if how:
         return [], f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
     for hypothesis, ways in tried:
-        if len(hypothesis.causes) > 1 or hypothesis.is_free:
-            continue
         for way in zip(*ways, strict=True):
             how, apart = clipped(chosen, list(way))
             if how:
-                return _told([(hypothesis, apart)], chosen), ""
+                return _told([(hypothesis, apart, [[each] for each in way])], chosen), ""
     return [], ""
 
 
-def _apart(hypothesis: Hypothesis, chosen: list[Evidence], ways: list[list[np.ndarray]]) -> float:
+def _apart(hypothesis: Hypothesis, chosen: list[Evidence], ways: Ways) -> float:
     """Return the distance of the worst update from a hypothesis, where it is wrong in its best way."""
     if not all(ways):
         return float("inf")
-    distances = [
-        [distance(e.handed, way) if hypothesis.is_tiny else e.apart(way) for way in each]
-        for e, each in zip(chosen, ways, strict=True)
-    ]
+    distances = [[_from(e, hypothesis, way) for way in each] for e, each in zip(chosen, ways, strict=True)]
     if hypothesis.is_free:
         return max(min(each) for each in distances)
     return min(max(each) for each in zip(*distances, strict=True))
 
 
-def _told(fitting: list[tuple[Hypothesis, float]], chosen: list[Evidence]) -> list[Found]:
-    hypothesis, apart = fitting[0]
-    twins = sorted({cause.name for other, _ in fitting[1:] for cause in other.causes} - {hypothesis.causes[0].name})
+def _from(e: Evidence, hypothesis: Hypothesis, way: np.ndarray) -> float:
+    return distance(e.handed, way) if hypothesis.is_tiny else e.apart(way)
+
+
+def _told(fitting: list[tuple[Hypothesis, float, Ways]], chosen: list[Evidence]) -> list[Found]:
+    hypothesis, apart, ways = fitting[0]
+    twins = sorted({cause.name for other, *_ in fitting[1:] for cause in other.causes} - _names(hypothesis))
     if hypothesis.causes[0].name in PENALTIES:  # others fit as well, where their factors of the rows are the right ones
         twins = [name for name in twins if name in PENALTIES]
     told = [hypothesis.detail] if hypothesis.detail else []
     detail = " ".join([*told, f"These updates cannot tell it from: {', '.join(twins)}."] if twins else told)
-    differing = [e for e in chosen if e.without > e.meant.replay.tolerance.differs]
-    without, numbers = max(e.without for e in differing), sorted(e.update.number for e in differing)
-    line = differing[0].update.applied.line
-    return [found(cause, without, apart, line, numbers, detail) for cause in hypothesis.causes]
+    differs = chosen[0].meant.replay.tolerance.differs
+    differing = [(e, way) for e, way in zip(chosen, ways, strict=True) if e.without > differs]
+    without, numbers = max(e.without for e, _ in differing), sorted(e.update.number for e, _ in differing)
+    last, way = differing[-1]  # of the first one's step the slots know nothing yet
+    proof = proved(last, min(way, key=partial(_from, last, hypothesis), default=None))
+    line = last.update.applied.line
+    return [found(cause, without, apart, line, numbers, detail, proof, tuple(twins)) for cause in hypothesis.causes]
+
+
+def _names(hypothesis: Hypothesis) -> set[str]:
+    return {cause.name for cause in hypothesis.causes}
 
 
 def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:

@@ -11,6 +11,7 @@ from wholestep.audit.weightings import right
 from wholestep.model.objective import Objective
 
 _OF_REPLICAS = ("summed over replicas", "divided by the replicas twice", "penalty once per replica")
+_OF_PASSES = ("last window dropped",)
 _OF_MICROBATCHES = (
     "summed over microbatches",
     "divided twice",
@@ -31,11 +32,17 @@ def hypotheses(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
 
 
 def _is_idle(hypothesis: Hypothesis, chosen: list[Evidence]) -> bool:
-    """Whether it speaks of replicas, or of the microbatches of one, where there are none."""
+    """Whether it speaks of replicas, of the microbatches of one, or of two passes, where there are none."""
     replicas = max(e.num_replicas for e in chosen)
     is_split = any(len(e.update.pieces) > e.num_replicas for e in chosen)
     names = {cause.name for cause in hypothesis.causes}
-    return bool((replicas == 1 and names & {*_OF_REPLICAS}) or (not is_split and names & {*_OF_MICROBATCHES}))
+    is_of_two = any(len(set(e.window.passes)) > 1 for e in chosen)
+    idle = {
+        *(_OF_REPLICAS if replicas == 1 else ()),
+        *(() if is_split else _OF_MICROBATCHES),
+        *(() if is_of_two else _OF_PASSES),
+    }
+    return bool(names & idle)
 
 
 def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:

@@ -28,6 +28,8 @@ class Verdict:
         notes: what is no cause, or may be meant.
         unseen: what could not be looked at.
         looked_at: what was, in words.
+        seen: the updates and passes; None before they were looked for.
+        evidence: the updates whose gradients could be computed again.
     """
 
     causes: list[Found] = field(default_factory=list)
@@ -35,6 +37,8 @@ class Verdict:
     unseen: list[str] = field(default_factory=list)
     looked_at: str = ""
     has_seen: bool = False
+    seen: Windows | None = None
+    evidence: list[Evidence] = field(default_factory=list)
 
     def add(self, result: tuple[list[Found], list[str]]) -> None:
         """Take what a stage concludes."""
@@ -50,6 +54,8 @@ class Case:
         data: (x, y, sample_weight) as they were when the loop began.
         schedule: the learning rate that is meant, if it is known.
         before: the model's weights when the loop began.
+        optimizer: the one that was meant, if it is known.
+        compiled: the optimizer whose schedule it is, by its id, if nobody said that it is the one that was meant.
     """
 
     model: keras.Model
@@ -59,12 +65,16 @@ class Case:
     log: Log
     before: list[np.ndarray]
     printed: list[float] = field(default_factory=list)
+    compiled: int | None = None
+    optimizer: keras.optimizers.Optimizer | None = None
 
     def judge(self) -> Verdict:
         """Return the verdict."""
+        if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
+            self.schedule = None  # the compiled optimizer's, which is not the loop's
         verdict = Verdict(unseen=list(self.log.unseen))
         rows = Rows(self.data[0])
-        seen = windows(self.log, rows)
+        verdict.seen = seen = windows(self.log, rows)
         self._say_what_was_seen(verdict, seen)
         if not verdict.has_seen:
             return verdict
@@ -81,7 +91,6 @@ class Case:
         for update in known:
             modes.note(replay, update)
         verdict.causes += modes.causes()
-        evidence: list[Evidence] = []
         if modes.unlike:
             numbers = ", ".join(map(str, modes.unlike[:6]))
             told = f"the outputs of updates {numbers} are not those of the model in either mode: what comes after them"
@@ -92,8 +101,8 @@ class Case:
             verdict.unseen.append(f"the gradient of {_many(len(moving), 'update')}: the weights move inside the window")
         like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
         if like:
-            meant = Meant(replay, self.objective, modes, seen.place, bool(self.log.scaled))
-            causes, notes, evidence = gradients(meant, like)
+            meant = Meant(replay, self.objective, modes, seen.place, bool(self.log.scaled), self.optimizer)
+            causes, notes, verdict.evidence = gradients(meant, like)
             verdict.add((causes, notes))
             if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over
                 verdict.causes = [cause for cause in verdict.causes if cause.name != "window carried over the epoch"]
@@ -101,8 +110,8 @@ class Case:
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)
         if self.printed:
-            is_whole = len(evidence) + len(twice) == len(seen.updates) and not seen.rest
-            verdict.add(printed(evidence, self.printed, is_whole))
+            is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
+            verdict.add(printed(verdict.evidence, self.printed, is_whole))
         return verdict
 
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows) -> None:

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 _PACKAGE = Path(__file__).parent.parent
+_COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
 _LIBRARIES = (
     str(Path(keras.__file__).parent.parent),
     str(_PACKAGE),
@@ -49,7 +50,8 @@ def is_in_trainer() -> bool:
     """Whether a step of this library's own trainer runs here."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if Path(frame.f_code.co_filename).parent == _PACKAGE:
+        file = Path(frame.f_code.co_filename)
+        if file.parent == _PACKAGE and file.name not in _COMMAND:
             return True
         frame = frame.f_back
     return False

@@ -8,6 +8,7 @@ import numpy as np
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, far, found
 from wholestep.audit.log import all_same
+from wholestep.audit.proof import Proof, of_values
 from wholestep.audit.replay import Replay
 from wholestep.audit.windows import Piece, Update
 
@@ -26,6 +27,7 @@ class Modes:
     unlike: list[int] = field(default_factory=list)
     moved: dict[int, list[np.ndarray]] = field(default_factory=dict)
     _training: dict[int, bool] = field(default_factory=dict)
+    _proof: Proof | None = None
 
     def of(self, piece: Piece) -> bool:
         """Whether a forward pass ran in training mode."""
@@ -44,6 +46,9 @@ class Modes:
             inference = far(replay.outputs(piece, training=False)[0], piece.called.outputs)
             self._training[piece.called.order] = inference > fits
             if inference <= fits and training > differs:
+                if not self.inferring:
+                    as_meant = [outputs, replay.outputs(piece, training=False)[0]]
+                    self._proof = _proved(update, [piece.called.outputs, *as_meant])
                 self.inferring.append((update, piece, training, inference))
             elif inference > fits and update.number not in self.unlike:
                 self.unlike.append(update.number)
@@ -56,7 +61,7 @@ class Modes:
         with_change = max(inference for *_, inference in self.inferring)
         numbers = sorted({update.number for update, *_ in self.inferring})
         line = self.inferring[0][1].called.line
-        return [found(BY_NAME["inference mode"], without, with_change, line, numbers)]
+        return [found(BY_NAME["inference mode"], without, with_change, line, numbers, proof=self._proof)]
 
 
 def state(replay: Replay, modes: Modes, updates: list[Update]) -> list[Found]:
@@ -87,6 +92,11 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> list[Found]:
             line = updates[0].pieces[0].called.line
             causes.append(found(BY_NAME[name], max(distances), 0.0, line, lost))
     return causes
+
+
+def _proved(update: Update, outputs: list[list[np.ndarray]]) -> Proof:
+    values = [np.concatenate([np.ravel(leaf) for leaf in leaves]) for leaves in outputs]
+    return of_values(f"update {update.number}", lambda i: f"output {i}", values)
 
 
 def _of(values: list[np.ndarray], chosen: np.ndarray) -> list[np.ndarray]:

@@ -1,12 +1,13 @@
 """The stage of the report: the loss that the loop prints, against the one that its updates had."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Found, found
+from wholestep.audit.proof import of_values
 from wholestep.audit.windows import PAD, passes
 
 
@@ -34,6 +35,10 @@ class Losses:
         firsts = [[one for each in alone[: n + 1] for one in each] for n in range(len(alone))]
         yield "printed: not reset", [float(np.mean(each)) for each in firsts]
         yield "printed: sum", [float(np.sum(each)) for each in alone]
+
+    def name_of_last(self, num: int) -> Callable[[int], str]:
+        """Return what the i-th of the last so many passes is called."""
+        return lambda i: f"of pass {len(self.passes) - num + 1 + i}"
 
     @staticmethod
     def _mean(cut: list[tuple[Evidence, int]], *, penalty: bool) -> float:
@@ -71,7 +76,9 @@ def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> t
     for penalty in (True, False):
         for name, wrong in losses.changed(penalty=penalty):
             if (apart := _apart(numbers, wrong[-len(numbers) :])) <= fits:
-                return [found(BY_NAME[name], without, apart, losses.line, losses.numbers)], []
+                columns = [np.array(c) for c in (numbers, right[0 if penalty else 1], wrong[-len(numbers) :])]
+                proof = of_values("the printed loss", losses.name_of_last(len(numbers)), columns)
+                return [found(BY_NAME[name], without, apart, losses.line, losses.numbers, proof=proof)], []
     told = ", ".join(f"{n:.6g}" for n in right[0])
     return [], [
         f"The printed loss is none that was looked for; the mean over all rows, as they were trained on, is {told}."

@@ -1,11 +1,22 @@
 """What an audit says: causes as values, and the text of all of it."""
 
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
 import keras
 import numpy as np
 
 from wholestep.audit.found import Found
+from wholestep.audit.html import page
+from wholestep.audit.html import report as as_html
 from wholestep.audit.judge import Case, Verdict
+from wholestep.audit.pictures import assert_drawable, can_draw, pictures
 from wholestep.audit.printed import as_numbers
+from wholestep.audit.text import first, told
+from wholestep.audit.views import views
 from wholestep.errors import SpecificationError, message
 
 
@@ -22,6 +33,12 @@ class Report:
         self._verdict: Verdict | None = None
         self._printed: list[float] = []
         self._has_failed = False
+        self.taken: list[str] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has ended, so that there is something to read."""
+        return self._case is not None
 
     @property
     def causes(self) -> list[Found]:
@@ -82,48 +99,60 @@ class Report:
             self._verdict = self._case.judge()
         return self._verdict
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as data: dicts, lists, strings, numbers and None, as docs/audit.md lists them."""
+        verdict = self._judged()
+        causes = []
+        for cause in verdict.causes:
+            line = cause.line and {"file": cause.line.file, "number": cause.line.number, "text": cause.line.text}
+            causes.append(asdict(cause) | {"line": line})
+        told = {"engine": keras.backend.backend(), "has_seen": verdict.has_seen, "looked_at": verdict.looked_at}
+        lists = {"notes": list(verdict.notes), "unseen": list(verdict.unseen), "taken": list(self.taken)}
+        return _plain(told | {"causes": causes} | lists)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report with pictures to a file: one page, without scripts.
+
+        Raises:
+            SpecificationError: matplotlib is not installed, or the audit is not over.
+        """
+        assert_drawable()
+        Path(path).write_text(page(self._html()), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows; without pictures if matplotlib is not installed."""
+        return self._html() if self._case is not None else f"<p>{self}</p>"
+
+    def _html(self) -> str:
+        verdict = self._judged()
+        assert self._case is not None
+        drawn = pictures(views(self._case, verdict)) if can_draw() and verdict.has_seen else []
+        missing = "" if can_draw() else "The pictures need matplotlib: pip install 'wholestep[demo]'."
+        return as_html(verdict, self.taken, self._looked_at(), drawn, missing)
+
+    def _looked_at(self) -> str:
+        return f"Looked at {self._judged().looked_at}, on {keras.backend.backend()}."
+
     def __str__(self) -> str:
         if self._case is None:
             return "The audit is not over: read its report after the `with`."
         verdict = self._judged()
-        parts = [_first(verdict)]
-        parts += [_told(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
-        for title, lines in (("Notes", verdict.notes), ("Not looked at", verdict.unseen)):
+        parts = [first(verdict)]
+        parts += [told(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
+        lists = ("Taken as meant", self.taken), ("Notes", verdict.notes), ("Not looked at", verdict.unseen)
+        for title, lines in lists:
             if lines:
                 parts.append("\n".join([f"{title}:", *(f"  - {line}" for line in lines)]))
-        parts.append(f"Looked at {verdict.looked_at}, on {keras.backend.backend()}.")
+        parts.append(self._looked_at())
         return "\n\n".join(parts)
 
     __repr__ = __str__
 
 
-def _first(verdict: Verdict) -> str:
-    if verdict.causes:
-        cause = verdict.causes[0]
-        name = (
-            f"{cause.name[0].upper()}{cause.name[1:]}"
-            if cause.is_known
-            else f"Not known, but in the stage: {cause.stage}"
-        )
-        return f"{name}. {cause.explanation}"
-    if not verdict.has_seen:
-        return "Nothing can be said: no update on rows of the data was seen."
-    return "No cause found."
-
-
-def _told(number: int, cause: Found) -> str:
-    lines = [f"{number}. {cause.stage}: {cause.name}"]
-    if number > 1:
-        lines.append(f"   {cause.explanation}")
-    if cause.detail:
-        lines.append(f"   {cause.detail}")
-    if cause.is_known:
-        lines.append(f"   distance from the reference {cause.without:.2g}; with this change {cause.with_change:.2g}")
-    else:
-        lines.append(f"   distance from the reference {cause.without:.2g}; no known change reproduces it")
-    shown = ", ".join(map(str, cause.updates[:8])) + (", ..." if len(cause.updates) > 8 else "")
-    lines.append(f"   updates: {shown}")
-    if cause.line is not None:
-        lines.append(f"   your code: {cause.line}")
-    lines.append(f"   change: {cause.fix}")
-    return "\n".join(lines)
+def _plain(value: Any) -> Any:
+    """Return JSON: None for numbers that are not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -13,6 +13,7 @@ from wholestep.audit.found import distance
 
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _ALIKE = 0.02
+_LEAST_CLIP = 1e-3  # what shortens by less shortens nothing: it is the mean of means
 
 
 def scales(chosen: list[Evidence]) -> Iterator[Hypothesis]:
@@ -115,7 +116,7 @@ def _norm(chosen: list[Evidence], is_inside: bool, is_by_rows: bool) -> float | 
             along = sum((weights[i] / sizes[i] * parts[i] for i in short if sizes[i]), np.zeros_like(handed))
             size = float(along @ along)
             norm = float((handed - whole) @ along) / size if size else 0.0
-            if not 0 < norm < sizes[short].min():
+            if not 0 < norm < (1 - _LEAST_CLIP) * sizes[short].min():
                 continue
             apart = distance(handed, whole + norm * along)
             if best is None or apart < best[0]:

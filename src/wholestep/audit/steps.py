@@ -9,6 +9,7 @@ import numpy as np
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import DIFFERS, FITS, Found, distance, far, found, not_known
 from wholestep.audit.log import Applied, all_same
+from wholestep.audit.proof import of_values
 from wholestep.audit.windows import Update
 
 Schedule = Callable[[int], float]
@@ -101,7 +102,9 @@ def _rates(updates: list[Update], schedule: Schedule) -> tuple[list[Found], list
     line = updates[0].applied.line
     for told in changed:
         if (apart := _worst(rates, told.rates)) <= FITS:
-            return [found(BY_NAME[told.name], without, apart, line, shown)], []
+            columns = [rates, at(numbers), told.rates]
+            proof = of_values("the learning rate", lambda i: f"of update {updates[i].number}", columns)
+            return [found(BY_NAME[told.name], without, apart, line, shown, proof=proof)], []
     return [
         not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
     ], []

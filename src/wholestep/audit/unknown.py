@@ -5,6 +5,7 @@ import numpy as np
 from wholestep.audit import weightings
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Found, not_known
+from wholestep.audit.proof_of_gradients import proved
 
 NUM_FREE = 64  # rows whose factors are solved for, or outputs by which a loss is derived
 NUM_SPARE = 8  # so many more numbers of the gradient than that: no chance fits them
@@ -20,22 +21,31 @@ def unknown(differing: list[Evidence]) -> Found:
         told = f"the variables that differ: {', '.join(f'{name} ({apart:.1g})' for name, apart in off.items())}"
     explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
     numbers = [each.update.number for each in differing]
-    return not_known("gradient", explanation, max(each.without for each in differing), e.update.applied.line, numbers)
+    without, line, proof = max(each.without for each in differing), e.update.applied.line, proved(differing[-1], None)
+    return not_known("gradient", explanation, without, line, numbers, proof)
 
 
 def _solved(e: Evidence, *, is_plain: bool) -> str:
     """Return the factors of the rows that would make the gradient, in words; "" if none would."""
-    rows = np.concatenate(e.rows())
-    used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
-    if not 0 < len(used) <= min(NUM_FREE, rows.shape[1] // 2):
+    if (found := solve(e)) is None:
         return ""
-    solved, *_ = np.linalg.lstsq(rows[used].T, e.handed - e.penalty, rcond=1e-6)
-    if e.apart(solved @ rows[used] + e.penalty) > e.meant.replay.tolerance.fits:
-        return ""
+    solved, should = found
     if is_plain and len(set(np.round(solved / np.abs(solved).max(), 3).tolist())) > len(solved) // 2:
         return ""  # each row another factor: that is another loss
-    should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
     return f"its rows count {_counted(solved)} instead of {_counted(should)}"
+
+
+def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (the factors of the rows that make the gradient that was handed over, the right ones), if some do."""
+    rows = np.concatenate(e.rows()).astype("float64")
+    used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
+    if not 0 < len(used) <= min(NUM_FREE, rows.shape[1] // 2):
+        return None
+    solved, *_ = np.linalg.lstsq(rows[used].T, e.handed - e.penalty, rcond=1e-6)
+    if e.apart(solved @ rows[used] + e.penalty) > e.meant.replay.tolerance.fits:
+        return None
+    should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
+    return solved, should
 
 
 def _penalised(e: Evidence) -> str:

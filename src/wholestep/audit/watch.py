@@ -1,7 +1,8 @@
 """audit(): a loop runs under hooks, and a report says what is wrong with it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,66 +13,166 @@ from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Log
 from wholestep.audit.meaning import meant
+from wholestep.audit.probe import call
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule
+from wholestep.audit.stop import COMMAND, Enough
 from wholestep.engines import listener
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
+_ROOM = 4_000_000_000  # bytes
+
+
+class Audit:
+    """`ws.audit(model, data, loss)`, to be used in a `with`, and `ws.audit.call(train, model, data, loss)`."""
+
+    def __call__(
+        self,
+        model: keras.Model,
+        data: Tree,
+        loss: Any = None,
+        *,
+        learning_rate: float | Callable[[int], Any] | None = None,
+        optimizer: keras.optimizers.Optimizer | None = None,
+    ) -> AbstractContextManager[Report]:
+        """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
+
+        A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
+        numbers, in up to 4 GB: of a large model fewer are. Loops are looked at that use `fit` or
+        `train_on_batch` (also with a `train_step` of their own), `tf.GradientTape` (eager, or in a `tf.function` whose
+        first call is inside the `with`, also under a `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and
+        `stateless_apply` (plain or jitted), with an optimizer of Keras.
+
+        Args:
+            model: the model that the loop trains.
+            data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs together.
+            loss: what was meant: a Keras loss, its name, a function (labels, outputs), or an `Objective` over such
+                batches; None for what the model was compiled with.
+            learning_rate: what was meant: a number, or a function (or Keras schedule) of the number of the update,
+                from 0; None for the schedule of the optimizer, if it has one.
+            optimizer: the one that the loop applies, where the model is not compiled with it: its schedule, if it has
+                one, is the learning rate that was meant.
+
+        Yields:
+            A `Report`, to be read after the `with`. It is printed, or its `causes` are looked at.
+
+        Raises:
+            SpecificationError: the model, the data or the loss cannot be audited. Nothing has been hooked.
+
+        >>> import keras, numpy as np, wholestep as ws
+        >>> x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> with ws.audit(model, data=(x, y), loss="mse") as report:
+        ...     pass  # the loop
+        >>> report.has_seen, report.causes
+        (False, [])
+        """
+        return watched(model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+
+    def call(
+        self,
+        train: Callable[..., Any],
+        model: keras.Model,
+        data: Tree,
+        loss: Any = None,
+        *,
+        learning_rate: float | Callable[[int], Any] | None = None,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        updates: int = 40,
+    ) -> Report:
+        """Call a training loop under an audit, and again on some of the rows to tell apart what looked alike.
+
+        On even batches several mistakes are one factor, and some are none; on an odd number of rows, and on uneven
+        weights where there are any, they are not. What is wrong there alone is a note. The model, its optimizer, the
+        one that is given and the data are afterwards as they were before; what else the loop keeps is not known here.
+
+        Args:
+            train: called with (model, x, y) or (model, x, y, sample_weight).
+            model: as for the audit; it must be built.
+            data: as for the audit.
+            loss: as for the audit.
+            learning_rate: as for the audit.
+            optimizer: as for the audit.
+            updates: a loop that makes more of them is ended after so many, if this is the main thread.
+
+        Returns:
+            The report.
+
+        Raises:
+            SpecificationError: the model, the data or the loss cannot be audited. Nothing has run.
+        """
+        given = {"loss": loss, "learning_rate": learning_rate, "optimizer": optimizer}
+        return call(partial(self, model, **given), train, model, data, optimizer, updates)
+
+
+audit = Audit()
+
 
 @contextmanager
-def audit(
+def watched(
     model: keras.Model,
     data: Tree,
     loss: Any = None,
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
+    optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Iterator[Report]:
-    """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
-
-    A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
-    numbers, so the memory is that of so many copies of the weights. Loops are looked at that use `fit` or
-    `train_on_batch` (also with a `train_step` of their own), `tf.GradientTape` (eager, or in a `tf.function` whose
-    first call is inside the `with`, also under a `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and
-    `stateless_apply` (plain or jitted), with an optimizer of Keras.
-
-    Args:
-        model: the model that the loop trains.
-        data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs together.
-        loss: what was meant: a Keras loss, its name, a function (labels, outputs), or an `Objective` over such batches;
-            None for what the model was compiled with.
-        learning_rate: what was meant: a number, or a function (or Keras schedule) of the number of the update, from 0;
-            None for the schedule of the compiled optimizer, if it has one.
-
-    Yields:
-        A `Report`, to be read after the `with`. It is printed, or its `causes` are looked at.
-
-    Raises:
-        SpecificationError: the model, the data or the loss cannot be audited. Nothing has been hooked.
-
-    >>> import keras, numpy as np, wholestep as ws
-    >>> x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
-    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    >>> with ws.audit(model, data=(x, y), loss="mse") as report:
-    ...     pass  # the loop
-    >>> report.has_seen, report.causes
-    (False, [])
-    """
-    given = _checked(model, data)
-    optimizer = getattr(model, "optimizer", None)
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # the one that moves the weights
-    objective, schedule = meant(model, loss), _schedule(model, learning_rate)
-    before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
-    log, report = Log(), Report()
+    """Run what is inside of a `with` under hooks; see `Audit`, which checks nothing more."""
+    command, log, report = COMMAND.get(), Log(room(model)), Report()
+    made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
+    if command is not None:
+        command.adopt(report, log)
     try:
-        with Hooks(model, listener(), log).on():
+        with Hooks(model, listener() if command is None else command.listener(), log).on():
             yield report
+    except Enough:  # the command's word, which goes on to it
+        report.close(made)
+        raise
     except BaseException:
         report.fail()
         raise
-    if learning_rate is None and any(step.optimizer != id(optimizer) for step in log.applied):
-        schedule = None  # the compiled optimizer's, which is not the loop's
-    report.close(Case(model, given, objective, schedule, log, before))
+    report.close(made)
+
+
+def room(model: keras.Model) -> int:
+    """Return how many updates of a model a log keeps with all numbers: 40, or as many as have room in 4 GB.
+
+    >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    40
+    """
+    num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    return int(np.clip(_ROOM // (8 * 4 * max(num, 1)), 3, 40))  # gradients, weights and two slots, before and after
+
+
+def case(
+    model: keras.Model,
+    data: Tree,
+    loss: Any,
+    log: Log,
+    *,
+    learning_rate: float | Callable[[int], Any] | None = None,
+    optimizer: keras.optimizers.Optimizer | None = None,
+    before: list[np.ndarray] | None = None,
+) -> Case:
+    """Return all that a verdict is made from, of data as they are now; and of the weights, unless `before` has them.
+
+    Raises:
+        SpecificationError: the model, the data or the loss cannot be audited.
+    """
+    given, objective = _checked(model, data), meant(model, loss)
+    if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
+        must, attempt = "optimizer must be an optimizer of Keras.", "the one that the loop applies, or leave it out."
+        raise SpecificationError(message(must, type(optimizer).__name__, attempt))
+    own = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    own = getattr(own, "inner_optimizer", own)  # the one that moves the weights
+    schedule = _schedule(own, learning_rate)
+    if before is None:
+        before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
+    made = Case(model, given, objective, schedule, log, before, optimizer=own)
+    if learning_rate is None and optimizer is None:
+        made.compiled = id(own)
+    return made
 
 
 def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
@@ -100,11 +201,10 @@ def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
     return x, y, weight
 
 
-def _schedule(model: keras.Model, learning_rate: Any) -> Schedule | None:
+def _schedule(optimizer: keras.optimizers.Optimizer | None, learning_rate: Any) -> Schedule | None:
     """Return the learning rate that was meant, by update; None if nobody said."""
     if learning_rate is None:
-        optimizer = getattr(model, "optimizer", None)
-        learning_rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        learning_rate = getattr(optimizer, "_learning_rate", None)
         if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             return None
     if callable(learning_rate):

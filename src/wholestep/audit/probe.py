@@ -1,0 +1,171 @@
+"""A loop that can be called is called again, on rows that tell apart what looked alike."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.counting import Counting
+from wholestep.audit.found import Found
+from wholestep.audit.log import Log
+from wholestep.audit.report import Report
+from wholestep.audit.stop import COMMAND, Enough, over
+from wholestep.engines import listener
+from wholestep.errors import SpecificationError, message
+from wholestep.tree import Tree
+
+_STAGES = ("gradient",)  # what a probe is asked about: its rows are others, and so is their order
+
+
+class Probe(NamedTuple):
+    """Rows to call a loop with, and what they are."""
+
+    name: str
+    data: tuple
+
+
+def call(
+    audit: Callable[..., AbstractContextManager[Report]],
+    train: Callable[..., Any],
+    model: keras.Model,
+    data: Tree,
+    optimizer: keras.optimizers.Optimizer | None,
+    num_updates: int,
+) -> Report:
+    """Return the report of a loop on the data, made clearer by calls on probes; give everything back as it was.
+
+    Args:
+        audit: makes an audit of the model on data that it is called with.
+    """
+    if not model.built:
+        must, attempt = "The model must be built, for its weights to be given back.", "model.build(shape) before."
+        raise SpecificationError(message(must, "a model that is not built", attempt))
+    with _given_back(model, optimizer) as give_back:
+        report, log = _run(audit, train, model, data, num_updates)
+        for probe in _probes(data, log):
+            give_back()
+            try:
+                other, _ = _run(audit, train, model, probe.data, num_updates)
+            except Exception as error:
+                report.notes.append(f"On {probe.name} the loop ends with an error, {type(error).__name__}: {error}")
+                continue
+            _learn(report, other, probe.name)
+    if (command := COMMAND.get()) is not None:
+        command.adopt(report, log)
+    return report
+
+
+class _Bounded:
+    """Ends an audited loop after so many updates; see `wholestep.audit.stop.Command`."""
+
+    def __init__(self, num_updates: int):
+        self.num_updates, self.ended, self.log = num_updates, threading.Event(), Log()
+        self._is_main = threading.current_thread() is threading.main_thread()
+
+    def listener(self) -> Any:
+        """Return the listener that counts."""
+        return Counting(listener(), self._is_enough, self.ended, is_entered=False)
+
+    def adopt(self, report: Report, log: Log) -> None:
+        """Count what this log has."""
+        self.log = log
+
+    def _is_enough(self) -> bool:
+        if len(self.log.applied) < self.num_updates or not self._is_main:
+            return False
+        self.log.is_open = False
+        return True
+
+
+def _run(audit: Callable, train: Callable, model: keras.Model, data: Tree, num_updates: int) -> tuple[Report, Log]:
+    bounded = _Bounded(num_updates)
+    token = COMMAND.set(bounded)
+    try:
+        with suppress(Enough), audit(data=data) as report:
+            try:
+                train(model, *tree.map_leaves(np.array, tuple(data)))
+            finally:
+                over(bounded.ended)
+    finally:
+        COMMAND.reset(token)
+    return report, bounded.log
+
+
+@contextmanager
+def _given_back(model: keras.Model, optimizer: keras.optimizers.Optimizer | None) -> Iterator[Callable[[], None]]:
+    """Give a function that puts model and optimizers back, and call it at the end, whatever happens."""
+    optimizers = [o for o in (getattr(model, "optimizer", None), optimizer) if o is not None]
+    built = [o for o in optimizers if o.built]
+    variables = [*model.variables, *(v for o in built for v in o.variables)]
+    values = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+    configs = [o.get_config() for o in optimizers]
+
+    def give_back() -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        for each, config in zip(optimizers, configs, strict=True):
+            if each not in built and each.built:  # as it was before its first step
+                fresh = type(each).from_config(config)
+                vars(each).clear()
+                vars(each).update(vars(fresh))
+
+    try:
+        yield give_back
+    finally:
+        give_back()
+
+
+def _probes(data: Tree, log: Log) -> Iterator[Probe]:
+    """Yield an odd number of rows, of which the last batches are short, and uneven weights with a zero among them."""
+    num = len(tree.leaves(tuple(data))[0])
+    sizes = [len(c.inputs[0]) for c in log.called if c.inputs and c.inputs[0].ndim and c.differentiated is not False]
+    if not sizes or not log.applied or num < 3:
+        return
+    piece = max(sizes)
+    window = max(piece, round(sum(sizes) / len(log.applied)))
+    few = 2 * window + (piece if window > piece else 0) + max(1, piece // 2)
+    odd = next((n for n in (few | 1, num - 1 + num % 2, num - 3 + num % 2) if 2 < n <= num and n % piece), 0)
+    if odd:
+        yield Probe(f"{odd} rows", tree.map_leaves(lambda leaf: np.asarray(leaf)[:odd], tuple(data)))
+    if len(data) == 3 and data[2] is not None:
+        draw = np.random.default_rng(0)
+
+        def uneven(leaf: Any) -> np.ndarray:
+            weights = draw.uniform(0.5, 2.0, np.shape(leaf)).astype(np.asarray(leaf).dtype)
+            weights[0] = 0
+            return weights
+
+        yield Probe("other sample weights", (data[0], data[1], tree.map_leaves(uneven, data[2])))
+
+
+def _learn(report: Report, other: Report, name: str) -> None:
+    """Tell causes of a report apart by what another one, of the same loop on other rows, found."""
+    theirs = [cause for cause in other.causes if cause.stage in _STAGES]
+    left = [{cause.name, *cause.twins} for cause in theirs]
+    for i, cause in enumerate(report.causes):
+        alike = {cause.name, *cause.twins}
+        both = [alike & each for each in left if alike & each]
+        if cause.twins and both:
+            report.causes[i] = _told_apart(cause, both[0], name)
+    own = {each for cause in report.causes for each in (cause.name, *cause.twins)}
+    for cause, names in zip(theirs, left, strict=True):
+        if not names & own and cause.name not in own:
+            report.notes.append(
+                f"On {name}, and not on the data themselves: {cause.name}. {cause.explanation} Change: {cause.fix}"
+            )
+
+
+def _told_apart(cause: Found, names: set[str], probe: str) -> Found:
+    first = cause.name if cause.name in names else min(names)
+    twins = tuple(sorted(names - {first}))
+    gone = ", ".join(sorted({cause.name, *cause.twins} - names))
+    detail = f"A call on {probe} tells it from: {gone}." if gone else cause.detail
+    detail += f" These updates cannot tell it from: {', '.join(twins)}." if gone and twins else ""
+    known = BY_NAME[first]
+    return replace(cause, name=first, explanation=known.explanation, fix=known.fix, detail=detail, twins=twins)

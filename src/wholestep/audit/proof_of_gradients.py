@@ -1,0 +1,94 @@
+"""The numbers of one update whose gradient is not the right one, and what becomes of them in the weights."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.found import far
+from wholestep.audit.proof import HIDDEN, Grads, Line, Proof, of_values, stepped
+from wholestep.audit.replay import NUM_KEPT
+
+
+def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
+    """Return the three columns of an update: the gradient's length, the loss, and three weights after the step.
+
+    Args:
+        changed: the gradient with the change, as `Evidence` has gradients; None if there is none.
+    """
+    columns = e.handed, e.reference, np.full_like(e.handed, np.nan) if changed is None else changed
+    lines = [Line("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
+    lines.append(Line("loss of the update", np.nan, _loss(e), np.nan))
+    where = f"update {e.update.number}"
+    parameters = tuple(by_parameter(e, changed))
+    chain = _chain(e)  # slots know of the gradients before: those of the reference are not the loop's
+    weights = [_weights([(one, one.reference) for one in chain]), _weights([(e, columns[2])])]
+    step = float("nan")
+    if weights[0] is not None:
+        before = e.update.applied.params
+        moved = [
+            [b - a for a, b in zip(before, each, strict=True)] for each in (e.update.applied.params_after, weights[0])
+        ]
+        step = far(*moved)
+    if weights[0] is None or step < HIDDEN:
+        proof = of_values(where, lambda i: f"gradient of {_name(e, i)}", columns)
+        return Proof(where, (*lines, *proof.lines), step, parameters)
+    after, flat = e.update.applied.params_after, e.meant.replay.flat
+    values = [columns[2] * np.nan if each is None else flat(list(each))[e.mask] for each in (after, *weights)]
+    proof = of_values(where, lambda i: f"{_name(e, i)} afterwards", values)
+    return Proof(where, (*lines, *proof.lines), step, parameters)
+
+
+def by_parameter(e: Evidence, changed: np.ndarray | None) -> Iterator[tuple[str, float, float]]:
+    """Yield (name, distance from the reference, distance from it with the change or NaN) of what was handed over."""
+    without = e.by_parameter(e.reference)
+    apart = {} if changed is None else e.by_parameter(changed)
+    for name, grad in zip(e.meant.replay.names, e.update.applied.grads, strict=True):
+        if grad is not None:
+            yield name, without[name], apart.get(name, float("nan"))
+
+
+def _chain(e: Evidence) -> list[Evidence]:
+    """Return an update with those before it, as far as they are known, the first one first."""
+    chain = [e]
+    while chain[0].before is not None:
+        chain.insert(0, chain[0].before)
+    return chain
+
+
+def _weights(steps: list[tuple[Evidence, np.ndarray]]) -> list[np.ndarray] | None:
+    """Return the weights after the last of these updates with these gradients, where they can be computed."""
+    meant, params = steps[0][0].meant, steps[0][0].update.applied.params
+    if meant.optimizer is None or any(p.size > NUM_KEPT for p in params):
+        return None
+    if any(not np.all(np.isfinite(gradient)) for _, gradient in steps):
+        return None
+    return stepped(meant.optimizer, [(e.update.applied, _as_grads(e, gradient)) for e, gradient in steps])
+
+
+def _as_grads(e: Evidence, gradient: np.ndarray) -> Grads:
+    full = np.zeros(len(e.mask))
+    full[e.mask] = gradient
+    triples = zip(e.meant.replay.parts(full).values(), e.update.applied.params, e.update.applied.grads, strict=True)
+    return [None if g is None else part.reshape(p.shape).astype(p.dtype) for part, p, g in triples]
+
+
+def _name(e: Evidence, i: int) -> str:
+    """Return what the i-th number of such a vector is, as `dense/kernel[2, 0]`."""
+    variables = e.meant.replay.model.trainable_variables
+    places = [np.arange(int(np.prod(v.shape)), dtype="float64").reshape(v.shape) for v in variables]
+    owners = [np.full(v.shape, j, "float64") for j, v in enumerate(variables)]
+    place, owner = (int(e.meant.replay.flat(list(each))[e.mask][i]) for each in (places, owners))
+    shape = variables[owner].shape
+    inside = ", ".join(str(int(n)) for n in np.unravel_index(place, shape)) if shape else ""
+    return f"{variables[owner].path}[{inside}]"
+
+
+def _loss(e: Evidence) -> float:
+    """Return the loss that was meant, of the rows of the update."""
+    values = np.sum([(t.values * (w != 0)).sum(axis=1) for t, w in zip(e.terms, e.weights, strict=True)], axis=0)
+    window, num = e.window, len(e.terms)
+    divided = np.where(window.divided, window.whole, 1.0)
+    penalty = sum(t.penalty for t in e.terms) / num
+    with np.errstate(all="ignore"):
+        return float(np.sum(window.coefficients * values / divided)) + penalty

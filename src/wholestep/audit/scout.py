@@ -1,0 +1,212 @@
+"""Finds out what a script trains that knows nothing of an audit: its models, its losses, and what it holds."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, cast
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.counting import Counting
+from wholestep.audit.hooks import Hooks
+from wholestep.audit.log import Log
+from wholestep.audit.surroundings import Surroundings
+from wholestep.audit.watch import room
+from wholestep.engines import listener
+from wholestep.engines.listener import Listener
+
+_FITS = ("fit", "train_on_batch")
+_GIVEN = "x", "y", "sample_weight", "class_weight"
+_NO_LOSSES = ("get", "serialize", "deserialize")
+_GONE = object()
+
+
+@dataclass
+class Watched:
+    """A model that the script calls by itself, not as a part of another, and what it does."""
+
+    model: keras.Model
+    log: Log
+    before: list[np.ndarray]
+
+
+@dataclass
+class Asked:
+    """A Keras loss that the script calls: of the same configuration, one; and the labels that it gets.
+
+    `calls` has (the place in the order of all that is told, labels, sample weights or None).
+    """
+
+    loss: Any
+    calls: list[tuple[int, np.ndarray, np.ndarray | None]] = field(default_factory=list)
+
+
+class Scout:
+    """Watches all models and Keras losses for the time of a `with`.
+
+    Args:
+        num_updates: after so many optimizer steps of one model the script is ended.
+
+    Attributes:
+        watched: the models, in the order of their first calls.
+        losses: the Keras losses that are called, by what tells them apart.
+        fitted: what `fit` was given, by the id of the model: x, y, sample and class weights.
+        reports: those of audits that the script makes by itself, with their logs.
+        ended: to be set once the script has ended.
+    """
+
+    def __init__(self, num_updates: int):
+        self.num_updates = num_updates
+        self.watched: dict[int, Watched] = {}
+        self.losses: dict[str, Asked] = {}
+        self.fitted: dict[int, tuple] = {}
+        self.reports: list[tuple[Any, Log]] = []
+        self.around = Surroundings()
+        self._here = threading.local()
+        self._hooks = ExitStack()
+        self._own: list[Counting] = []
+        self.ended = threading.Event()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Inside, everything is watched; afterwards every attribute is what it was."""
+        own = listener()
+        self._listener = cast(Listener, Counting(own, self._is_enough, self.ended, is_entered=True))
+        layer, model, loss = keras.layers.Layer, keras.Model, keras.losses.Loss
+        with ExitStack() as stack:
+            stack.enter_context(own.listening(lambda shape: None))
+            stack.enter_context(self._hooks)
+            for name in ("__call__", "stateless_call"):
+                stack.enter_context(_replaced(layer, name, self._called(getattr(layer, name))))
+            for name in _FITS:
+                stack.enter_context(_replaced(model, name, self._fitting(getattr(model, name))))
+            stack.enter_context(_replaced(loss, "__call__", self._lost(loss.__call__)))
+            for name in dir(keras.losses):
+                if name[0].islower() and name not in _NO_LOSSES and callable(getattr(keras.losses, name)):
+                    stack.enter_context(_replaced(keras.losses, name, self._lost_by(getattr(keras.losses, name))))
+            yield
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the script was asked to end."""
+        return any(each.has_stopped for each in [cast(Counting, self._listener), *self._own])
+
+    def listener(self) -> Listener:
+        """Return the listener of an audit that the script makes by itself."""
+        self._own.append(Counting(listener(), self._is_enough, self.ended, is_entered=False))
+        return cast(Listener, self._own[-1])
+
+    def adopt(self, report: Any, log: Log) -> None:
+        """Take note of an audit that the script makes by itself."""
+        self.reports.append((report, log))
+
+    def _depth(self) -> int:
+        """Return how many layers' calls this thread is in."""
+        return int(vars(self._here).get("depth", 0))
+
+    def _is_enough(self) -> bool:
+        logs = [self.reports[-1][1]] if self.reports else [each.log for each in self.watched.values()]
+        if not any(len(log.applied) >= self.num_updates for log in logs):
+            return False
+        for log in logs:
+            log.is_open = False  # what runs until the script has ended is not looked at
+        return True
+
+    def _called(self, call: Callable) -> Callable:
+        """Return a layer's call, which looks at models that are called by themselves."""
+
+        @wraps(call)
+        def called(layer: Any, *arguments: Any, **others: Any) -> Any:
+            depth = self._depth()
+            leaves = tree.leaves((arguments, others)) if depth == 0 and isinstance(layer, keras.Model) else []
+            if leaves and not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+                self._meet(layer)
+            self._here.depth = depth + 1
+            try:
+                return call(layer, *arguments, **others)
+            finally:
+                self._here.depth = depth
+
+        return self._listener.unhooked(called)
+
+    def _meet(self, model: keras.Model) -> None:
+        """Hook a model that is met for the first time; look at what the script holds, while it is new."""
+        if id(model) not in self.watched:
+            watched = Watched(model, Log(room(model)), _values(model))
+            self.watched[id(model)] = watched
+            self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())
+        if len(self.watched[id(model)].log.applied) < 3:
+            self.around.look()
+
+    def _fitting(self, fit: Callable) -> Callable:
+        @wraps(fit)
+        def fitting(model: Any, *arguments: Any, **others: Any) -> Any:
+            if self._depth() == 0 and id(model) not in self.watched:
+                given = dict(zip(("x", "y"), arguments, strict=False)) | others
+                if fit.__name__ == "fit":
+                    self.fitted[id(model)] = tuple(given.get(name) for name in _GIVEN)
+                self._meet(model)
+                return getattr(model, fit.__name__)(*arguments, **others)  # which the hooks have on the instance now
+            return fit(model, *arguments, **others)
+
+        return fitting
+
+    def _lost(self, call: Callable) -> Callable:
+        """Return a loss's call, which tells of labels and weights."""
+
+        @wraps(call)
+        def lost(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            self._note(loss, f"{type(loss).__name__} {loss.get_config()}", y_true, sample_weight)
+            return call(loss, y_true, y_pred, sample_weight)
+
+        return self._listener.unhooked(lost)
+
+    def _lost_by(self, function: Callable) -> Callable:
+        @wraps(function)
+        def lost(y_true: Any, y_pred: Any, *arguments: Any, **others: Any) -> Any:
+            set_to = dict(zip([*signature(function).parameters][2:], arguments, strict=False)) | others
+            loss = partial(function, **set_to) if set_to else function
+            self._note(loss, f"{function.__name__} {set_to}", y_true, None)
+            return function(y_true, y_pred, *arguments, **others)
+
+        return self._listener.unhooked(lost)
+
+    def _note(self, loss: Any, key: str, y_true: Any, weight: Any) -> None:
+        if not self.watched or self._depth():
+            return
+        asked = self.losses.setdefault(key, Asked(loss))
+        given = [y_true] if weight is None else [y_true, weight]
+        if any(isinstance(each, keras.KerasTensor) or not hasattr(each, "shape") for each in given):
+            return
+        if not self._listener.blind(given):
+            self._listener.tell(partial(self._told, asked), given)
+
+    def _told(self, asked: Asked, order: int, numbers: list[np.ndarray]) -> None:
+        if any(each.log.has_room for each in self.watched.values()):
+            asked.calls.append((order, numbers[0], numbers[1] if len(numbers) > 1 else None))
+
+
+def _values(model: keras.Model) -> list[np.ndarray]:
+    """Return the weights; none where they have no numbers, as in a trace."""
+    try:
+        return [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
+    except Exception:
+        return []
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner).get(name, _GONE)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _GONE:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

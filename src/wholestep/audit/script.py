@@ -1,0 +1,157 @@
+"""Runs a script as `python train.py` does, watched, and ends it when enough was seen."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+from wholestep.audit.stop import COMMAND, Enough, over
+
+
+class Ran(NamedTuple):
+    """How a script ended.
+
+    Attributes:
+        scout: what watched it; None if it never imported Keras.
+        how: "" for a script that ended well or was ended here; else what happened, in words.
+    """
+
+    scout: Any
+    how: str
+
+
+def run(script: str, arguments: list[str], num_updates: int) -> Ran:
+    """Run a script until it ends, or has made so many updates.
+
+    Keras is watched from the moment on when the script imports it, so that the script still chooses the engine. An
+    interrupt (Ctrl-C) is passed on.
+    """
+    path = Path(script).resolve()
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=str(path), __builtins__=__builtins__, __spec__=None)
+    scouts: list[Any] = []
+    how = ""
+    with ExitStack() as stack:
+        stack.enter_context(_as_main(main, [script, *arguments], str(path.parent)))
+
+        def watch() -> None:
+            from wholestep.audit.scout import Scout
+
+            scout = Scout(num_updates)
+            stack.enter_context(scout.on())
+            token = COMMAND.set(scout)
+            stack.callback(COMMAND.reset, token)
+            scouts.append(scout)
+
+        stack.enter_context(_once_imported("keras", watch))
+        try:
+            try:
+                exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+            finally:
+                for scout in scouts:
+                    over(scout.ended)
+        except Enough as enough:
+            _look(scouts, enough.__traceback__)
+        except SystemExit as left:
+            _look(scouts, left.__traceback__)
+            how = _said(left)
+        except Exception as error:
+            _look(scouts, error.__traceback__)
+            if not (scouts and scouts[0].has_stopped):  # else the engine's own word for that it was ended
+                traceback.print_exception(type(error), error, _of_script(error.__traceback__, str(path)))
+                how = f"the script ended with an error, {type(error).__name__}"
+        if scouts:
+            scouts[0].around.take(main.__dict__)
+    return Ran(scouts[0] if scouts else None, how)
+
+
+def _look(scouts: list[Any], raised: TracebackType | None) -> None:
+    if scouts:
+        scouts[0].around.look(raised)
+
+
+def _said(left: SystemExit) -> str:
+    if left.code in (None, 0):
+        return ""
+    if not isinstance(left.code, int):
+        print(left.code, file=sys.stderr)
+    return f"the script left with exit code {left.code if isinstance(left.code, int) else 1}"
+
+
+def _of_script(raised: TracebackType | None, path: str) -> TracebackType | None:
+    """Return the part of a traceback that begins in the script."""
+    part = raised
+    while part is not None and part.tb_frame.f_code.co_filename != path:
+        part = part.tb_next
+    return part or raised
+
+
+@contextmanager
+def _as_main(main: ModuleType, argv: list[str], folder: str) -> Iterator[None]:
+    """Let a module be what `python train.py` makes of a script."""
+    before = sys.modules["__main__"], sys.argv, list(sys.path)
+    sys.modules["__main__"], sys.argv = main, argv
+    sys.path[:1] = [folder]
+    try:
+        yield
+    finally:
+        sys.modules["__main__"], sys.argv, sys.path[:] = before
+
+
+@contextmanager
+def _once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
+    """Call a function as soon as a module has been imported; now, if it has been."""
+    if name in sys.modules:
+        then()
+        yield
+        return
+    finder = _Finder(name, then)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        finder.remove()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as the others do, and hears when it is there."""
+
+    def __init__(self, name: str, then: Callable[[], None]):
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name:
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._then)
+        return spec
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module as another does, and says so."""
+
+    def __init__(self, loader: Any, then: Callable[[], None]):
+        self._loader, self._then = loader, then
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._then()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

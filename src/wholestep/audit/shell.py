@@ -1,0 +1,103 @@
+"""`wholestep audit`: what is wrong with the training loop of a script. Needs no Keras until the script does."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from wholestep.errors import WholestepError, message
+
+CLEAN, CAUSES, UNSEEN = 0, 1, 2  # the exit codes
+
+_ADD = """Add to {script} what the audit has to know, and run it as ever, or with `wholestep audit` once more:
+
+    import wholestep as ws
+    with ws.audit(model, data=(x, y), loss="mse") as report:  # arrays; the loss that you mean
+        ...                                                   # your loop, unchanged
+    print(report)"""
+
+
+def add_command(commands: argparse._SubParsersAction, count: Callable[[str], int]) -> None:
+    """Add `audit SCRIPT`."""
+    text = (
+        "Run a training script, unchanged, for a few updates, and say what is wrong with its loop. The exit code is 0 "
+        "if nothing was found, 1 if something was, 2 if not enough could be seen. Everything after the script's name "
+        "is its own; `--` may stand before it."
+    )
+    parser = commands.add_parser("audit", help="say what is wrong with a script's training loop", description=text)
+    _add_options(parser, count)
+    parser.add_argument("script", help="the Python script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.set_defaults(command=lambda arguments: _audit(*_options(arguments, count)))
+
+
+def _add_options(parser: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
+    parser.add_argument("--updates", type=count, default=30, help="end the script after so many (default: %(default)s)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report with pictures, too")
+    parser.add_argument("--json", action="store_true", help="print JSON; what the script prints goes to stderr")
+
+
+def _options(arguments: argparse.Namespace, count: Callable[[str], int]) -> tuple[argparse.Namespace, list[str]]:
+    """Return our options and the script's arguments: ours may also stand behind its name, up to a `--`."""
+    given = list(arguments.arguments)
+    place = given.index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(prog="wholestep audit", add_help=False, allow_abbrev=False)
+    _add_options(parser, count)
+    own, unknown = parser.parse_known_args(given[:place], arguments)
+    return own, [*unknown, *given[place + 1 :]]
+
+
+def _audit(own: argparse.Namespace, script: list[str]) -> int:
+    if not Path(own.script).is_file():
+        print(message("The script must be a file.", own.script, "the path of a Python file."), file=sys.stderr)
+        return UNSEEN
+    if own.html is not None and not own.html.resolve().parent.is_dir():
+        print(message("The folder of --html must exist.", own.html, "another FILE."), file=sys.stderr)
+        return UNSEEN
+    from wholestep.audit.script import run
+
+    with redirect_stdout(sys.stderr) if own.json else nullcontext():
+        try:
+            ran = run(own.script, script, own.updates)
+        except WholestepError as error:
+            return _say_unseen(own, [str(error)])
+    if ran.scout is None:
+        return _say_unseen(own, ["any update: the script does not import Keras", ran.how])
+    return _conclude(own, ran)
+
+
+def _conclude(own: argparse.Namespace, ran: Any) -> int:
+    from wholestep.audit.conclusion import conclude
+    from wholestep.audit.inquiry import UnknownError
+
+    try:
+        reports = conclude(ran)
+    except UnknownError as unknown:
+        return _say_unseen(own, [str(unknown), ran.how], is_asking=bool(ran.scout.watched) and not ran.how)
+    except WholestepError as error:
+        return _say_unseen(own, [str(error), ran.how])
+    if own.html is not None:
+        reports[0].html(own.html)
+    if own.json:
+        told = [report.as_json() for report in reports]
+        print(json.dumps(told[0] if len(told) == 1 else told, indent=1))
+    else:
+        print("\n\n".join(map(str, reports)))
+    if any(report.causes for report in reports):
+        return CAUSES
+    is_clean = all(report.has_seen for report in reports) and not ran.how
+    return CLEAN if is_clean else UNSEEN
+
+
+def _say_unseen(own: argparse.Namespace, reasons: list[str], *, is_asking: bool = False) -> int:
+    reasons = [reason for reason in reasons if reason]
+    if own.json:
+        print(json.dumps({"has_seen": False, "causes": [], "notes": [], "unseen": reasons}, indent=1))
+    else:
+        print("\n".join(["The audit could not see enough:", *(f"  - {reason}" for reason in reasons)]))
+    if is_asking:
+        print("\n" + _ADD.format(script=own.script), file=sys.stderr if own.json else sys.stdout)
+    return UNSEEN

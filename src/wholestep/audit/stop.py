@@ -1,0 +1,78 @@
+"""The end of a script of which enough was seen. Needs no Keras."""
+
+import ctypes
+import sys
+import threading
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, Protocol
+
+_SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
+_ENDING = threading.Lock()
+_CALLING_BACK = "debugging.py", "callback.py", "script_ops.py"  # files of JAX and TensorFlow
+
+
+class Enough(BaseException):
+    """Ends a loop of which enough was seen. No `except Exception` of the user's catches it."""
+
+
+class Command(Protocol):
+    """What `wholestep audit` is for an audit that the script makes itself."""
+
+    def listener(self) -> Any:
+        """Return the listener to be used, which ends the script when enough was seen."""
+
+    def adopt(self, report: Any, log: Any) -> None:
+        """Take the report of the script's own audit for the answer."""
+
+
+COMMAND: ContextVar[Command | None] = ContextVar("the command that runs this script", default=None)
+
+
+def stop(ended: threading.Event, *, is_direct: bool) -> None:
+    """End what the main thread runs, and again after a while as long as it goes on.
+
+    Args:
+        ended: set once it has ended.
+        is_direct: whether the script's own code called here. From an engine's program nothing can be raised: it would
+            become an error of the engine's. There the main thread is ended as soon as it is back in Python.
+    """
+    is_direct = is_direct and threading.current_thread() is threading.main_thread()
+    threading.Thread(target=_end, args=(ended, _AGAIN if is_direct else 0.0), daemon=True).start()
+    if is_direct:
+        raise Enough
+
+
+def _end(ended: threading.Event, pause: float) -> None:
+    main = threading.main_thread().ident or 0
+    while not ended.wait(pause):
+        pause = _SOON
+        with _ENDING:
+            if not ended.is_set() and not _is_called_back(sys._current_frames().get(main)):
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Enough))
+                pause = _AGAIN
+
+
+def over(ended: threading.Event) -> None:
+    """Note that the script has ended. If it was about to be ended, `Enough` is raised here, and not later."""
+    try:
+        _set(ended)
+    except Enough:
+        _set(ended)
+        raise
+
+
+def _set(ended: threading.Event) -> None:
+    with _ENDING:
+        ended.set()
+    for _ in range(2):  # what another thread has raised comes between two rounds
+        pass
+
+
+def _is_called_back(frame: FrameType | None) -> bool:
+    """Whether the engine's program has called back, and what it called runs."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CALLING_BACK):
+            return True
+        frame = frame.f_back
+    return False

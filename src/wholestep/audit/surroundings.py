@@ -1,0 +1,121 @@
+"""What a script holds while it trains: the values of its functions' names, and those of its modules."""
+
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import FrameType, ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = (_PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], str(Path(__file__).parent.parent))
+_NUM_INSIDE = 64  # so many values of a container or an object are looked at, two levels deep
+
+
+class Named(NamedTuple):
+    """A value under its name; `home` tells namespaces apart."""
+
+    home: int
+    name: str
+    value: Any
+
+
+class Surroundings:
+    """Collects what may be data, and the optimizers."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, str, int], Named] = {}
+
+    def look(self, traceback: TracebackType | None = None) -> None:
+        """Look at the names of the script's functions that run now, or that an error came through."""
+        frames: list[FrameType] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        while traceback is not None:
+            frames.append(traceback.tb_frame)
+            traceback = traceback.tb_next
+        for each in frames:
+            if _is_of_user(each):
+                self.take(each.f_globals)
+                if each.f_locals is not each.f_globals:
+                    self.take(dict(each.f_locals), home=id(each))
+
+    def take(self, names: Mapping[str, Any], home: int | None = None) -> None:
+        """Look at the values of a namespace."""
+        home = id(names) if home is None else home
+        for name, value in list(names.items()):
+            if not name.startswith("__"):
+                self._take(home, name, value, 2)
+
+    def arrays(self) -> list[Named]:
+        """Return everything with rows, those found first at the front, as numpy arrays; equal ones once."""
+        found: list[Named] = []
+        seen: set[tuple[int, int]] = set()
+        for named in self._found.values():
+            array = _array(named.value)
+            if array is None or (named.home, id(named.value)) in seen:
+                continue
+            seen.add((named.home, id(named.value)))
+            found.append(Named(named.home, named.name, array))
+        return found
+
+    def of(self, kind: type | tuple[type, ...]) -> list[Any]:
+        """Return the different values of a type."""
+        return list({id(n.value): n.value for n in self._found.values() if isinstance(n.value, kind)}.values())
+
+    def _take(self, home: int, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, ModuleType | type) or callable(value):
+            return
+        if _has_rows(value) or isinstance(value, keras.optimizers.Optimizer) or _is_dataset(value):
+            self._found.setdefault((home, name, id(value)), Named(home, name, value))
+        elif depth:
+            for inner, part in _inside(value):
+                self._take(home, f"{name}{inner}", part, depth - 1)
+
+
+def _is_of_user(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file)
+
+
+def _has_rows(value: Any) -> bool:
+    shape = getattr(value, "shape", None)
+    return (hasattr(value, "__array__") and isinstance(shape, tuple | list)) or type(value).__name__ == "EagerTensor"
+
+
+def _is_dataset(value: Any) -> bool:
+    return isinstance(value, keras.utils.PyDataset) or is_stream(value)
+
+
+def is_stream(value: Any) -> bool:
+    """Whether it is a `tf.data.Dataset`."""
+    return any(each.__name__ == "DatasetV2" for each in type(value).__mro__)
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", part) for key, part in list(value.items())[:_NUM_INSIDE]]
+    if isinstance(value, list | tuple) and len(value) <= _NUM_INSIDE:
+        return [(f"[{i}]", part) for i, part in enumerate(value)]
+    if isinstance(value, keras.layers.Layer | keras.losses.Loss | keras.metrics.Metric | keras.Variable):
+        return []
+    of = sys.modules.get(type(value).__module__)
+    is_of_user = of is not None and not str(getattr(of, "__file__", None) or _LIBRARIES[0]).startswith(_LIBRARIES)
+    return (
+        [(f".{name}", part) for name, part in vars(value).items()] if is_of_user and hasattr(value, "__dict__") else []
+    )
+
+
+def _array(value: Any) -> np.ndarray | None:
+    if not _has_rows(value) or isinstance(value, keras.Variable):
+        return None
+    try:
+        array = np.asarray(value)
+    except Exception:  # a tracer, an array whose room was given away
+        return None
+    return array if array.ndim and len(array) > 1 and array.dtype != object else None

@@ -1,0 +1,171 @@
+"""Training scripts that know nothing of an audit, for both engines."""
+
+import keras
+
+HEAD = """
+import sys
+import keras
+import numpy as np
+from keras import layers
+
+rng = np.random.default_rng(0)
+keras.utils.set_random_seed(1)
+
+
+def network(*, num=1, activation=None):
+    return keras.Sequential([keras.Input((5,)), layers.Dense(4, "tanh"), layers.Dense(num, activation)])
+"""
+
+# update(model, optimizer, value) returns step(a, b): `value(model, a, b)` is the loss
+TF_UPDATE = """
+import tensorflow as tf
+
+
+def update(model, optimizer, value):
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            loss = value(model, a, b)
+        grads = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+
+    return step
+"""
+
+JAX_UPDATE = """
+import jax
+
+
+def update(model, optimizer, value):
+    variables = model.trainable_variables
+    optimizer.build(variables)
+
+    def value_at(values, a, b):
+        with keras.StatelessScope(zip(variables, values)):
+            return value(model, a, b)
+
+    @jax.jit
+    def new(values, slots, a, b):
+        return optimizer.stateless_apply(slots, jax.grad(value_at)(values, a, b), values)
+
+    def step(a, b):
+        values = [v.value for v in variables], [v.value for v in optimizer.variables]
+        values, slots = new(*values, a, b)
+        for variable, one in zip(variables + optimizer.variables, [*values, *slots]):
+            variable.assign(one)
+
+    return step
+"""
+UPDATE = {"tensorflow": TF_UPDATE, "jax": JAX_UPDATE}[keras.backend.backend()]
+
+# ---- data in a function's own names, a Keras loss that the script calls ----
+
+IN_MAIN = """
+def main():
+    x_train = rng.normal(size=(40, 5)).astype("float32")
+    y_train, unrelated = x_train.sum(1), np.arange(40.0)
+    model, loss_fn = network(), keras.losses.MeanSquaredError()
+    step = update(model, keras.optimizers.Adam(0.01), lambda model, a, b: loss_fn(b, model(a, training=True)))
+    for epoch in range(1000):
+        order = rng.permutation(40)
+        for start in range(0, 40, 8):
+            rows = order[start : start + 8]
+            step(x_train[rows], y_train[rows])
+    raise AssertionError("never")
+
+
+main()
+"""
+
+# ---- a model that is compiled, a loss by hand, data in the script's own names ----
+
+BY_HAND = """
+x = rng.normal(size=(24, 5)).astype("float32")
+y = x.sum(1)
+model = network()
+model.compile("adam", "mse")
+step = update(model, model.optimizer, lambda model, a, b: keras.ops.mean((model(a, training=True) - b[:, None]) ** 2))
+for epoch in range(2):
+    for rows in rng.permutation(24).reshape(3, 8):
+        step(x[rows], y[rows])
+print("the end", sys.argv[1:])
+"""
+
+# ---- rows that are made on the way, labels that only the loss gets ----
+
+AUGMENTED = """
+def batches():
+    while True:
+        a = rng.normal(size=(8, 5)).astype("float32")
+        yield a, (a.sum(1) > 0).astype("int32")
+
+
+model, loss_fn = network(num=2), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+step = update(model, keras.optimizers.SGD(0.1), lambda model, a, b: loss_fn(b, model(a, training=True)))
+for a, b in batches():
+    step(a, b)
+"""
+
+# ---- batches of a dataset of Keras, another loss by function ----
+
+DATASET = """
+class Halves(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        draw = np.random.default_rng(i)
+        a = draw.normal(size=(6, 5)).astype("float32")
+        return a, a[:, :1]
+
+
+data, model = Halves(), network()
+step = update(
+    model,
+    keras.optimizers.SGD(0.1),
+    lambda model, a, b: keras.ops.mean(keras.losses.mean_absolute_error(b, model(a, training=True))),
+)
+for epoch in range(2):
+    for i in rng.permutation(4):
+        step(*data[i])
+"""
+
+# ---- Keras' own loop ----
+
+FIT = """
+RATE = keras.optimizers.schedules.CosineDecay(0.01, 50)
+x = rng.normal(size=(24, 5)).astype("float32")
+y = (x.sum(1) > 0).astype("float32")
+model = network(activation="sigmoid")
+model.compile("adam", "binary_crossentropy")
+for epoch in range(1000):
+    order = rng.permutation(24)
+    model.fit(x[order], y[order], batch_size=8, shuffle=False, class_weight={0: 1.0, 1: 3.0}, verbose=0)
+raise AssertionError("never")
+"""
+
+# ---- its own audit ----
+
+OWN = """
+import wholestep as ws
+
+x = rng.normal(size=(24, 5)).astype("float32")
+y = x.sum(1)
+model = network()
+value = lambda model, a, b: keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)
+step = update(model, keras.optimizers.Adam(0.01), value)
+with ws.audit(model, data=(x, y), loss="mse") as report:
+    while True:
+        for rows in rng.permutation(24).reshape(3, 8):
+            step(x[rows], y[rows])
+"""
+
+SCRIPTS = {"in main": IN_MAIN, "by hand": BY_HAND, "augmented": AUGMENTED, "dataset": DATASET, "fit": FIT, "own": OWN}
+
+
+def script(name, *edits):
+    """Return the text of a script, edited."""
+    text = HEAD + UPDATE + SCRIPTS[name]
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text

@@ -1,0 +1,150 @@
+"""`wholestep audit` runs scripts that know nothing of it, and says what is wrong with them by its exit code too."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import pytest
+from audit_scripts import script
+from scripts import lean
+from shares import later, share
+
+from wholestep import cli
+
+ENGINE = keras.backend.backend()
+
+
+@pytest.fixture
+def audit(tmp_path, capsys, monkeypatch):
+    """Return a function that audits a text, and gives (exit code, what was said, what was said on stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text, *arguments):
+        (tmp_path / "train.py").write_text(text)
+        code = cli.main(["audit", "train.py", *map(str, arguments)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+WRONG = {
+    "in main": ("training=True", "training=False", None),
+    "by hand": ("b[:, None]", "b", "broadcast"),
+    "augmented": ("loss_fn(b, model", "8 * loss_fn(b, model", "never divided"),
+    "dataset": ("keras.ops.mean(", "keras.ops.sum(", "never divided"),
+    "fit": ('"adam"', "keras.optimizers.Adam(RATE, gradient_accumulation_steps=3)", "schedule by microbatch"),
+    "own": ("b[:, None]", "b", "broadcast"),
+}
+DATA = {"in main": "x_train, y_train, 40", "by hand": "x, y, 24", "augmented": "were given", "dataset": "Halves"}
+
+
+@pytest.mark.parametrize("name", share(WRONG))
+def test_a_right_script_is_clean_and_a_wrong_one_is_not(name, audit):
+    code, out, _ = audit(script(name), "--updates", 6)
+    assert (code, "No cause found." in out) == (0, True), out
+    assert "Looked at 6 updates" in out
+    assert DATA.get(name, "") in out
+    old, new, cause = WRONG[name]
+    if cause is not None:
+        code, out, _ = audit(script(name, (old, new)), "--updates", 6)
+        assert (code, cause in out.lower()) == (1, True), out
+
+
+def test_a_script_is_run_as_python_runs_it(audit, tmp_path):
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    more = "import beside\nassert __name__ == '__main__' and __file__.endswith('train.py'), __file__\n"
+    more += "assert sys.modules['__main__'].beside is beside\nassert sys.argv[0] == 'train.py'\n"
+    before = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    code, out, err = audit(script("by hand", ("print(", f"{more}print(")), "--json", "--", "--json", "a b")
+    assert "the end ['--json', 'a b']" in err
+    told = json.loads(out)
+    assert (code, told["has_seen"], told["causes"], told["engine"]) == (0, True, [], ENGINE)
+    assert (sys.modules["__main__"], sys.argv, sys.path) == before
+
+
+def test_json_has_the_proof(audit):
+    code, out, _ = audit(script("by hand", ("b[:, None]", "b")), "--json")
+    (cause,) = json.loads(out)["causes"]
+    assert (code, cause["name"], cause["stage"]) == (1, "broadcast", "gradient")
+    assert cause["line"]["file"].endswith("train.py")
+    lines = {line["what"]: line for line in cause["proof"]["lines"]}
+    length = lines["length of the gradient"]
+    assert length["yours"] == pytest.approx(length["changed"], rel=1e-5)
+    assert length["yours"] != pytest.approx(length["reference"], rel=1e-2)
+    assert lines["loss of the update"]["yours"] is None
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "part"),
+    [
+        ("by hand", ('"adam", "mse"', '"adam"'), "the loss: the model is not compiled"),
+        ("by hand", ("x = rng", "y_other = rng.normal(size=24)\nx = rng"), "which holds the labels"),
+    ],
+)
+def test_what_cannot_be_found_out_is_said_with_what_to_add(name, edit, part, audit):
+    code, out, _ = audit(script(name, edit), "--updates", 4)
+    assert code == 2
+    assert part in out
+    assert "with ws.audit(model, data=(x, y)" in out
+
+
+@pytest.mark.parametrize(
+    ("end", "part", "code"),
+    [
+        ("sys.exit()", "No cause found", 0),
+        ("sys.exit(3)", "the script left with exit code 3", 2),
+        ("raise ValueError('mine')", "the script ended with an error, ValueError", 2),
+    ],
+)
+def test_scripts_that_end_by_themselves(end, part, code, audit):
+    got, out, err = audit(script("by hand", ("print(", f"{end}\nprint(")))
+    assert (got, part in out) == (code, True), out
+    assert "the end" not in out
+    if "ValueError" in end:
+        assert "ValueError: mine" in err
+        assert "wholestep" not in err
+
+
+def test_an_interrupt_passes(audit):
+    with pytest.raises(KeyboardInterrupt):
+        audit(script("by hand", ("print(", "raise KeyboardInterrupt\nprint(")))
+
+
+def test_scripts_without_an_update_say_so(audit, capsys):
+    code, out, _ = audit(script("by hand", ("range(2)", "range(0)")))
+    assert code == 2
+    assert "no Keras model was called" in out
+    assert cli.main(["audit", "missing.py"]) == 2
+    assert "must be a file" in capsys.readouterr().err
+
+
+def test_the_page_is_written(audit, tmp_path):
+    assert audit(script("by hand"), "--html", tmp_path / "audit.html")[0] == 0
+    text = (tmp_path / "audit.html").read_text()
+    assert text.count("data:image/png;base64,") == 4
+    assert "No cause found." in text
+    code, _, err = audit(script("by hand"), "--html", tmp_path / "none" / "audit.html")
+    assert (code, "folder of --html" in err) == (2, True)
+
+
+@pytest.mark.parametrize("is_set", [False, *later([True])])
+def test_the_script_chooses_the_engine(is_set, tmp_path):
+    other = "jax" if is_set else ENGINE
+    choose = f"import os\nos.environ['KERAS_BACKEND'] = '{ENGINE}'\n"
+    (tmp_path / "train.py").write_text(choose + script("in main"))
+    environment = {k: v for k, v in lean().items() if k != "KERAS_BACKEND"} | (
+        {"KERAS_BACKEND": other} if is_set else {}
+    )
+    command = [sys.executable, "-m", "wholestep", "audit", "train.py", "--updates", "12"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"on {ENGINE}" in done.stdout
+    assert "Looked at 12 updates" in done.stdout
+
+
+def test_without_a_command_there_is_help(capsys):
+    assert cli.main([]) == 0
+    assert "audit" in capsys.readouterr().out

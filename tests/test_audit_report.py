@@ -1,0 +1,293 @@
+"""What a report says: in text, as a page, as data; and what a second call of the loop tells."""
+
+import html.parser
+import itertools
+import json
+import re
+
+import keras
+import numpy as np
+import pytest
+from audit_loops import MODELS, RIGHT, X, Y
+from audit_mutants import JAX_MEAN, MEAN, MUTANTS
+from keras import ops
+from test_audit import audited, trainer
+
+import wholestep as ws
+from wholestep.audit import pictures
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.watch import room
+
+ENGINE = keras.backend.backend()
+LOOP = RIGHT["accumulated"]
+SUM_TO_MEAN = {"tensorflow": MEAN, "jax": JAX_MEAN}[ENGINE]
+
+
+def edited(*edits, text=LOOP.text):
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def in_a_notebook(told):
+    return told._repr_html_()
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    """Return the report of a loop whose microbatches' means are averaged."""
+    text = edited(SUM_TO_MEAN, ("t / len(rows) + o", "t / len(parts) + o"))
+    return audited(LOOP, text, tmp_path_factory.mktemp("wrong"))
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    return audited(LOOP, LOOP.text, tmp_path_factory.mktemp("right"))
+
+
+# ---- the text ----
+
+
+def test_the_text_has_the_numbers_three_times(wrong):
+    (cause,) = wrong.causes
+    length, loss, *weights = cause.proof.lines
+    assert length.yours == pytest.approx(length.changed, rel=1e-5)
+    assert length.yours != pytest.approx(length.reference, rel=1e-2)
+    assert np.isnan(loss.yours)
+    assert loss.reference > 0
+    assert len(weights) == 3
+    for line in weights:
+        assert line.yours == pytest.approx(line.changed, rel=1e-5)
+        assert line.yours != line.reference
+    text = str(wrong)
+    assert text.splitlines()[0].startswith("Mean of means. Each microbatch is divided by its own weight")
+    assert re.search(r"update 3: +yours +reference +with this change", text)
+    assert f"{length.yours:.6g}" in text
+    assert "effect on the weights: the step of update 3 is off by" in text
+
+
+def test_the_weights_after_the_step_are_those_of_keras(wrong):
+    """With the change, the optimizer's own step leads to the very weights that the loop came to."""
+    (cause,) = wrong.causes
+    after = [line for line in cause.proof.lines if line.what.endswith("afterwards")]
+    assert len(after) == 3
+    assert cause.proof.step > 0.05
+
+
+def test_an_optimizer_that_hides_a_factor_is_said_to(tmp_path):
+    tens = ("range(0, len(x), 12)", "range(0, len(x), 10)"), ("start + 12", "start + 10")
+    report = audited(LOOP, edited(*tens, ("t / len(rows) + o", "t + 10 * o")), tmp_path)
+    (cause,) = report.causes
+    assert cause.name == "never divided"
+    assert cause.without > 0.89
+    assert cause.proof.step < 1e-3
+    assert "effect on the weights: hardly any" in str(report)
+    assert all("afterwards" not in line.what for line in cause.proof.lines)
+
+
+# ---- as data ----
+
+
+def test_the_same_as_data(wrong, right):
+    told = json.loads(json.dumps(wrong.as_json(), allow_nan=False))
+    assert set(told) == {"engine", "has_seen", "looked_at", "causes", "notes", "unseen", "taken"}
+    (cause,) = told["causes"]
+    assert (cause["name"], cause["twins"]) == ("mean of means", [])
+    assert cause["with_change"] <= 1e-4 < cause["without"]
+    assert {name for name, *_ in cause["proof"]["parameters"]} == {v.path for v in _trainable(wrong)}
+    assert right.as_json()["causes"] == []
+
+
+def _trainable(report):
+    names = [name for name, *_ in report.causes[0].proof.parameters]
+    return [type("Named", (), {"path": name}) for name in names]
+
+
+# ---- as a page ----
+
+APPLY = {
+    "tensorflow": (
+        "optimizer.apply_gradients(zip(final, variables))",
+        "optimizer.apply_gradients(zip(final, variables))  # <b>&`$x^{",
+    ),
+    "jax": (
+        "optimizer.stateless_apply(ov, final, tv)",
+        "optimizer.stateless_apply(ov, final, tv)  # <b>&`$x^{",
+    ),
+}[ENGINE]
+
+
+class Tags(html.parser.HTMLParser):
+    """Collects tags, and checks that they are closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.words = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_the_page_is_one_file_without_scripts(wrong, right, tmp_path):
+    for report, num in ((wrong, 4), (right, 4)):
+        report.html(tmp_path / "audit.html")
+        text = (tmp_path / "audit.html").read_text(encoding="utf-8")
+        tags = Tags(text)
+        assert tags.tags.count("img") == text.count("data:image/png;base64,") == num
+        assert "script" not in tags.tags
+        assert "http" not in text.split("base64")[0]
+        assert str(report).splitlines()[0] in "".join(tags.words)
+    assert "100%" in text
+
+
+def test_words_of_the_user_are_escaped(tmp_path):
+    line = "final = [t / len(rows) + 0 * o for t, o in zip(total, own)]  # <b>&`$x^{"
+    text = edited(("final = [t / len(rows) + o for t, o in zip(total, own)]", "pass; " + line))
+    text = text.replace(*APPLY)
+    report = audited(LOOP, text, tmp_path)
+    report.taken.append("<script>alert(1)</script> `a` $x^{")
+    tags = Tags(in_a_notebook(report))
+    assert {"script", "b"}.isdisjoint(tags.tags)
+    assert any("<b>&`$x^{" in word for word in tags.words)
+    assert any("<script>" in word for word in tags.words)
+
+
+def test_without_matplotlib_a_notebook_has_the_words_and_a_page_says_what_to_install(wrong, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    text = in_a_notebook(wrong)
+    assert "img" not in Tags(text).tags
+    assert "pip install" in text
+    with pytest.raises(ws.SpecificationError, match="matplotlib"):
+        wrong.html(tmp_path / "audit.html")
+    assert not (tmp_path / "audit.html").exists()
+
+
+def test_a_notebook_sees_that_an_audit_is_not_over():
+    with ws.audit(MODELS["plain"](), data=(X, Y)) as report:
+        assert "not over" in in_a_notebook(report)
+
+
+# ---- a loop that is called again ----
+
+EVEN = [("range(0, len(rows), 5)", "range(0, len(rows), 4)"), ("i : i + 5", "i : i + 4")]
+ARGUMENTS = ("def train(model, x, y, w):", "def train(model, x, y, w=None):")
+TWINS = {
+    "divided by a full window": [SUM_TO_MEAN, ("t / len(rows) + o", "t / 3 + o")],
+    "divided by the full batch": [("t / len(rows) + o", "t / 12 + o")],
+}
+
+
+@pytest.mark.parametrize("cause", TWINS)
+def test_a_second_call_tells_twins_apart(cause, tmp_path):
+    text = edited(ARGUMENTS, *EVEN, *TWINS[cause])
+    once = audited(LOOP, text, tmp_path)
+    assert {once.causes[0].name, *once.causes[0].twins} == set(TWINS)
+    report = ws.audit.call(trainer(text, tmp_path), MODELS["plain"](), (X, Y))
+    assert [(each.name, each.twins) for each in report.causes] == [(cause, ())]
+    assert "A call on 19 rows tells it from" in report.causes[0].detail
+
+
+def test_what_is_wrong_on_other_rows_alone_is_a_note(tmp_path):
+    text = edited(ARGUMENTS, *EVEN, SUM_TO_MEAN, ("t / len(rows) + o", "t / len(parts) + o"))
+    report = ws.audit.call(trainer(text, tmp_path), MODELS["plain"](), (X, Y))
+    assert report.causes == []
+    (note,) = report.notes
+    assert note.startswith("On 19 rows, and not on the data themselves: mean of means.")
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_everything_is_given_back_as_it_was(is_built, tmp_path):
+    model, x, y = MODELS["dropout"](), X.copy(), Y.copy()
+    text = edited(ARGUMENTS, ("range(2)", "range(100)"))
+    if is_built:
+        model.optimizer.build(model.trainable_variables)
+        model.optimizer.iterations.assign(3)
+
+    def values():
+        return [np.array(ops.convert_to_numpy(v)) for v in [*model.variables, *model.optimizer.variables]]
+
+    before = values()
+    report = ws.audit.call(trainer(text, tmp_path), model, (x, y), updates=6)
+    assert "Looked at 6 updates" in str(report)
+    assert model.optimizer.built is is_built
+    after = values()
+    assert len(before) == len(after)
+    for ours, theirs in zip(before, after, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+
+
+def test_a_loop_that_fails_on_the_probe_is_said_to(tmp_path):
+    text = edited(ARGUMENTS, ("    for epoch", "    assert len(x) == 20, 'not these'\n    for epoch"))
+    report = ws.audit.call(trainer(text, tmp_path), MODELS["plain"](), (X, Y))
+    assert report.causes == []
+    assert report.notes == ["On 19 rows the loop ends with an error, AssertionError: not these"]
+
+
+def test_a_loop_that_is_called_needs_a_model_that_is_built():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(ws.SpecificationError, match="must be built"):
+        ws.audit.call(lambda *_: None, model, (X, Y), "mse")
+
+
+# ---- options ----
+
+NAME_OF_CONSTANT = "schedule frozen"
+
+
+def test_the_schedule_of_a_given_optimizer_is_the_one_that_was_meant(tmp_path):
+    from audit_loops import RATE
+
+    loop = RIGHT["scheduled"]
+    model, other = MODELS["plain"](), keras.optimizers.SGD(RATE)
+    train = trainer(edited(("model.optimizer", "model.other"), text=loop.text), tmp_path)
+    vars(model)["other"] = keras.optimizers.SGD(0.05)
+    with ws.audit(model, data=(X, Y), optimizer=other) as report:
+        train(model, X, Y, None)
+    (cause,) = report.causes
+    assert (cause.stage, cause.name) == ("apply", NAME_OF_CONSTANT)
+    with pytest.raises(ws.SpecificationError, match="optimizer must be"), ws.audit(model, data=(X, Y), optimizer="sgd"):
+        pass
+
+
+def test_of_a_large_model_fewer_updates_are_kept():
+    assert room(keras.Sequential([keras.Input((8_000_000,)), keras.layers.Dense(1)])) == 15
+
+
+# ---- following the report ----
+
+ONE_LOOP = [m for m in MUTANTS if m.loop == "accumulated"]
+PAIRS = [
+    (a, b)
+    for a, b in itertools.combinations(ONE_LOOP, 2)
+    if BY_NAME[a.cause].stage != BY_NAME[b.cause].stage and not {e[0] for e in a.edits} & {e[0] for e in b.edits}
+]
+
+
+@pytest.mark.large
+def test_whoever_makes_the_changes_that_are_printed_ends_with_a_clean_loop(tmp_path):
+    """Two faults at once: what is named is mended (its edit is not made), and the loop is audited again."""
+    done = []
+    for pair in PAIRS[:: max(1, len(PAIRS) // 20)]:
+        planted = list(pair)
+        for _ in range(len(pair) + 1):
+            text = edited(*(edit for mutant in planted for edit in mutant.edits))
+            names = {cause.name for cause in audited(LOOP, text, tmp_path).causes}
+            if not names:
+                break
+            planted = [mutant for mutant in planted if mutant.cause not in names]
+        done.append(not planted and not names)
+    assert len(done) >= 15
+    assert sum(done) >= 0.9 * len(done), [pair for pair, is_done in zip(PAIRS, done, strict=False) if not is_done]
