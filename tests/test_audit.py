@@ -103,7 +103,7 @@ def is_right(name, folder, seed):
     assert len(report.notes) <= 1
 
 
-@pytest.mark.parametrize("name", some(LOOPS, 4))
+@pytest.mark.parametrize("name", some(LOOPS, 7))
 def test_a_right_loop_has_no_cause(name, tmp_path):
     is_right(name, tmp_path, 1)
 
@@ -115,7 +115,7 @@ def test_a_right_loop_has_no_cause_whatever_its_data(name, seed, tmp_path):
     is_right(name, tmp_path, seed)
 
 
-@pytest.mark.parametrize("mutant", some(EDITED, 7, 1), ids=lambda m: f"{m.cause} in {m.loop}")
+@pytest.mark.parametrize("mutant", some(EDITED, 12, 1), ids=lambda m: f"{m.cause} in {m.loop}")
 def test_an_edit_that_makes_a_loop_wrong_is_named_with_proof(mutant, tmp_path):
     report = audited(LOOPS[mutant.loop], edited(mutant.loop, mutant.edits), tmp_path)
     if BY_NAME[mutant.cause].is_note:
@@ -133,7 +133,7 @@ def test_an_edit_that_makes_a_loop_wrong_is_named_with_proof(mutant, tmp_path):
     assert cause.name in str(report).lower()
 
 
-@pytest.mark.parametrize("pair", some(((pair,) for pair in [*PAIRS, *OWN_PAIRS]), 10, 2), ids=str)
+@pytest.mark.parametrize("pair", some(((pair,) for pair in [*PAIRS, *OWN_PAIRS]), 16, 2), ids=str)
 def test_two_causes_of_different_stages_are_both_named(pair, tmp_path):
     name, *causes = pair
     edits = [next(m.edits for m in EDITED if (m.loop, m.cause) == (name, cause)) for cause in causes]
@@ -141,7 +141,7 @@ def test_two_causes_of_different_stages_are_both_named(pair, tmp_path):
     assert {cause.name for cause in report.causes} == set(causes)
 
 
-@pytest.mark.parametrize(("name", "stage", "edits"), some(UNKNOWN, 5))
+@pytest.mark.parametrize(("name", "stage", "edits"), some(UNKNOWN, 8))
 def test_a_fault_that_no_row_knows_is_told_in_its_stage_and_by_no_name(name, stage, edits, tmp_path):
     report = audited(LOOPS[name], edited(name, edits), tmp_path)
     assert [(cause.name, cause.stage, cause.is_known) for cause in report.causes] == [("not known", stage, False)]
@@ -199,7 +199,7 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name", some(TOLD, 2))
+@pytest.mark.parametrize("name", some(TOLD, 4))
 def test_what_can_be_told_of_a_fault_that_is_not_known_is_told(name, tmp_path):
     loop, edit, part = TOLD[name]
     (cause,) = audited(LOOPS[loop], edited(loop, [edit]), tmp_path).causes
