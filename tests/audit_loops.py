@@ -174,10 +174,12 @@ TF_CLIPPED = """
 def train(model, x, y, w):
     average = [tf.identity(v) for v in model.trainable_variables]
     for epoch in range(2):
+        order = np.random.default_rng(epoch).permutation(len(x))
         for start in range(0, len(x), 8):
+            rows = order[start : start + 8]
             with tf.GradientTape() as tape:
-                output = model(x[start : start + 8], training=True)
-                loss = tf.reduce_mean((y[start : start + 8, None] - output) ** 2) + sum(model.losses)
+                output = model(x[rows], training=True)
+                loss = tf.reduce_mean((y[rows, None] - output) ** 2) + sum(model.losses)
             grads = tape.gradient(loss, model.trainable_variables)
             grads, _ = tf.clip_by_global_norm(grads, 0.4)
             model.optimizer.apply_gradients(zip(grads, model.trainable_variables))
@@ -439,9 +441,19 @@ TF_LOOPS = {
         weights=True,
     ),
     "dataset": Loop(TF_DATASET, "dropout"),
-    "last layer": Loop(TF_SIMPLE.replace("model.trainable_variables", "model.layers[-1].trainable_variables")),
+    "last layer": Loop(
+        TF_SIMPLE.replace("model.trainable_variables", "model.layers[-1].trainable_variables").replace(
+            "float(loss)", "float(full)"
+        )
+    ),
     "optimizer of its own": Loop(TF_ACCUMULATED.replace("model.optimizer", "keras.optimizers.SGD(0.1)"), "schedule"),
-    "keras accumulates": Loop(TF_SIMPLE, "several"),
+    "keras accumulates": Loop(
+        TF_SIMPLE.replace("8", "5").replace(
+            "printed = []",
+            "printed = []\n    model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), 'mse')",
+        ),
+        "several",
+    ),
     "held out": Loop(TF_CLASSES.replace("(len(x))", "(len(x) - 4)").replace("len(x), 8", "len(x) - 4, 8"), "classes"),
     "clipped": Loop(TF_CLIPPED),
     "classes": Loop(TF_CLASSES, "classes"),

@@ -129,6 +129,20 @@ for epoch in range(2):
         step(*data[i])
 """
 
+# ---- Keras' own loop ----
+
+FIT = """
+RATE = keras.optimizers.schedules.CosineDecay(0.01, 50)
+x = rng.normal(size=(24, 5)).astype("float32")
+y = (x.sum(1) > 0).astype("float32")
+model = network(activation="sigmoid")
+model.compile("adam", "binary_crossentropy")
+for epoch in range(1000):
+    order = rng.permutation(24)
+    model.fit(x[order], y[order], batch_size=8, shuffle=False, class_weight={0: 1.0, 1: 3.0}, verbose=0)
+raise AssertionError("never")
+"""
+
 # ---- its own audit ----
 
 OWN = """
@@ -145,7 +159,7 @@ with ws.audit(model, data=(x, y), loss="mse") as report:
             step(x[rows], y[rows])
 """
 
-SCRIPTS = {"in main": IN_MAIN, "by hand": BY_HAND, "augmented": AUGMENTED, "dataset": DATASET, "own": OWN}
+SCRIPTS = {"in main": IN_MAIN, "by hand": BY_HAND, "augmented": AUGMENTED, "dataset": DATASET, "fit": FIT, "own": OWN}
 
 
 def script(name, *edits):

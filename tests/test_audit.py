@@ -9,15 +9,23 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from audit_loops import JAX_LOOPS, MODELS, RATE, RIGHT, TF_LOOPS
+from audit_loops import JAX_LOOPS, MODELS, RATE, TF_LOOPS
 from audit_mutants import ALL, JAX, MUTANTS, TF
+from audit_route_mutants import ALL as MORE_OF_ALL
+from audit_route_mutants import JAX as MORE_JAX
+from audit_route_mutants import JAX_PAIRS, PAIRS, TF_PAIRS, UNKNOWN
+from audit_route_mutants import MUTANTS as MORE_MUTANTS
+from audit_route_mutants import TF as MORE_TF
+from audit_routes import JAX_MORE, LOOPS, TF_MORE
 from keras import ops
-from shares import share
+from shares import later
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME, CAUSES, STAGES, table
 
-COUNTED = (TF_LOOPS, JAX_LOOPS), (TF, JAX)
+COUNTED = ([*TF_LOOPS, *TF_MORE], [*JAX_LOOPS, *JAX_MORE]), ([*TF, *MORE_TF], [*JAX, *MORE_JAX])
+EDITED = [*MUTANTS, *MORE_MUTANTS]
+OWN_PAIRS = {"tensorflow": TF_PAIRS, "jax": JAX_PAIRS}[keras.backend.backend()]
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parent.parent / "docs" / "audit.md").read_text()
 
@@ -43,36 +51,81 @@ def trainer(text, folder):
     return module.train
 
 
-def audited(loop, text, folder):
+def some(cases, every, first=0):
+    """Return the cases, all but every so many of them for the larger runs; each engine has others."""
+    first += {"tensorflow": 0, "jax": every // 2}[keras.backend.backend()]
+    given = [case if type(case) is tuple else (case,) for case in cases]
+    return [pytest.param(*case) if i % every == first else later([case])[0] for i, case in enumerate(given)]
+
+
+def seeded(loop, seed):
+    """Return the data of a loop, and its weights' factors, by a seed; 1 leaves them as they are."""
+    if seed == 1:
+        return loop.data, lambda values: values
+    draw = np.random.default_rng(seed)
+    rows = draw.permutation(20)
+    return keras.tree.map_structure(lambda leaf: leaf[rows], loop.data), lambda values: [
+        (v * draw.uniform(0.7, 1.3, v.shape)).astype(v.dtype) for v in values
+    ]
+
+
+def audited(loop, text, folder, seed=1):
     """Return the report of a loop."""
     train, model = trainer(text, folder), MODELS[loop.model]()
-    x, y, *weights = loop.data
-    with ws.audit(model, data=loop.data, loss=loop.loss, **loop.options) as report:
+    data, moved = seeded(loop, seed)
+    for variable, value in zip(
+        model.trainable_variables, moved([v.numpy() for v in model.trainable_variables]), strict=True
+    ):
+        variable.assign(value)
+    x, y, *weights = data
+    with ws.audit(model, data=data, loss=loop.loss, **loop.options) as report:
         printed = train(model, x, y, *(weights or [None]))
         if printed is not None:
             report.printed(loss=printed)
     return report
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_loop_has_no_cause(name, tmp_path):
-    report = audited(RIGHT[name], RIGHT[name].text, tmp_path)
+def edited(name, edits):
+    """Return the text of a right loop with these edits."""
+    text = LOOPS[name].text
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+def is_right(name, folder, seed):
+    report = audited(LOOPS[name], LOOPS[name].text, folder, seed)
     assert [(cause.name, cause.without) for cause in report.causes] == []
     assert report.has_seen
     assert report.unseen == []
     assert str(report).startswith("No cause found.")
+    assert len(report.notes) <= 1
 
 
-@pytest.mark.parametrize("mutant", share((mutant,) for mutant in MUTANTS), ids=lambda m: f"{m.cause} in {m.loop}")
+@pytest.mark.parametrize("name", some(LOOPS, 7))
+def test_a_right_loop_has_no_cause(name, tmp_path):
+    is_right(name, tmp_path, 1)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_right_loop_has_no_cause_whatever_its_data(name, seed, tmp_path):
+    is_right(name, tmp_path, seed)
+
+
+@pytest.mark.parametrize("mutant", some(EDITED, 12, 1), ids=lambda m: f"{m.cause} in {m.loop}")
 def test_an_edit_that_makes_a_loop_wrong_is_named_with_proof(mutant, tmp_path):
-    text = RIGHT[mutant.loop].text
-    for old, new in mutant.edits:
-        assert old in text
-        text = text.replace(old, new)
-    report = audited(RIGHT[mutant.loop], text, tmp_path)
+    report = audited(LOOPS[mutant.loop], edited(mutant.loop, mutant.edits), tmp_path)
+    if BY_NAME[mutant.cause].is_note:
+        assert report.causes == []
+        assert [BY_NAME[mutant.cause].explanation in note for note in report.notes].count(True) == 1
+        return
     assert [cause.name for cause in report.causes] == [mutant.cause], str(report)
     (cause,) = report.causes
-    assert cause.with_change <= 1e-4
+    is_half = "float16" in MODELS[LOOPS[mutant.loop].model]().compute_dtype
+    assert cause.with_change <= (1e-3 if is_half else 1e-4)
     assert cause.without >= 10 * cause.with_change
     assert cause.without > 0
     assert cause.stage == BY_NAME[cause.name].stage
@@ -80,9 +133,24 @@ def test_an_edit_that_makes_a_loop_wrong_is_named_with_proof(mutant, tmp_path):
     assert cause.name in str(report).lower()
 
 
+@pytest.mark.parametrize("pair", some(((pair,) for pair in [*PAIRS, *OWN_PAIRS]), 16, 2), ids=str)
+def test_two_causes_of_different_stages_are_both_named(pair, tmp_path):
+    name, *causes = pair
+    edits = [next(m.edits for m in EDITED if (m.loop, m.cause) == (name, cause)) for cause in causes]
+    report = audited(LOOPS[name], edited(name, [edit for each in edits for edit in each]), tmp_path)
+    assert {cause.name for cause in report.causes} == set(causes)
+
+
+@pytest.mark.parametrize(("name", "stage", "edits"), some(UNKNOWN, 8))
+def test_a_fault_that_no_row_knows_is_told_in_its_stage_and_by_no_name(name, stage, edits, tmp_path):
+    report = audited(LOOPS[name], edited(name, edits), tmp_path)
+    assert [(cause.name, cause.stage, cause.is_known) for cause in report.causes] == [("not known", stage, False)]
+    assert np.isnan(report.causes[0].with_change)
+
+
 def test_every_cause_has_a_row_a_mutant_and_a_right_twin():
-    assert {mutant.cause for mutant in ALL} == set(BY_NAME)
-    assert all(mutant.loop in RIGHT for mutant in MUTANTS)
+    assert {mutant.cause for mutant in [*ALL, *MORE_OF_ALL]} == set(BY_NAME)
+    assert all(mutant.loop in LOOPS for mutant in EDITED)
     assert len(BY_NAME) == len(CAUSES)
     assert [cause.stage for cause in CAUSES] == sorted((cause.stage for cause in CAUSES), key=STAGES.index)
 
@@ -106,34 +174,34 @@ def test_the_page_runs():
         assert not names.pop("report").has_seen
 
 
-LOOP = {"tensorflow": "accumulated", "jax": "accumulated"}[keras.backend.backend()]
-UNKNOWN = [
-    ("final = [t / len(rows) + o", "final = [t / len(rows) + 0.3 * abs(t) ** 0.5 + o"),
-    ("final = [t / len(rows) + o", "final = [(3.7 if t.shape == (4, 1) else 1) * t / len(rows) + o"),
-]
+ERROR = {"tensorflow": "(y[rows][:, None] - output)", "jax": "(b[:, None] - output)"}[keras.backend.backend()]
+TOLD = {
+    "one variable": (
+        "accumulated",
+        ("t / len(rows) + o", "(3.7 if t.shape == (4, 1) else 1) * t / len(rows) + o"),
+        "kernel",
+    ),
+    "penalty": (
+        "accumulated",
+        ("t / len(rows) + o", "t / len(rows) + 2.5 * o"),
+        "own losses count 2.5 times instead of once",
+    ),
+    "rows": (
+        "accumulated",
+        ("ops.sum(error)", "ops.sum(error * (1 + 2 * ops.cast(ops.arange(len(error)) == 0, 'float32'))[:, None])"),
+        "0.0833 x 9, 0.25 x 3 instead of 0.0833 x 12",
+    ),
+    "loss": (
+        "deep",
+        (f"{ERROR} ** 2", f"ops.abs({ERROR}) ** 1.5"),
+        "it is in the loss: its derivative by the outputs is",
+    ),
+}
 
 
-@pytest.mark.parametrize("edit", UNKNOWN, ids=["added", "one variable"])
-def test_a_fault_that_is_not_known_is_named_as_none(edit, tmp_path):
-    text = RIGHT[LOOP].text.replace(*edit)
-    assert text != RIGHT[LOOP].text
-    (cause,) = audited(RIGHT[LOOP], text, tmp_path).causes
-    assert (cause.name, cause.stage, cause.is_known) == ("not known", "gradient", False)
-    assert np.isnan(cause.with_change)
-    assert "kernel" in cause.explanation
-
-
-def test_a_penalty_that_counts_otherwise_is_told_with_its_factor(tmp_path):
-    text = RIGHT[LOOP].text.replace("t / len(rows) + o", "t / len(rows) + 2.5 * o")
-    (cause,) = audited(RIGHT[LOOP], text, tmp_path).causes
+@pytest.mark.parametrize("name", some(TOLD, 4))
+def test_what_can_be_told_of_a_fault_that_is_not_known_is_told(name, tmp_path):
+    loop, edit, part = TOLD[name]
+    (cause,) = audited(LOOPS[loop], edited(loop, [edit]), tmp_path).causes
     assert cause.name == "not known"
-    assert "the model's own losses count 2.5 times instead of once" in cause.explanation
-
-
-def test_rows_that_count_otherwise_are_told_with_their_factors(tmp_path):
-    text = RIGHT[LOOP].text.replace(
-        "ops.sum(error)", "ops.sum(error * (1 + 2 * ops.cast(ops.arange(len(error)) == 0, 'float32'))[:, None])"
-    )
-    (cause,) = audited(RIGHT[LOOP], text, tmp_path).causes
-    assert cause.name == "not known"
-    assert "0.08333 x 9, 0.25 x 3 instead of 0.08333 x 12" in cause.explanation.replace("0.0833 ", "0.08333 ")
+    assert part in re.sub(r"0\.08333\b", "0.0833", cause.explanation)

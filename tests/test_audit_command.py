@@ -34,6 +34,7 @@ WRONG = {
     "by hand": ("b[:, None]", "b", "broadcast"),
     "augmented": ("loss_fn(b, model", "8 * loss_fn(b, model", "never divided"),
     "dataset": ("keras.ops.mean(", "keras.ops.sum(", "never divided"),
+    "fit": ('"adam"', "keras.optimizers.Adam(RATE, gradient_accumulation_steps=3)", "schedule by microbatch"),
     "own": ("b[:, None]", "b", "broadcast"),
 }
 DATA = {"in main": "x_train, y_train, 40", "by hand": "x, y, 24", "augmented": "were given", "dataset": "Halves"}

@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from audit_loops import RIGHT, W, X, Y, network
+from audit_loops import MODELS, RIGHT, W, X, Y, network
+from audit_routes import LOOPS
 from keras import layers
 from test_audit import trainer
 
@@ -19,6 +20,7 @@ NAMES = ["call", "fit", "train_on_batch", "evaluate", "predict", "test_on_batch"
 def attributes(model):
     """Return all that an audit hooks, the things themselves."""
     held = [vars(model).get(name) for name in NAMES] + [vars(OPTIMIZER)["apply"]]
+    held += [model.train_function, model.jit_compile, vars(keras.optimizers.LossScaleOptimizer)["check_finite"]]
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -28,6 +30,10 @@ def attributes(model):
 
 def values(model):
     return [np.array(keras.ops.convert_to_numpy(v)) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def large(name):
+    return pytest.param(name, marks=pytest.mark.large)
 
 
 def are_same(one, two):
@@ -112,16 +118,78 @@ def test_a_stateless_loop_computes_the_same_bits(jitted, tmp_path):
             np.testing.assert_array_equal(ours, other)
 
 
-# ---- what it cannot see, it says ----
+ROUTES = ["fit", "own step", "scaled", {"tensorflow": "replicas", "jax": "epoch"}[ENGINE], "fit accumulates"]
 
 
-def test_fit_is_said_not_to_be_seen():
+@pytest.mark.parametrize("name", [ROUTES[0], *map(large, ROUTES[1:])])
+def test_every_route_computes_the_same_bits(name, tmp_path):
+    """Also one that has run before, and goes on afterwards."""
+    loop, left = LOOPS[name], []
+    train = trainer(loop.text, tmp_path)
+    x, y = loop.data
+    for is_audited in (False, True):
+        keras.utils.set_random_seed(1)
+        model = MODELS[loop.model]()
+        train(model, x, y, None)
+        function = model.train_function
+        if is_audited:
+            with ws.audit(model, data=(x, y)) as report:
+                train(model, x, y, None)
+            assert report.has_seen
+            assert report.causes == []
+            assert model.train_function is (None if name == "fit accumulates" else function)  # which compiles anew
+        else:
+            train(model, x, y, None)
+        train(model, x, y, None)
+        left.append(values(model))
+    for ours, theirs in zip(*left, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_fit_has_hooked_is_put_back_after_an_error_inside():
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    model = network()
+    model.jit_compile = True
+    model.fit(X, Y, verbose=0)
+    before = attributes(model)
+    assert before[-1 if ENGINE == "jax" else -4] is not None
+    with pytest.raises(KeyboardInterrupt), ws.audit(model, data=(X, Y)):
+        model.fit(X, Y, verbose=0, callbacks=[Stops()])
+    assert are_same(attributes(model), before)
+
+
+def test_wholesteps_own_trainer_runs_as_ever_and_is_said_not_to_be_seen():
     model = network()
     with ws.audit(model, data=(X, Y)) as report:
-        model.fit(X, Y, verbose=0)
+        ws.Trainer(model).fit(X, Y, batch_size=8, verbose=0)
     assert (report.causes, report.has_seen) == ([], False)
-    assert any("fit()" in told for told in report.unseen)
-    assert str(report).startswith("Nothing can be said")
+    assert any("own trainer" in told for told in report.unseen)
+
+
+@ONLY_TENSORFLOW
+def test_what_fit_has_compiled_is_audited_without_and_told():
+    model = network()
+    model.jit_compile = True
+    with ws.audit(model, data=(X, Y)) as report:
+        model.fit(X, Y, verbose=0, batch_size=8)
+    assert model.jit_compile
+    assert (report.causes, report.has_seen) == ([], True)
+    assert "fit() is compiled by XLA; here it ran without" in report.notes[0]
+
+
+def test_a_model_that_is_compiled_anew_inside_keeps_no_step_of_before():
+    model = network()
+    model.fit(X, Y, verbose=0)
+    with ws.audit(model, data=(X, Y)):
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+    assert model.train_function is None
+
+
+# ---- what it cannot see, it says ----
 
 
 def test_no_update_is_said_to_be_none():
@@ -148,14 +216,6 @@ def test_inputs_that_are_no_rows_are_said_to_be_none(tmp_path):
         trainer(loop.text, tmp_path)(model, X * 1.5, Y, None)
     assert (report.causes, report.has_seen) == ([], False)
     assert "no rows of `data`" in report.unseen[0]
-
-
-def test_mixed_precision_is_said_not_to_be_seen():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    model = network()
-    with ws.audit(model, data=(X, Y)) as report:
-        pass
-    assert "mixed precision" in report.unseen[0]
 
 
 @ONLY_TENSORFLOW

@@ -15,6 +15,7 @@ class Cause:
         change: how the reference is changed, in words.
         weigh: of a cause that gives rows other factors, the functions that do: one for each way to write it.
         source: a public thread in which it was met.
+        is_note: whether it is often meant so: then it is told in a note.
     """
 
     name: str
@@ -24,3 +25,4 @@ class Cause:
     fix: str
     source: str
     weigh: tuple[Weighting, ...] = ()
+    is_note: bool = False

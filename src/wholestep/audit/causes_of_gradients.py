@@ -2,52 +2,12 @@
 
 from wholestep.audit import weightings
 from wholestep.audit.cause import NOWHERE, Cause
+from wholestep.audit.causes_of_losses import OTHER_LOSSES, SCALED
 
 _LOST = "Of the microbatches of an update only some reach the optimizer"
 
 CAUSES_OF_GRADIENTS = (
-    # ---- gradient: another loss ----
-    Cause(
-        "broadcast",
-        "gradient",
-        "the loss of all pairs of labels and outputs of the batch",
-        "Labels of shape (rows,) meet outputs of shape (rows, 1): their difference is (rows, rows), and the mean "
-        "over it draws every output to every label of its batch.",
-        "`y = y[:, None]`, or a Keras loss, which gives both the same rank.",
-        "tensorflow/tensorflow#33898, #28901, #52115",
-    ),
-    Cause(
-        "from_logits",
-        "gradient",
-        "the same loss with `from_logits` the other way",
-        "The loss takes the outputs for logits where they are probabilities, or the other way round.",
-        "`from_logits=True` if the last layer has no activation, False after a softmax or sigmoid.",
-        "tensorflow/tensorflow#35585",
-    ),
-    Cause(
-        "smoothing missing",
-        "gradient",
-        "the same loss with label_smoothing=0",
-        "The loss that was meant smooths the labels; the loop's does not.",
-        "give the loop's loss the same `label_smoothing`.",
-        NOWHERE,
-    ),
-    Cause(
-        "weights ignored",
-        "gradient",
-        "the same loss without sample weights",
-        "The sample weights do not reach the loss.",
-        "pass `sample_weight=` to the loss, or multiply the unreduced losses.",
-        "keras-team/keras#13641",
-    ),
-    Cause(
-        "weights squared",
-        "gradient",
-        "the same loss with the squares of the sample weights",
-        "The sample weights are multiplied in twice.",
-        "weigh once: either in the loss or after it.",
-        NOWHERE,
-    ),
+    *OTHER_LOSSES,
     # ---- gradient: other factors of the rows ----
     Cause(
         "mean of means",
@@ -102,6 +62,33 @@ CAUSES_OF_GRADIENTS = (
         "take the mean, or divide by the weight of the batch.",
         "keras-team/keras#16285",
         (weightings.never_divided,),
+    ),
+    Cause(
+        "summed over replicas",
+        "gradient",
+        "a = 1 / weight of the own replica",
+        "Each replica divides by its own rows, and the optimizer adds up what they hand over: replicas times too much.",
+        "divide by the number of rows of all replicas: `tf.nn.compute_average_loss(losses, global_batch_size=...)`.",
+        "tensorflow/tensorflow#55321",
+        (weightings.by_replica,),
+    ),
+    Cause(
+        "divided by the replicas twice",
+        "gradient",
+        "a = 1 / (number of replicas x weight of all)",
+        "The loss is divided by the number of replicas, and Keras' losses have done so already under a strategy.",
+        "divide once: Keras' losses know the strategy, `tf.nn.compute_average_loss` does not.",
+        "keras-team/keras#16285",
+        (weightings.replicas_twice,),
+    ),
+    Cause(
+        "last window dropped",
+        "gradient",
+        "a = 0 for microbatches of the pass before",
+        "What is left of a pass, less than a full window of microbatches, is thrown away at its end.",
+        "make an optimizer step of what is left at the end of each pass.",
+        "timoschick/pet#36",
+        (weightings.last_pass, weightings.last_pass_of_whole),
     ),
     Cause(
         "divided twice",
@@ -193,6 +180,14 @@ CAUSES_OF_GRADIENTS = (
         "keras-team/keras#19891",
     ),
     Cause(
+        "penalty once per replica",
+        "gradient",
+        "b = number of replicas",
+        "The model's own losses are added on every replica, and not divided.",
+        "divide them by the number of replicas: `tf.nn.scale_regularization_loss(sum(model.losses))`.",
+        "keras-team/keras#19891",
+    ),
+    Cause(
         "penalty divided",
         "gradient",
         "b = 1 / number of microbatches",
@@ -208,4 +203,38 @@ CAUSES_OF_GRADIENTS = (
         "set the sum to zero after each optimizer step.",
         "meta-pytorch/torchtune#2745",
     ),
+    Cause(
+        "momentum by hand",
+        "gradient",
+        "a part of the gradient handed over before is added",
+        "A part of the gradient before is in this one: the sum is not reset, or momentum comes on top of the "
+        "optimizer's own.",
+        "set the sum to zero after each optimizer step, and leave momentum to the optimizer.",
+        NOWHERE,
+    ),
+    Cause(
+        "stale gradients",
+        "gradient",
+        "the gradient of the rows before",
+        "The optimizer gets the gradient of the batch before, not that of this one.",
+        "take the gradient before the optimizer step, of this batch.",
+        NOWHERE,
+    ),
+    Cause(
+        "clip per microbatch",
+        "gradient",
+        "each microbatch's gradient is shortened to one norm, which is solved for",
+        "The gradients of the microbatches are clipped one by one: their sum is no longer that of the batch.",
+        "clip once, after the sum and the division.",
+        "huggingface/transformers#1563",
+    ),
+    Cause(
+        "gradients swapped",
+        "gradient",
+        "gradients come to other variables of their shape",
+        "Gradients and variables are not in the same order.",
+        "zip the gradients with the very list that they were taken of.",
+        NOWHERE,
+    ),
+    *SCALED,
 )

@@ -3,20 +3,21 @@
 import numpy as np
 
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import FITS, distance
+from wholestep.audit.found import distance
 
 _SAME = 1e-3
 
 
-def clipped(all_evidence: list[Evidence], candidates: list[np.ndarray]) -> str:
-    """Return by which clip the candidates become what was handed over, or "" if by none."""
+def clipped(all_evidence: list[Evidence], candidates: list[np.ndarray]) -> tuple[str, float]:
+    """Return (by which clip the candidates become what was handed over, the distance then); "" if by none."""
+    fits = all_evidence[0].meant.replay.tolerance.fits
     pairs = [(e.handed, c) for e, c in zip(all_evidence, candidates, strict=True)]
-    if _by_norm(pairs):
-        return "by their norm"
+    if (apart := _by_norm(pairs, fits)) <= fits:
+        return "by their norm", apart
     bounds = [float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs]
     bound = max(bounds)
-    if all(distance(handed, np.clip(c, -bound, bound)) <= FITS for handed, c in pairs):
-        return "by value"
+    if (apart := max(distance(handed, np.clip(c, -bound, bound)) for handed, c in pairs)) <= fits:
+        return "by value", apart
     parts = []
     for e, candidate in zip(all_evidence, candidates, strict=True):
         full = [np.zeros(len(e.mask)), np.zeros(len(e.mask))]
@@ -24,19 +25,23 @@ def clipped(all_evidence: list[Evidence], candidates: list[np.ndarray]) -> str:
         parts.append([e.meant.replay.parts(vector) for vector in full])
     names = list(parts[0][0])
     one_by_one = [[(one[name], two[name]) for one, two in parts] for name in names]
-    return "variable by variable" if all(map(_by_norm, one_by_one)) else ""
+    apart = max(_by_norm(each, fits) for each in one_by_one)
+    return ("variable by variable" if apart <= fits else ""), apart
 
 
-def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]]) -> bool:
-    """Whether each is the candidate, or the candidate shortened to one length that no other is longer than."""
+def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float) -> float:
+    """Return how far each is from the candidate, or from the candidate shortened to one length that none exceeds."""
+    worst = 0.0
     lengths: list[float] = []
     whole: list[float] = []
     for handed, candidate in pairs:
         size = float(candidate @ candidate)
         factor = float(handed @ candidate) / size if size else 1.0
-        if factor > 1 + FITS or distance(handed, factor * candidate) > FITS:
-            return False
-        (lengths if factor < 1 - FITS else whole).append(float(np.linalg.norm(handed)))
+        worst = max(worst, factor - 1, distance(handed, factor * candidate))
+        if worst > fits:
+            return worst
+        (lengths if factor < 1 - fits else whole).append(float(np.linalg.norm(handed)))
     if not lengths:
-        return True
-    return max(lengths) <= min(lengths) * (1 + _SAME) and max(whole, default=0.0) <= min(lengths) * (1 + _SAME)
+        return worst
+    longest = max([*lengths, *whole])
+    return worst if longest <= min(lengths) * (1 + max(_SAME, fits)) else longest / min(lengths)

@@ -19,8 +19,9 @@ def conclude(ran: Ran) -> list[Report]:
     meaning = inquire(scout)
     watched = meaning.watched
     try:
-        made = case(watched.model, meaning.data, meaning.loss, watched.log, optimizer=meaning.optimizer)
-        made.before = watched.before
+        # Not the weights of now: a step of JAX that was ended halfway has given them up.
+        given = meaning.data, meaning.loss, watched.log
+        made = case(watched.model, *given, optimizer=meaning.optimizer, before=watched.before)
     except SpecificationError as error:
         raise UnknownError(f"what the loop is to be compared with: {error}") from error
     report = Report()

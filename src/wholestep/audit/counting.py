@@ -46,5 +46,13 @@ class Counting:
         finally:
             self._is_telling = outer
 
+    def settle(self) -> None:
+        """Wait for what is still told; of a step that was ended halfway nothing is."""
+        try:
+            self._listener.settle()
+        except Exception:
+            if not self.has_stopped:
+                raise
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._listener, name)

@@ -1,5 +1,6 @@
 """What one update handed to its optimizer, what it should have, and what both are made of."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -11,20 +12,32 @@ from wholestep.audit.found import distance
 from wholestep.audit.modes import Modes
 from wholestep.audit.replay import Replay
 from wholestep.audit.weightings import Divisors, Weighting, Window
-from wholestep.audit.windows import PAD, Update
+from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.model.objective import Objective
+from wholestep.tree import Tree
 
 
 class Meant:
     """How the gradients of updates are computed: a replay, the objective that is meant, and the modes that were seen.
 
+    `place` is that of `Windows`; `is_scaled`: whether an optimizer scales the loss. `optimizer`: the one whose steps
+    can be made once more, if it is known.
+
     `largest` and `full` are of the whole loop, see `Window`, and so is `has_penalty`, whether the model has losses of
-    its own; valid once all updates have been looked at. `optimizer`: the one whose steps can be made once more, if it
-    is known.
+    its own; valid once all updates have been looked at.
     """
 
-    def __init__(self, replay: Replay, objective: Objective, modes: Modes, optimizer: Any = None):
+    def __init__(
+        self,
+        replay: Replay,
+        objective: Objective,
+        modes: Modes,
+        place: dict[int, tuple[int, int]],
+        is_scaled: bool,
+        optimizer: Any = None,
+    ):
         self.replay, self.objective, self.modes, self.optimizer = replay, objective, modes, optimizer
+        self.place, self.is_scaled = place, is_scaled
         self.largest, self.has_penalty = 1, False
         self.full: np.ndarray | None = None
 
@@ -71,7 +84,17 @@ class Evidence:
             for p in self.update.pieces
         ]
         given = first.coefficients, first.divided, self.pads, self.meant.largest, full
-        return Window(self.weights, rows, *given)
+        replicas = [piece.called.replica for piece in self.update.pieces]
+        return Window(self.weights, rows, *given, replicas, [self.place(piece)[0] for piece in self.update.pieces])
+
+    def place(self, piece: Piece) -> tuple[int, int]:
+        """Return (the number of its pass over the data, the rows before it in this pass)."""
+        return self.meant.place[piece.called.order]
+
+    @property
+    def num_replicas(self) -> int:
+        """Of how many replicas its pieces are."""
+        return len({piece.called.replica for piece in self.update.pieces})
 
     @cached_property
     def penalty(self) -> np.ndarray:
@@ -92,10 +115,18 @@ class Evidence:
         """The gradient that was meant."""
         return self.data(weightings.right(self.window)) + self.penalty
 
-    def data(self, divisors: Divisors, *, shift: int = 0) -> np.ndarray:
-        """Return the gradient of all rows with these divisors, in one go, the labels moved on by so many rows."""
+    def data(self, divisors: Divisors, batches: Callable[[Piece], Tree] | None = None) -> np.ndarray:
+        """Return the gradient of all rows with these divisors, in one go, of other batches if given."""
+        return sum(self.pieces(divisors, batches), np.zeros_like(self.handed))
+
+    def pieces(self, divisors: Divisors, batches: Callable[[Piece], Tree] | None = None) -> list[np.ndarray]:
+        """Return what each piece adds to that."""
         parts = weightings.factors(self.window, divisors)
-        return sum((self._gradient(i, part, shift=shift) for i, part in enumerate(parts)), np.zeros_like(self.handed))
+        batches = batches or self.meant.replay.batch
+        return [
+            self._gradient(i, part, batch=batches(piece))
+            for i, (piece, part) in enumerate(zip(self.update.pieces, parts, strict=True))
+        ]
 
     def rows(self, objective: Objective | None = None, weigh: str = "") -> list[np.ndarray]:
         """Return the gradient of each row: by piece (terms x rows, parameters)."""
@@ -156,12 +187,12 @@ class Evidence:
         objective: Objective | None = None,
         *,
         penalty: float = 0.0,
-        shift: int = 0,
         weigh: str = "",
+        batch: Tree = None,
     ) -> np.ndarray:
         piece, replay = self.update.pieces[i], self.meant.replay
         training = self.meant.modes.of(piece)
-        batch = replay.batch(piece, shift=shift, weigh=weigh)
+        batch = replay.batch(piece, weigh=weigh) if batch is None else batch
         objective = self.meant.objective if objective is None else objective
         return replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)[self.mask]
 

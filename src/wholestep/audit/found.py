@@ -1,6 +1,7 @@
 """What an audit finds: a cause with its proof, and the numbers that prove it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,21 @@ from wholestep.audit.proof import Proof
 
 FITS, DIFFERS = 1e-4, 1e-3  # relative distances: what reproduces, and what is not the reference
 UNKNOWN = "not known"
+
+
+class Tolerance(NamedTuple):
+    """Relative distances: up to which numbers are reproduced, and from which on they are others."""
+
+    fits: float
+    differs: float
+
+    def shows(self, without: float, with_change: float) -> bool:
+        """Whether a change explains numbers that are so far from the reference without it."""
+        return with_change <= self.fits and 3 * with_change <= without
+
+
+FINE = Tolerance(FITS, DIFFERS)
+COARSE = Tolerance(4e-2, 4e-2)  # of float16 and bfloat16: two orders of the same sum differ by a percent
 
 
 @dataclass(frozen=True)

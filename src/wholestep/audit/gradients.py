@@ -1,17 +1,21 @@
 """The stage of the gradient: what was handed to the optimizer, against what should have been."""
 
+from functools import partial
+
 import numpy as np
 
-from wholestep.audit import weightings
+from wholestep.audit.candidates import PENALTIES, Hypothesis
+from wholestep.audit.causes import BY_NAME
 from wholestep.audit.clips import clipped
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import DIFFERS, FITS, Found, found, not_known
-from wholestep.audit.hypotheses import Hypothesis, hypotheses
+from wholestep.audit.found import Found, distance, found
+from wholestep.audit.hypotheses import hypotheses
 from wholestep.audit.proof_of_gradients import proved
+from wholestep.audit.unknown import unknown
 from wholestep.audit.windows import Update
 
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
-NUM_FREE = 64  # rows whose factors are solved for
+Ways = list[list[np.ndarray]]  # by update, the gradients of a hypothesis
 
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[str], list[Evidence]]:
@@ -21,10 +25,11 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
         follows = bool(everything) and everything[-1].update.number == update.number - 1
         everything.append(Evidence(meant, update, everything[-1] if follows else None))
     notes = _never_handed(meant, everything)
-    differing = [e for e in everything if e.without > DIFFERS]
+    differs = meant.replay.tolerance.differs
+    differing = [e for e in everything if e.without > differs]
     for e in differing:
         e.measure()
-    differing = [e for e in differing if e.without > DIFFERS]
+    differing = [e for e in differing if e.without > differs]
     if not differing:
         return [], notes, everything
     alike = [e for e in everything if all(e is not other for other in differing)]
@@ -34,51 +39,68 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
     causes, benign = _explain(meant, chosen, everything)
     if benign:
         return [], [*notes, benign], everything
-    return causes or [_unknown(differing)], notes, everything
+    return causes or [unknown(differing)], notes, everything
 
 
 def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Found], str]:
     """Return (causes, what is no cause) that reproduce what was handed over."""
-    fitting: list[tuple[Hypothesis, float, list[list[np.ndarray]]]] = []
+    fitting: list[tuple[Hypothesis, float, Ways]] = []
     tried = []
-    for hypothesis in hypotheses(meant.objective, meant.replay.data[2] is not None):
+    without = max(e.without for e in chosen)
+    for hypothesis in hypotheses(meant, chosen):
         if fitting and len(hypothesis.causes) > len(fitting[0][0].causes):
             break
         ways = [hypothesis.gradients(e) for e in chosen]
-        if (apart := _apart(hypothesis, chosen, ways)) <= FITS:
+        if meant.replay.tolerance.shows(without, apart := _apart(hypothesis, chosen, ways)):
             fitting.append((hypothesis, apart, ways))
         if len(hypothesis.causes) == 1 and not hypothesis.is_free:
             tried.append((hypothesis, ways))
     if fitting:
+        if meant.replay.is_half:  # where more than one may fit by chance
+            fitting.sort(key=lambda each: each[1])
         return _told(fitting, chosen), ""
-    how = clipped(everything, [e.reference for e in everything])
+    how, apart = clipped(everything, [e.reference for e in everything])
+    if how and meant.is_scaled:
+        cause = BY_NAME["clip before unscale"]
+        return _told([(Hypothesis((cause,), lambda e: []), apart, [[] for _ in chosen])], chosen), ""
     if how:
         return [], f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
     for hypothesis, ways in tried:
         for way in zip(*ways, strict=True):
-            if clipped(chosen, list(way)):
-                return _told([(hypothesis, FITS, ways)], chosen), ""
+            how, apart = clipped(chosen, list(way))
+            if how:
+                return _told([(hypothesis, apart, [[each] for each in way])], chosen), ""
     return [], ""
 
 
-def _apart(hypothesis: Hypothesis, chosen: list[Evidence], ways: list[list[np.ndarray]]) -> float:
+def _apart(hypothesis: Hypothesis, chosen: list[Evidence], ways: Ways) -> float:
     """Return the distance of the worst update from a hypothesis, where it is wrong in its best way."""
-    distances = [[e.apart(way) for way in each] for e, each in zip(chosen, ways, strict=True)]
+    if not all(ways):
+        return float("inf")
+    distances = [[_from(e, hypothesis, way) for way in each] for e, each in zip(chosen, ways, strict=True)]
     if hypothesis.is_free:
         return max(min(each) for each in distances)
     return min(max(each) for each in zip(*distances, strict=True))
 
 
-def _told(fitting: list[tuple[Hypothesis, float, list[list[np.ndarray]]]], chosen: list[Evidence]) -> list[Found]:
+def _from(e: Evidence, hypothesis: Hypothesis, way: np.ndarray) -> float:
+    return distance(e.handed, way) if hypothesis.is_tiny else e.apart(way)
+
+
+def _told(fitting: list[tuple[Hypothesis, float, Ways]], chosen: list[Evidence]) -> list[Found]:
     hypothesis, apart, ways = fitting[0]
-    twins = tuple(sorted({cause.name for other, *_ in fitting[1:] for cause in other.causes} - _names(hypothesis)))
-    detail = f"These updates cannot tell it from: {', '.join(twins)}." if twins else ""
-    differing = [(e, way) for e, way in zip(chosen, ways, strict=True) if e.without > DIFFERS]
+    twins = sorted({cause.name for other, *_ in fitting[1:] for cause in other.causes} - _names(hypothesis))
+    if hypothesis.causes[0].name in PENALTIES:  # others fit as well, where their factors of the rows are the right ones
+        twins = [name for name in twins if name in PENALTIES]
+    told = [hypothesis.detail] if hypothesis.detail else []
+    detail = " ".join([*told, f"These updates cannot tell it from: {', '.join(twins)}."] if twins else told)
+    differs = chosen[0].meant.replay.tolerance.differs
+    differing = [(e, way) for e, way in zip(chosen, ways, strict=True) if e.without > differs]
     without, numbers = max(e.without for e, _ in differing), sorted(e.update.number for e, _ in differing)
     last, way = differing[-1]  # of the first one's step the slots know nothing yet
-    proof = proved(last, min(way, key=last.apart))
+    proof = proved(last, min(way, key=partial(_from, last, hypothesis), default=None))
     line = last.update.applied.line
-    return [found(cause, without, apart, line, numbers, detail, proof, twins) for cause in hypothesis.causes]
+    return [found(cause, without, apart, line, numbers, detail, proof, tuple(twins)) for cause in hypothesis.causes]
 
 
 def _names(hypothesis: Hypothesis) -> set[str]:
@@ -95,60 +117,10 @@ def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
     return [*chosen, *rest[::-1][: num - len(chosen)]]
 
 
-def _unknown(differing: list[Evidence]) -> Found:
-    """Tell what can be told of a difference that nothing known reproduces: the rows' factors, or the parameters."""
-    e = differing[0]
-    told = _solved(e) or _penalised(e)
-    if not told:
-        off = {name: apart for name, apart in e.by_parameter(e.reference).items() if apart > DIFFERS}
-        told = f"the variables that differ: {', '.join(f'{name} ({apart:.1g})' for name, apart in off.items())}"
-    explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
-    numbers = [each.update.number for each in differing]
-    return not_known(
-        "gradient",
-        explanation,
-        max(each.without for each in differing),
-        e.update.applied.line,
-        numbers,
-        proved(differing[-1], None),
-    )
-
-
-def _solved(e: Evidence) -> str:
-    """Return the factors of the rows that would make the gradient, in words; "" if none would."""
-    solved = solve(e)
-    return "" if solved is None else f"its rows count {_counted(solved[0])} instead of {_counted(solved[1])}"
-
-
-def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (the factors of the rows that make the gradient that was handed over, the right ones), if some do."""
-    rows = np.concatenate(e.rows()).astype("float64")
-    used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
-    if not 0 < len(used) <= min(NUM_FREE, rows.shape[1] // 2):
-        return None
-    solved, *_ = np.linalg.lstsq(rows[used].T, e.handed - e.penalty, rcond=1e-6)
-    if e.apart(solved @ rows[used] + e.penalty) > FITS:
-        return None
-    should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
-    return solved, should
-
-
-def _penalised(e: Evidence) -> str:
-    """Return how often the model's own losses would have to count, in words; "" if that does not make the gradient."""
-    size, rest = float(e.penalty @ e.penalty), e.handed - e.reference
-    share = 1 + float(rest @ e.penalty) / size if size else 1.0
-    fits = e.apart(e.reference + (share - 1) * e.penalty) <= FITS
-    return f"the model's own losses count {share:.4g} times instead of once" if fits else ""
-
-
-def _counted(factors: np.ndarray) -> str:
-    values, counts = np.unique(np.round(factors, 4), return_counts=True)
-    return ", ".join(f"{v:.4g} x {n}" for v, n in list(zip(values, counts, strict=True))[:6])
-
-
 def _never_handed(meant: Meant, everything: list[Evidence]) -> list[str]:
     handed = np.zeros(len(meant.replay.names), bool)
     for e in everything:
         handed |= [grad is not None for grad in e.update.applied.grads]
     missing = [name for name, is_one in zip(meant.replay.names, handed, strict=True) if not is_one]
-    return [f"Trainable, but never handed to the optimizer: {', '.join(missing)}."] if missing and everything else []
+    told = f"{BY_NAME['variable left out'].explanation} It is so with {', '.join(missing)}."
+    return [told] if missing and everything else []

@@ -10,10 +10,11 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.log import Applied, Called, Log, line_of_user
+from wholestep.audit.log import Applied, Called, Log, Scaled, is_in_trainer, line_of_user
 from wholestep.engines.listener import Listener
+from wholestep.model.objective import uncast
 
-_NOT_YET = ("fit", "train_on_batch")  # they update the model, by a way that is not looked at
+_TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 _GONE = object()
 
@@ -31,16 +32,21 @@ class Hooks:
         """Inside, the log is told; afterwards every attribute is the object that it was, whatever happened inside."""
         owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
         apply = vars(owner)["apply"]
-        names = ["call", *_NOT_YET, *_NO_UPDATE]
-        before = {name: vars(self.model).get(name, _GONE) for name in names}
-        hooked = {name: self._mute(name) for name in names if name != "call"} | {"call": self._call()}
+        scaling = keras.optimizers.LossScaleOptimizer
+        check = vars(scaling)["check_finite"]
+        hooked: dict[str, Any] = {name: self._mute(name) for name in _NO_UPDATE}
+        hooked |= {name: self._train(name) for name in _TRAINING} | {"call": self._call(), "train_function": None}
+        before = {name: vars(self.model).get(name, _GONE) for name in hooked}
+        compiled = self._compiled()
         with self.listener.listening(self._asked):
             try:
                 vars(self.model).update(hooked)  # past Keras' own __setattr__, which would look at them
-                owner.apply = self._apply(apply)
+                owner.apply, scaling.check_finite = self._apply(apply), self._check(check)
                 yield
             finally:
-                owner.apply = apply
+                owner.apply, scaling.check_finite = apply, check
+                if any(a is not b for a, b in zip(compiled, self._compiled(), strict=True)):  # the old one is outdated
+                    before["train_function"] = None
                 for name, value in before.items():
                     if value is _GONE:
                         vars(self.model).pop(name, None)
@@ -48,6 +54,10 @@ class Hooks:
                         vars(self.model)[name] = value
                 self.listener.settle()
                 self.log.close()
+
+    def _compiled(self) -> list:
+        """Return what `compile` makes anew."""
+        return [vars(self.model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
 
     def _is_silent(self) -> bool:
         return self._num_muted > 0 or not self.log.is_open
@@ -62,17 +72,51 @@ class Hooks:
 
         @wraps(method)
         def muted(*arguments: Any, **others: Any) -> Any:
-            if name in _NOT_YET:
-                self.log.unseen[f"what {name}() does: this route is not looked at yet"] = None
-            else:
-                self.log.has_evaluated = True
+            self.log.has_evaluated = True
             self._num_muted += 1
             try:
                 return method(*arguments, **others)
             finally:
                 self._num_muted -= 1
 
-        return muted
+        return _as_bound(muted, method)
+
+    def _train(self, name: str) -> Callable:
+        """Return a method that trains by Keras' own loop, in programs from which something can be told."""
+        method = getattr(self.model, name)
+
+        @wraps(method)
+        def heard(*arguments: Any, **others: Any) -> Any:
+            held = vars(self.model)
+            compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and self.model.jit_compile else _GONE
+            if compiled is _GONE:
+                return method(*arguments, **others)
+            self.log.notes[f"{name}() is compiled by XLA; here it ran without, the same but for rounding."] = None
+            held["_jit_compile"] = False
+            try:
+                return method(*arguments, **others)
+            finally:
+                held["_jit_compile"] = compiled
+
+        return _as_bound(heard, method)
+
+    def _check(self, check: Callable) -> Callable:
+        """Return the look of a `LossScaleOptimizer` at its gradients, which tells whether it skips them."""
+        listener = self.listener
+
+        @wraps(check)
+        def told(optimizer: Any, grads: Any) -> Any:
+            is_finite = check(optimizer, grads)
+            if not self._is_silent() and self._is_told([is_finite]):
+                replica = listener.replica()
+
+                def keep(order: int, numbers: list[np.ndarray]) -> None:
+                    self.log.add(Scaled(order, bool(numbers[0]), replica))
+
+                listener.tell(keep, [is_finite])
+            return is_finite
+
+        return listener.unhooked(told)
 
     def _call(self) -> Callable:
         """Return the model's `call`, which tells of every forward pass."""
@@ -84,11 +128,11 @@ class Hooks:
             inputs = tree.leaves(arguments[0] if arguments else others.get(first))
             if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
                 return call(*arguments, **others)
-            params = [listener.value(v) for v in self.model.trainable_variables]
-            buffers = [listener.value(v) for v in self.model.non_trainable_variables]
+            params = self._values(self.model.trainable_variables)
+            buffers = self._values(self.model.non_trainable_variables)
             outputs = call(*arguments, **others)
             if not self.model.built or not params:
-                params = [listener.value(v) for v in self.model.trainable_variables]
+                params = self._values(self.model.trainable_variables)
             groups = (inputs, tree.leaves(outputs), params, buffers)
             if self._is_told([leaf for group in groups for leaf in group]):
                 self._tell_call(groups, listener.is_differentiated([*params, *inputs]))
@@ -96,19 +140,24 @@ class Hooks:
 
         return told
 
+    def _values(self, variables: list) -> list:
+        """Return the values themselves, not what a layer of lower precision makes of them."""
+        with uncast():
+            return [self.listener.value(v) for v in variables]
+
     def _is_told(self, values: list) -> bool:
-        reason = self.listener.blind(values)
+        reason = "what wholestep's own trainer does" if is_in_trainer() else self.listener.blind(values)
         if reason:
             self.log.unseen[reason] = None
         return not reason
 
     def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None) -> None:
-        line = line_of_user()
+        line, replica = line_of_user(), self.listener.replica()
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
             inputs, outputs, params, buffers = _apart(numbers, groups)
             kept = (outputs, params, buffers) if self.log.has_room else ([], [], [])
-            self.log.add(Called(order, inputs, *kept, differentiated, line))
+            self.log.add(Called(order, inputs, *kept, differentiated, line, replica))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 
@@ -132,13 +181,13 @@ class Hooks:
             self._optimizers.append(optimizer)
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
             held = [listener.dense(handed[id(params[i])]) for i in place]
-            rate, count = (self._number(number) for number in (optimizer.learning_rate, optimizer.iterations))
+            numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
             before = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
             result = apply(optimizer, grads, given)
             after = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
-            groups = (held, *before, *after, [rate], [count])
+            groups = (held, *before, *after, numbers)
             if self._is_told([leaf for group in groups for leaf in group]):
-                self._tell_apply(id(optimizer), place, len(params), groups)
+                self._tell_apply(optimizer, place, len(params), groups)
             return result
 
         return listener.unhooked(told)
@@ -148,18 +197,26 @@ class Hooks:
         is_variable = isinstance(number, keras.Variable)
         return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
 
-    def _tell_apply(self, optimizer: int, place: list[int], num: int, groups: tuple[list, ...]) -> None:
-        line = line_of_user()
+    def _tell_apply(self, optimizer: Any, place: list[int], num: int, groups: tuple[list, ...]) -> None:
+        line, replica = line_of_user(), self.listener.replica()
+        accumulates = optimizer.gradient_accumulation_steps or 1
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
-            held, params, slots, params_after, slots_after, rate, count = _apart(numbers, groups)
+            held, params, slots, params_after, slots_after, (rate, count, calls) = _apart(numbers, groups)
             by_place = dict(zip(place, held, strict=True))
             grads = [by_place.get(i) for i in range(num)]
             states = grads, params, slots, params_after, slots_after
             states = states if self.log.has_room else ([], [], [], [], [])
-            self.log.add(Applied(order, optimizer, *states, float(rate[0]), int(count[0]), line))
+            counted = replica, accumulates, int(calls)
+            self.log.add(Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
+
+
+def _as_bound(function: Callable, method: Any) -> Callable:
+    """Return the function with what shows whose method it stands for: who asks whether it is Keras' own, is told so."""
+    vars(function)["__func__"] = getattr(method, "__func__", None)
+    return function
 
 
 def _apart(values: list, groups: tuple[list, ...]) -> list[list]:

@@ -13,6 +13,7 @@ from wholestep.audit.log import Called
 from wholestep.audit.scout import Asked, Scout, Watched
 from wholestep.audit.surroundings import Named, Surroundings, is_stream
 from wholestep.audit.windows import PAD, Rows
+from wholestep.data.class_weight import class_weighted
 
 _LABELS = ("y", "label", "target", "count", "output")
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
@@ -122,8 +123,8 @@ def _labels(calls: list[Called], every: list[Called], asked: Asked | None) -> It
 def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optimizer | None:
     used = {step.optimizer for step in watched.log.applied}
     own = getattr(watched.model, "optimizer", None)
-    known = [o for o in [own, *around.of(keras.optimizers.Optimizer)] if o is not None and id(o) in used]
-    return known[0] if known else None
+    known = [getattr(o, "inner_optimizer", o) for o in [own, *around.of(keras.optimizers.Optimizer)]]
+    return next((o for o in known if o is not None and id(o) in used), None)
 
 
 # ---- the data, by the ways in which they are found ----
@@ -131,11 +132,13 @@ def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optim
 
 def _fitted(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[_Labels]) -> tuple | None:
     """Take the arrays that `fit` was given."""
-    x, y, weight = scout.fitted.get(id(meaning.watched.model), (None, None, None))
+    x, y, weight, by_class = scout.fitted.get(id(meaning.watched.model), (None, None, None, None))
     leaves = tree.leaves((x, y))
     if x is None or y is None or not all(hasattr(leaf, "__array__") and len(leaf.shape) for leaf in leaves):
         return None
     meaning.told.append("data: what `fit` was given")
+    if by_class is not None:
+        return class_weighted(by_class)((x, np.asarray(y)))  # Keras takes no sample weights beside them
     return (x, y) if weight is None else (x, y, weight)
 
 

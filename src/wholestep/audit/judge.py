@@ -78,6 +78,10 @@ class Case:
         self._say_what_was_seen(verdict, seen)
         if not verdict.has_seen:
             return verdict
+        verdict.notes += self.log.notes
+        if seen.num_skipped:
+            num = _many(seen.num_skipped, "optimizer step was", "optimizer steps were")
+            verdict.notes.append(f"{num} skipped: the gradient was not finite at this loss scale.")
         if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
             verdict.notes.append(f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up.")
         verdict.add(order(seen, rows, self.log.has_evaluated))
@@ -97,9 +101,11 @@ class Case:
             verdict.unseen.append(f"the gradient of {_many(len(moving), 'update')}: the weights move inside the window")
         like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
         if like:
-            meant = Meant(replay, self.objective, modes, self.optimizer)
+            meant = Meant(replay, self.objective, modes, seen.place, bool(self.log.scaled), self.optimizer)
             causes, notes, verdict.evidence = gradients(meant, like)
             verdict.add((causes, notes))
+            if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over
+                verdict.causes = [cause for cause in verdict.causes if cause.name != "window carried over the epoch"]
         verdict.add(apply(seen.updates, self.schedule))
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)

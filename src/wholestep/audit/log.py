@@ -3,17 +3,21 @@
 import linecache
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import keras
 import numpy as np
 
+_PACKAGE = Path(__file__).parent.parent
+_COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
 _LIBRARIES = (
     str(Path(keras.__file__).parent.parent),
-    str(Path(__file__).parent.parent),
+    str(_PACKAGE),
     sysconfig.get_paths()["stdlib"],
 )
 
@@ -35,12 +39,30 @@ class Line(NamedTuple):
 
 def line_of_user() -> Line | None:
     """Return the innermost line that runs now outside of Keras, the engine, Python's own library and this one."""
-    frame = sys._getframe(1)
+    line = _innermost(sys._getframe(1))
+    main = threading.main_thread()
+    if line is None and threading.current_thread() is not main:  # a replica's thread, for which the main one waits
+        line = _innermost(sys._current_frames().get(main.ident or 0))
+    return line
+
+
+def is_in_trainer() -> bool:
+    """Whether a step of this library's own trainer runs here."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if file.parent == _PACKAGE and file.name not in _COMMAND:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _innermost(frame: FrameType | None) -> Line | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file):
             return Line(file, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
@@ -59,6 +81,7 @@ class Called:
     buffers: list[np.ndarray]
     differentiated: bool | None
     line: Line | None
+    replica: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -68,7 +91,10 @@ class Called:
 
 @dataclass(frozen=True)
 class Applied:
-    """An optimizer step: the gradients as handed over (by parameter; None where there was none), before and after."""
+    """An optimizer step: the gradients as handed over (by parameter; None where there was none), before and after.
+
+    `accumulates`: how many of its calls the optimizer itself makes one update of; `num_calls`: those before this one.
+    """
 
     order: int
     optimizer: int
@@ -80,11 +106,23 @@ class Applied:
     learning_rate: float
     iterations: int
     line: Line | None
+    replica: int = 0
+    accumulates: int = 1
+    num_calls: int = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether its numbers were kept."""
         return bool(self.params_after)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """An optimizer that scales the loss has looked whether the gradients are finite; it skips the step if not."""
+
+    order: int
+    is_finite: bool
+    replica: int = 0
 
 
 @dataclass
@@ -95,6 +133,7 @@ class Log:
         room: how many optimizer steps are kept with all their numbers; of later ones the log knows that they were.
 
     Attributes:
+        notes: what the hooks have changed in how it runs, in words.
         unseen: what ran and could not be looked at, in words.
         has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
@@ -103,6 +142,8 @@ class Log:
     room: int = 40
     called: list[Called] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
+    scaled: list[Scaled] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
     unseen: dict[str, None] = field(default_factory=dict)
     targets: list[tuple[tuple[int, ...], Line | None]] = field(default_factory=list)
     has_evaluated: bool = False
@@ -113,12 +154,15 @@ class Log:
         """Whether numbers are still kept."""
         return len(self.applied) < self.room
 
-    def add(self, event: Called | Applied) -> None:
+    def add(self, event: Called | Applied | Scaled) -> None:
         """Keep what was told; values that have not moved are kept once."""
         if not self.is_open:
             return
         if isinstance(event, Applied):
             self.applied.append(event)
+            return
+        if isinstance(event, Scaled):
+            self.scaled.append(event)
             return
         if self.called and self.called[-1].is_whole and event.is_whole:
             last = self.called[-1]
@@ -131,6 +175,7 @@ class Log:
         self.is_open = False
         self.called.sort(key=lambda event: event.order)
         self.applied.sort(key=lambda event: event.order)
+        self.scaled.sort(key=lambda event: event.order)
 
 
 def _shared(new: list[np.ndarray], old: list[np.ndarray]) -> Iterable[np.ndarray]:

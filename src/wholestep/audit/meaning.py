@@ -37,6 +37,19 @@ class _Function(keras.losses.Loss):
         return ops.stack([self._function(y_true[i : i + 1], y_pred[i : i + 1]) for i in range(num)])
 
 
+class _Twice(keras.losses.Loss):
+    """A loss of logits, of what a softmax (or sigmoid) makes of them."""
+
+    def __init__(self, loss: keras.losses.Loss):
+        super().__init__(name=loss.name, reduction=loss.reduction)
+        self._loss = loss
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return the loss's values, of the outputs after the activation that it has in itself."""
+        is_binary = "Binary" in type(self._loss).__name__  # written out, as Keras would undo its own activations
+        return self._loss.call(y_true, 1 / (1 + ops.exp(-y_pred)) if is_binary else ops.exp(ops.log_softmax(y_pred)))
+
+
 class LossObjective(Objective):
     """One Keras loss, on the model's one output."""
 
@@ -86,6 +99,8 @@ def mistaken(objective: Objective) -> dict[str, Objective]:
         config = loss.get_config()
         if "from_logits" in config:
             found["from_logits"] = type(loss).from_config(config | {"from_logits": not config["from_logits"]})
+        if config.get("from_logits"):
+            found["softmax twice"] = _Twice(loss)
         if config.get("label_smoothing"):
             found["smoothing missing"] = type(loss).from_config(config | {"label_smoothing": 0.0})
     elif "from_logits" in signature(function).parameters:

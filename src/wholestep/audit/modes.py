@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import DIFFERS, FITS, Found, far, found
+from wholestep.audit.found import Found, far, found
 from wholestep.audit.log import all_same
 from wholestep.audit.proof import Proof, of_values
 from wholestep.audit.replay import Replay
@@ -35,21 +35,22 @@ class Modes:
 
     def note(self, replay: Replay, update: Update) -> None:
         """Find out the modes of an update's forward passes."""
+        fits, differs = replay.tolerance
         for piece in update.pieces:
             outputs, moved = replay.outputs(piece, training=True)
             training = far(outputs, piece.called.outputs)
             self.moved[piece.called.order] = moved
             self._training[piece.called.order] = True
-            if training <= FITS:
+            if training <= fits:
                 continue
             inference = far(replay.outputs(piece, training=False)[0], piece.called.outputs)
-            self._training[piece.called.order] = inference > FITS
-            if inference <= FITS and training > DIFFERS:
+            self._training[piece.called.order] = inference > fits
+            if inference <= fits and training > differs:
                 if not self.inferring:
                     as_meant = [outputs, replay.outputs(piece, training=False)[0]]
                     self._proof = _proved(update, [piece.called.outputs, *as_meant])
                 self.inferring.append((update, piece, training, inference))
-            elif inference > FITS and update.number not in self.unlike:
+            elif inference > fits and update.number not in self.unlike:
                 self.unlike.append(update.number)
 
     def causes(self) -> list[Found]:

@@ -20,10 +20,30 @@ def order(windows: Windows, rows: Rows, has_evaluated: bool = False) -> tuple[li
         note = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
         return [], [note] if pieces else []
     if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
-        return [], ["Rows come twice in one batch, as they do when they are drawn with replacement."]
+        return [], [BY_NAME["drawn with replacement"].explanation]
     if (overlap := _overlap(windows, pieces)) is not None:
         return [overlap], []
-    return _passes(windows, rows, pieces, has_evaluated)
+    causes, notes = _passes(windows, rows, pieces, has_evaluated)
+    carried = _carried(windows)
+    return [*causes, *carried], notes
+
+
+def _carried(windows: Windows) -> list[Found]:
+    """Find updates of microbatches of two passes, if their gradient is of all of them."""
+    shared = [u for u in windows.updates if len({windows.place[p.called.order][0] for p in u.pieces}) > 1]
+    if not shared:
+        return []
+    update = shared[0]
+    numbers = [windows.place[piece.called.order][0] for piece in update.pieces]
+    early = sum(number < numbers[-1] for number in numbers)
+    detail = f"Update {update.number} has {early} of its {len(numbers)} microbatches from the pass before."
+    line, updates = update.applied.line, [u.number for u in shared]
+    return [found(BY_NAME["window carried over the epoch"], early / len(numbers), 0.0, line, updates, detail)]
+
+
+def _window(lists: list[list[int]]) -> int:
+    """Return how many rows ahead of its place in the data a row comes at most, and one more."""
+    return max(row - place for each in lists for place, row in enumerate(each)) + 1
 
 
 def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:
@@ -59,6 +79,9 @@ def _passes(windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bo
             notes.append(f"Held out, or forgotten? Never used are {detail}")
         else:
             causes.append(found(BY_NAME["rows never used"], len(unused) / rows.num, 0.0, line, numbers, detail))
+    elif not unused and _window(whole) <= rows.num // 2 and whole[0] != sorted(whole[0]):
+        size = _window(whole)
+        notes.append(f"{BY_NAME['shuffle window'].explanation} It is of {size} of {rows.num} rows.")
     elif len(whole[0]) < rows.num:
         notes.append(f"A pass has {len(whole[0])} of the {rows.num} rows, each pass others.")
     if all(each == whole[0] for each in whole):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.found import DIFFERS, FITS
+from wholestep.audit.found import DIFFERS
 from wholestep.audit.views import Factors, Rates, Views
 from wholestep.errors import SpecificationError, message
 
@@ -113,20 +113,20 @@ def _factors(figure: Any, factors: Factors) -> tuple[str, str]:
 
 
 def _parameters(figure: Any, views: Views) -> tuple[str, str]:
-    axes = figure.subplots()
+    axes, (fits, differs) = figure.subplots(), views.tolerance
     worst = sorted(views.parameters, key=lambda each: -each[1])[:_NUM_PARAMETERS]
     shown = [each for each in views.parameters if each in worst][::-1]
     y = np.arange(len(shown))
     floor = 1e-8
     without, changed = (np.array([each[i] for each in shown], float) for i in (1, 2))
-    axes.barh(y, np.maximum(without, floor), color=_coloured(without <= DIFFERS), height=0.6)
-    _name_colours(axes, without <= DIFFERS, "your loop from what was meant")
+    axes.barh(y, np.maximum(without, floor), color=_coloured(without <= differs), height=0.6)
+    _name_colours(axes, without <= differs, "your loop from what was meant")
     if np.any(np.isfinite(changed)):
         axes.plot(np.maximum(changed, floor), y, "D", color=_CHANGED, ms=6, ls="", label="from it with the change")
-    axes.axvspan(floor / 2, FITS, color="#3d9e5f", alpha=0.10, lw=0)
-    axes.axvline(DIFFERS, color=_MEANT, lw=1, ls="--")
-    axes.text(DIFFERS * 1.2, len(shown) - 0.38, "differs", fontsize=8, va="bottom")
-    axes.text(FITS / 1.2, len(shown) - 0.38, "the same, but for rounding", fontsize=8, va="bottom", ha="right")
+    axes.axvspan(floor / 2, fits, color="#3d9e5f", alpha=0.10, lw=0)
+    axes.axvline(differs, color=_MEANT, lw=1, ls="--")
+    axes.text(differs * 1.2, len(shown) - 0.38, "differs", fontsize=8, va="bottom")
+    axes.text(fits / 1.2, len(shown) - 0.38, "the same, but for rounding", fontsize=8, va="bottom", ha="right")
     axes.set_xscale("log")
     axes.set_xlim(floor / 2, 4)
     axes.set_ylim(-0.6, len(shown) + 0.1)

@@ -6,7 +6,7 @@ import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import DIFFERS, FITS, Found, found
+from wholestep.audit.found import Found, found
 from wholestep.audit.proof import of_values
 from wholestep.audit.windows import PAD, passes
 
@@ -69,11 +69,13 @@ def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> t
         return [], [f"The printed loss is not judged: {told}."]
     right = [losses.means(penalty=penalty)[-len(numbers) :] for penalty in (True, False)]
     without = min(_apart(numbers, each) for each in right)
-    if without <= DIFFERS:
-        return [], []
+    fits, differs = evidence[0].meant.replay.tolerance
+    if without <= differs:
+        has_none = _apart(numbers, right[0]) > differs
+        return [], [BY_NAME["printed: without penalty"].explanation] if has_none else []
     for penalty in (True, False):
         for name, wrong in losses.changed(penalty=penalty):
-            if (apart := _apart(numbers, wrong[-len(numbers) :])) <= FITS:
+            if (apart := _apart(numbers, wrong[-len(numbers) :])) <= fits:
                 columns = [np.array(c) for c in (numbers, right[0 if penalty else 1], wrong[-len(numbers) :])]
                 proof = of_values("the printed loss", losses.name_of_last(len(numbers)), columns)
                 return [found(BY_NAME[name], without, apart, losses.line, losses.numbers, proof=proof)], []

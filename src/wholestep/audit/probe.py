@@ -15,7 +15,7 @@ from wholestep.audit.counting import Counting
 from wholestep.audit.found import Found
 from wholestep.audit.log import Log
 from wholestep.audit.report import Report
-from wholestep.audit.stop import COMMAND, Enough
+from wholestep.audit.stop import COMMAND, Enough, over
 from wholestep.engines import listener
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
@@ -91,7 +91,7 @@ def _run(audit: Callable, train: Callable, model: keras.Model, data: Tree, num_u
             try:
                 train(model, *tree.map_leaves(np.array, tuple(data)))
             finally:
-                bounded.ended.set()
+                over(bounded.ended)
     finally:
         COMMAND.reset(token)
     return report, bounded.log
@@ -104,13 +104,14 @@ def _given_back(model: keras.Model, optimizer: keras.optimizers.Optimizer | None
     built = [o for o in optimizers if o.built]
     variables = [*model.variables, *(v for o in built for v in o.variables)]
     values = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+    configs = [o.get_config() for o in optimizers]
 
     def give_back() -> None:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        for each in optimizers:
+        for each, config in zip(optimizers, configs, strict=True):
             if each not in built and each.built:  # as it was before its first step
-                fresh = type(each).from_config(each.get_config())
+                fresh = type(each).from_config(config)
                 vars(each).clear()
                 vars(each).update(vars(fresh))
 

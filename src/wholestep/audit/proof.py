@@ -58,7 +58,10 @@ def stepped(optimizer: keras.optimizers.Optimizer, steps: list[tuple[Applied, Gr
     The first begins with the slots of the log, each later one with those that the one before leaves. None where they
     cannot be computed so: another optimizer made the steps, or their numbers are not whole.
     """
-    config = optimizer.get_config()
+    try:
+        config = optimizer.get_config()
+    except Exception:  # a step of JAX that was ended halfway has given up the optimizer's numbers
+        return None
     if "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
         return None
     if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):

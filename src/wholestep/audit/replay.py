@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
+from wholestep.audit.found import COARSE, FINE
 from wholestep.audit.windows import PAD, Piece
 from wholestep.engines import choose
 from wholestep.model.objective import Objective, read
@@ -40,11 +41,16 @@ class Replay:
     def __init__(self, model: keras.Model, data: tuple[Tree, Tree, Tree]):
         self.model, self.data = model, data
         self.engine = choose()
+        self.num_rows = len(tree.leaves(data[0])[0])
         self.names = [v.path for v in model.trainable_variables]
         draw = np.random.default_rng(0)
         sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
         self._kept = [np.sort(draw.permutation(size)[:NUM_KEPT]) if size > NUM_KEPT else None for size in sizes]
         self._programs: dict[Any, Any] = {}
+        self.is_half = any("float16" in layer.compute_dtype for layer in model._flatten_layers())
+        self.tolerance = COARSE if self.is_half else FINE
+        # Small gradients are zeros in float16: they are computed of a larger loss, and divided.
+        self._scale = 1024.0 if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()) else 1.0
 
     def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
         """Return gradients as one vector, a missing one as zeros; of large parameters some places, always the same."""
@@ -74,16 +80,25 @@ class Replay:
         outputs, buffers = program(piece.called.params, piece.called.buffers, piece.called.inputs)
         return [np.asarray(leaf) for leaf in outputs], [np.asarray(leaf) for leaf in buffers]
 
-    def batch(self, piece: Piece, *, shift: int = 0, weigh: str = "") -> Tree:
+    def batch(
+        self, piece: Piece, *, shift: int = 0, weigh: str = "", labels: np.ndarray | None = None, along: int = 0
+    ) -> Tree:
         """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
 
         Args:
             shift: by how many rows the labels are moved on.
             weigh: the sample weights: "" as given, "none" for ones, or "squared".
+            labels: the rows that the labels are taken from, if they are others.
+            along: by how many places the labels are moved on along their second axis, if they have one.
         """
         rows = np.where(piece.rows == PAD, 0, piece.rows)
-        shifted = np.roll(rows, shift)
-        y = tree.map_leaves(lambda leaf: np.asarray(leaf)[shifted], self.data[1])
+        shifted = np.roll(rows if labels is None else labels, shift)
+
+        def taken(leaf: Any) -> np.ndarray:
+            chosen = np.asarray(leaf)[shifted]
+            return np.roll(chosen, along, axis=1) if along and chosen.ndim > 1 else chosen
+
+        y = tree.map_leaves(taken, self.data[1])
         weight = self.data[2]
         if weight is None:
             return self._packed(piece.called.inputs), y
@@ -141,10 +156,33 @@ class Replay:
             return self.engine.differentiate(loss, params)
 
         program, _ = self._program(("gradient", training, id(objective), num), run, {})
-        given = np.asarray(factors, "float32"), np.float32(penalty)
+        given = np.asarray(self._scale * factors, "float32"), np.float32(self._scale * penalty)
         params = [ops.convert_to_tensor(value) for value in piece.called.params]
         grads, _ = program(params, piece.called.buffers, batch, *given)
-        return self.flat([np.asarray(grad) for grad in grads])
+        return self.flat([np.asarray(grad) for grad in grads]) / self._scale
+
+    def of_outputs(self, piece: Piece, *, training: bool) -> np.ndarray:
+        """Return the gradient of each single number of the output: (numbers, parameters)."""
+
+        def run(params: list, buffers: list, inputs: list, chosen: list) -> tuple:
+            def total(params: list) -> tuple:
+                with self._scope(params, buffers):
+                    outputs = tree.leaves(self.model(self._packed(inputs), training=training))
+                parts = [ops.sum(ops.cast(o, "float32") * c) for o, c in zip(outputs, chosen, strict=True)]
+                return sum(parts, ops.zeros(())), ops.zeros(())
+
+            return self.engine.differentiate(total, params)
+
+        program = self._program(("outputs of", training, len(piece.called.inputs[0])), run)
+        params = [ops.convert_to_tensor(value) for value in piece.called.params]
+        found = []
+        for leaf, output in enumerate(piece.called.outputs):
+            for entry in range(output.size):
+                chosen = [np.zeros(o.shape, "float32") for o in piece.called.outputs]
+                chosen[leaf].reshape(-1)[entry] = self._scale
+                grads, _ = program(params, piece.called.buffers, piece.called.inputs, chosen)
+                found.append(self.flat([np.asarray(grad) for grad in grads]) / self._scale)
+        return np.stack(found)
 
     def _variables(self) -> list:
         return self.model.trainable_variables
@@ -181,5 +219,6 @@ def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
     weights = ops.ones_like(term.values) if term.weights is None else ops.cast(term.weights, term.values.dtype)
     weights = ops.reshape(weights, tuple(weights.shape) + (1,) * (len(term.values.shape) - len(weights.shape)))
     weights = ops.broadcast_to(weights, term.values.shape)
-    values = ops.where(weights == 0, ops.zeros_like(term.values), term.values) * weights
+    values = ops.cast(ops.where(weights == 0, ops.zeros_like(term.values), term.values) * weights, "float32")
+    weights = ops.cast(weights, "float32")
     return ops.sum(ops.reshape(values, (num, -1)), axis=1), ops.sum(ops.reshape(weights, (num, -1)), axis=1)

@@ -21,6 +21,7 @@ from wholestep.engines import listener
 from wholestep.engines.listener import Listener
 
 _FITS = ("fit", "train_on_batch")
+_GIVEN = "x", "y", "sample_weight", "class_weight"
 _NO_LOSSES = ("get", "serialize", "deserialize")
 _GONE = object()
 
@@ -54,7 +55,7 @@ class Scout:
     Attributes:
         watched: the models, in the order of their first calls.
         losses: the Keras losses that are called, by what tells them apart.
-        fitted: what `fit` and `train_on_batch` were given, by the id of the model.
+        fitted: what `fit` was given, by the id of the model: x, y, sample and class weights.
         reports: those of audits that the script makes by itself, with their logs.
         ended: to be set once the script has ended.
     """
@@ -147,7 +148,8 @@ class Scout:
         def fitting(model: Any, *arguments: Any, **others: Any) -> Any:
             if self._depth() == 0 and id(model) not in self.watched:
                 given = dict(zip(("x", "y"), arguments, strict=False)) | others
-                self.fitted[id(model)] = tuple(given.get(name) for name in ("x", "y", "sample_weight"))
+                if fit.__name__ == "fit":
+                    self.fitted[id(model)] = tuple(given.get(name) for name in _GIVEN)
                 self._meet(model)
                 return getattr(model, fit.__name__)(*arguments, **others)  # which the hooks have on the instance now
             return fit(model, *arguments, **others)

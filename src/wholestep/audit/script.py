@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from wholestep.audit.stop import COMMAND, Enough
+from wholestep.audit.stop import COMMAND, Enough, over
 
 
 class Ran(NamedTuple):
@@ -54,7 +54,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
                 exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
             finally:
                 for scout in scouts:
-                    scout.ended.set()
+                    over(scout.ended)
         except Enough as enough:
             _look(scouts, enough.__traceback__)
         except SystemExit as left:

@@ -92,6 +92,7 @@ def _rates(updates: list[Update], schedule: Schedule) -> tuple[list[Found], list
         return [], []
     changed = [
         _Told("schedule frozen", at(np.full(len(updates), first))),
+        _Told("rate frozen in a trace", at(first + _first_alike(updates))),
         _Told("schedule one ahead", at(numbers + 1)),
         _Told("schedule by microbatch", at(first + before[:-1])),
         _Told("schedule by microbatch", at(first - before[1] + before[1:])),
@@ -107,6 +108,12 @@ def _rates(updates: list[Update], schedule: Schedule) -> tuple[list[Found], list
     return [
         not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
     ], []
+
+
+def _first_alike(updates: list[Update]) -> np.ndarray:
+    """Return, for each update, which was the first with batches as large as its own."""
+    kinds = [tuple(len(piece.rows) for piece in u.pieces) for u in updates]
+    return np.array([kinds.index(kind) for kind in kinds])
 
 
 def _worst(one: np.ndarray, two: np.ndarray) -> float:

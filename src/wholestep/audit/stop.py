@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 _SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
+_ENDING = threading.Lock()
 _CALLING_BACK = "debugging.py", "callback.py", "script_ops.py"  # files of JAX and TensorFlow
 
 
@@ -46,9 +47,26 @@ def _end(ended: threading.Event, pause: float) -> None:
     main = threading.main_thread().ident or 0
     while not ended.wait(pause):
         pause = _SOON
-        if not _is_called_back(sys._current_frames().get(main)):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Enough))
-            pause = _AGAIN
+        with _ENDING:
+            if not ended.is_set() and not _is_called_back(sys._current_frames().get(main)):
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Enough))
+                pause = _AGAIN
+
+
+def over(ended: threading.Event) -> None:
+    """Note that the script has ended. If it was about to be ended, `Enough` is raised here, and not later."""
+    try:
+        _set(ended)
+    except Enough:
+        _set(ended)
+        raise
+
+
+def _set(ended: threading.Event) -> None:
+    with _ENDING:
+        ended.set()
+    for _ in range(2):  # what another thread has raised comes between two rounds
+        pass
 
 
 def _is_called_back(frame: FrameType | None) -> bool:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wholestep.audit.found import DIFFERS
-from wholestep.audit.gradients import solve
+from wholestep.audit.found import FINE, Tolerance
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.proof_of_gradients import by_parameter
+from wholestep.audit.unknown import solve
 from wholestep.audit.windows import PAD, passes
 
 
@@ -38,6 +38,7 @@ class Views:
         parameters: (name, distance, distance with the change or NaN) of the gradients of `update`.
         orders: the rows in the order in which the first two passes took them.
         num_rows: of the data.
+        tolerance: the distances from which on the gradients differ.
     """
 
     factors: Factors | None
@@ -46,11 +47,13 @@ class Views:
     orders: list[np.ndarray]
     num_rows: int
     rates: Rates | None
+    tolerance: Tolerance = FINE
 
 
 def views(case: Case, verdict: Verdict) -> Views:
     """Return what the pictures show."""
-    differing = [e for e in verdict.evidence if e.without > DIFFERS] or verdict.evidence
+    tolerance = verdict.evidence[0].meant.replay.tolerance if verdict.evidence else FINE
+    differing = [e for e in verdict.evidence if e.without > tolerance.differs] or verdict.evidence
     factors, update, parameters = None, 0, []
     if differing:
         proofs = [c.proof for c in verdict.causes if c.proof and c.proof.parameters]
@@ -67,7 +70,7 @@ def views(case: Case, verdict: Verdict) -> Views:
         cut = passes(known)[:2] if known else []
         orders = [np.concatenate([p.rows[p.rows != PAD] for p in each]) for each in cut]
         num = 1 + max((int(each.max()) for each in orders if len(each)), default=0)
-    return Views(factors, update, parameters, orders, num, _rates(case, verdict))
+    return Views(factors, update, parameters, orders, num, _rates(case, verdict), tolerance)
 
 
 def _rates(case: Case, verdict: Verdict) -> Rates | None:

@@ -39,8 +39,9 @@ class Audit:
         """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
 
         A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
-        numbers, in up to 4 GB: of a large model fewer are. Loops are looked at that use `tf.GradientTape`
-        (eager, or in a `tf.function` whose first call is inside the `with`) or JAX' `stateless_call` and
+        numbers, in up to 4 GB: of a large model fewer are. Loops are looked at that use `fit` or
+        `train_on_batch` (also with a `train_step` of their own), `tf.GradientTape` (eager, or in a `tf.function` whose
+        first call is inside the `with`, also under a `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and
         `stateless_apply` (plain or jitted), with an optimizer of Keras.
 
         Args:
@@ -120,9 +121,6 @@ def watched(
     """Run what is inside of a `with` under hooks; see `Audit`, which checks nothing more."""
     command, log, report = COMMAND.get(), Log(room(model)), Report()
     made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
-    if "float16" in model.compute_dtype:  # float16, bfloat16: too coarse to tell causes apart
-        log.unseen[f"the model: mixed precision ({model.compute_dtype}) is not looked at yet"] = None
-        log.is_open = False
     if command is not None:
         command.adopt(report, log)
     try:
@@ -155,8 +153,9 @@ def case(
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: keras.optimizers.Optimizer | None = None,
+    before: list[np.ndarray] | None = None,
 ) -> Case:
-    """Return all that a verdict is made from, of data and weights as they are now.
+    """Return all that a verdict is made from, of data as they are now; and of the weights, unless `before` has them.
 
     Raises:
         SpecificationError: the model, the data or the loss cannot be audited.
@@ -166,8 +165,10 @@ def case(
         must, attempt = "optimizer must be an optimizer of Keras.", "the one that the loop applies, or leave it out."
         raise SpecificationError(message(must, type(optimizer).__name__, attempt))
     own = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    own = getattr(own, "inner_optimizer", own)  # the one that moves the weights
     schedule = _schedule(own, learning_rate)
-    before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
+    if before is None:
+        before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
     made = Case(model, given, objective, schedule, log, before, optimizer=own)
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)
@@ -204,8 +205,7 @@ def _schedule(optimizer: keras.optimizers.Optimizer | None, learning_rate: Any) 
     """Return the learning rate that was meant, by update; None if nobody said."""
     if learning_rate is None:
         learning_rate = getattr(optimizer, "_learning_rate", None)
-        is_one = isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-        if not is_one or getattr(optimizer, "gradient_accumulation_steps", None):  # which counts its steps otherwise
+        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             return None
     if callable(learning_rate):
         return lambda number: float(learning_rate(number))

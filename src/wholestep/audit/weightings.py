@@ -18,6 +18,8 @@ class Window:
         pads: how many rows of each piece are padding.
         largest: the number of pieces of the largest window of the loop.
         full: of each term, the weight of the heaviest update of the loop.
+        replicas: the replica of each piece.
+        passes: the number of the pass over the data that each piece belongs to.
     """
 
     weights: list[np.ndarray]
@@ -27,6 +29,8 @@ class Window:
     pads: list[int]
     largest: int
     full: np.ndarray
+    replicas: list[int]
+    passes: list[int]
 
     @property
     def num(self) -> int:
@@ -138,6 +142,34 @@ def last_lost(window: Window) -> Divisors:
 def last_lost_of_whole(window: Window) -> Divisors:
     """Leave out the last piece; divide by the weight of the whole window."""
     return _only(right(window), range(window.num - 1))
+
+
+def by_replica(window: Window) -> Divisors:
+    """Divide each piece by the weight of its own replica: the sum of the replicas' means."""
+    own = {
+        each: sum(w for w, replica in zip(window.own, window.replicas, strict=True) if replica == each)
+        for each in window.replicas
+    }
+    return [np.where(window.divided, own[replica], 1.0) for replica in window.replicas]
+
+
+def replicas_twice(window: Window) -> Divisors:
+    """Divide by the window's weight, and by the number of replicas once more."""
+    return [len(set(window.replicas)) * each for each in right(window)]
+
+
+def last_pass(window: Window) -> Divisors:
+    """Leave out the pieces of the pass before, and divide by the weight of the others."""
+    pieces = [i for i, number in enumerate(window.passes) if number == window.passes[-1]]
+    weight = sum(window.own[i] for i in pieces)
+    divisors = [np.where(window.divided, weight, 1.0)] * window.num
+    return [each if i in pieces else np.full_like(each, np.inf, float) for i, each in enumerate(divisors)]
+
+
+def last_pass_of_whole(window: Window) -> Divisors:
+    """Leave out the pieces of the pass before; divide by the weight of a full window."""
+    kept = last_pass(window)
+    return [np.where(np.isinf(each), np.inf, other) for each, other in zip(kept, full_batch(window), strict=True)]
 
 
 def pads_counted(window: Window) -> Divisors:

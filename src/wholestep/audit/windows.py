@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.lanes import steps
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.tree import Tree
 
@@ -107,6 +108,8 @@ class Windows:
         rest: forward passes after the last optimizer step.
         foreign: how many such passes were on something else than rows of the data.
         seen: rows that other forward passes (an evaluation) have looked at.
+        num_skipped: optimizer steps that were skipped, as gradients were not finite.
+        place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
     """
 
     pieces: list[Piece]
@@ -114,27 +117,39 @@ class Windows:
     rest: list[Piece]
     foreign: int
     seen: set[int]
+    num_skipped: int
+    place: dict[int, tuple[int, int]]
 
 
 def windows(log: Log, rows: Rows) -> Windows:
     """Return the updates of a log."""
-    everything: list[Called | Applied] = sorted([*log.called, *log.applied], key=lambda event: event.order)
     pieces: list[Piece] = []
     updates: list[Update] = []
-    window: list[Piece] = []
     seen: set[int] = set()
-    foreign = 0
-    for event in everything:
-        if isinstance(event, Called):
-            window.append(Piece(event, rows.find(event.inputs)))
-            continue
-        window = _with_gradient(window, seen)
-        updates.append(Update(len(updates) + 1, window, event))
+    foreign = num_skipped = 0
+    *made, last = steps(log)
+    for step in made:
+        window = _with_gradient(_found(step.called, rows), seen)
+        num_skipped += step.is_skipped
+        if step.applied is not None:
+            updates.append(Update(len(updates) + 1, window, step.applied))
         pieces += window
         foreign += sum(not piece.is_known for piece in window)
-        window = []
-    rest = [piece for piece in _with_gradient(window, seen) if piece.called.differentiated]
-    return Windows([*pieces, *rest], updates, rest, foreign, seen)
+    rest = [piece for piece in _with_gradient(_found(last.called, rows), seen) if piece.called.differentiated]
+    pieces = sorted([*pieces, *rest], key=lambda piece: piece.called.order)
+    place: dict[int, tuple[int, int]] = {}
+    for number, cut in enumerate(passes(pieces)):
+        before = 0
+        for piece in cut:
+            place[piece.called.order] = number, before
+            before += len(piece.rows)
+    return Windows(pieces, updates, rest, foreign, seen, num_skipped, place)
+
+
+def _found(called: list[Called], rows: Rows) -> list[Piece]:
+    """Return the forward passes on rows; a replica may have none."""
+    found = [Piece(event, rows.find(event.inputs)) for event in called]
+    return [piece for piece in found if piece.called.inputs and piece.called.inputs[0].shape[:1] != (0,)]
 
 
 def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:

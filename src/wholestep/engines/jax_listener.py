@@ -14,6 +14,8 @@ from wholestep.tree import Tensor
 class JaxListener:
     """The verbs of `wholestep.engines.listener` on JAX."""
 
+    is_deaf_to_xla = False
+
     def __init__(self) -> None:
         self._clock = 0
 
@@ -53,6 +55,10 @@ class JaxListener:
         if kinds & {"JVPTracer", "LinearizeTracer"}:
             return True
         return None if kinds else False
+
+    def replica(self) -> int:
+        """Return 0: JAX' programs have no replicas that see themselves."""
+        return 0
 
     def blind(self, values: list[Tensor]) -> str:
         """Return what of JAX lets nothing be told in order."""

@@ -12,7 +12,12 @@ Told = Callable[[int, list[np.ndarray]], None]
 
 
 class Listener(Protocol):
-    """The verbs of an audit, engine by engine."""
+    """The verbs of an audit, engine by engine.
+
+    `is_deaf_to_xla`: whether nothing can be told from what XLA compiles.
+    """
+
+    is_deaf_to_xla: bool
 
     def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
         """Inside, traces are made anew; `told` gets the shape of whatever a gradient is asked of, where it can be seen.
@@ -31,6 +36,9 @@ class Listener(Protocol):
 
     def is_differentiated(self, values: list[Tensor]) -> bool | None:
         """Whether a gradient is taken of what is computed from these values here; None where nobody can tell."""
+
+    def replica(self) -> int:
+        """Return which replica runs here, 0 outside of them."""
 
     def blind(self, values: list[Tensor]) -> str:
         """Return why nothing of what runs here can be told, or ""."""

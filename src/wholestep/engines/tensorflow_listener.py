@@ -11,9 +11,13 @@ import tensorflow as tf
 from wholestep.engines.listener import Told
 from wholestep.tree import Tensor
 
+_KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
+
 
 class TensorflowListener:
     """The verbs of `wholestep.engines.listener` on TensorFlow."""
+
+    is_deaf_to_xla = True
 
     def __init__(self) -> None:
         self._clock = tf.Variable(0, trainable=False, dtype=tf.int64)
@@ -72,10 +76,15 @@ class TensorflowListener:
         """Whether a tape is open."""
         return self._num_open > 0
 
+    def replica(self) -> int:
+        """Return which replica of a strategy runs here."""
+        context = tf.distribute.get_replica_context()
+        return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
+
     def blind(self, values: list[Tensor]) -> str:
         """Return what of TensorFlow lets nothing be told from inside."""
-        if tf.distribute.has_strategy():
-            return "what runs under a tf.distribute strategy"
+        if not isinstance(strategy := tf.distribute.get_strategy(), _KNOWN):
+            return f"what runs under a {type(strategy).__name__}"
         frame = sys._getframe()
         while (frame := frame.f_back) is not None and not tf.executing_eagerly():  # type: ignore[assignment]
             if (

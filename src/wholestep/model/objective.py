@@ -4,6 +4,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,6 +48,11 @@ class Objective(ABC):
     @abstractmethod
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Any:
         """Return the unreduced loss of the batch."""
+
+
+def uncast() -> AbstractContextManager:
+    """Return a scope in which variables are read in their own dtype, whatever the layer around computes in."""
+    return backend.AutocastScope(None)
 
 
 def build(objective: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:

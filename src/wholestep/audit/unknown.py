@@ -1,0 +1,84 @@
+"""What can be told of a gradient that nothing known reproduces."""
+
+import numpy as np
+
+from wholestep.audit import weightings
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.found import Found, not_known
+from wholestep.audit.proof_of_gradients import proved
+
+NUM_FREE = 64  # rows whose factors are solved for, or outputs by which a loss is derived
+NUM_SPARE = 8  # so many more numbers of the gradient than that: no chance fits them
+
+
+def unknown(differing: list[Evidence]) -> Found:
+    """Tell what can be told of a difference that nothing known reproduces: the rows' factors, or the parameters."""
+    e = differing[0]
+    told = _solved(e, is_plain=True) or _penalised(e) or _in_the_loss(e) or _solved(e, is_plain=False)
+    if not told:
+        differs = e.meant.replay.tolerance.differs
+        off = {name: apart for name, apart in e.by_parameter(e.reference).items() if apart > differs}
+        told = f"the variables that differ: {', '.join(f'{name} ({apart:.1g})' for name, apart in off.items())}"
+    explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
+    numbers = [each.update.number for each in differing]
+    without, line, proof = max(each.without for each in differing), e.update.applied.line, proved(differing[-1], None)
+    return not_known("gradient", explanation, without, line, numbers, proof)
+
+
+def _solved(e: Evidence, *, is_plain: bool) -> str:
+    """Return the factors of the rows that would make the gradient, in words; "" if none would."""
+    if (found := solve(e)) is None:
+        return ""
+    solved, should = found
+    if is_plain and len(set(np.round(solved / np.abs(solved).max(), 3).tolist())) > len(solved) // 2:
+        return ""  # each row another factor: that is another loss
+    return f"its rows count {_counted(solved)} instead of {_counted(should)}"
+
+
+def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (the factors of the rows that make the gradient that was handed over, the right ones), if some do."""
+    rows = np.concatenate(e.rows()).astype("float64")
+    used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
+    if not 0 < len(used) <= min(NUM_FREE, rows.shape[1] // 2):
+        return None
+    solved, *_ = np.linalg.lstsq(rows[used].T, e.handed - e.penalty, rcond=1e-6)
+    if e.apart(solved @ rows[used] + e.penalty) > e.meant.replay.tolerance.fits:
+        return None
+    should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
+    return solved, should
+
+
+def _penalised(e: Evidence) -> str:
+    """Return how often the model's own losses would have to count, in words; "" if that does not make the gradient."""
+    size, rest = float(e.penalty @ e.penalty), e.handed - e.reference
+    share = 1 + float(rest @ e.penalty) / size if size else 1.0
+    fits = e.apart(e.reference + (share - 1) * e.penalty) <= e.meant.replay.tolerance.fits
+    return f"the model's own losses count {share:.4g} times instead of once" if fits else ""
+
+
+def _counted(factors: np.ndarray) -> str:
+    values, counts = np.unique(np.round(factors, 4), return_counts=True)
+    return ", ".join(f"{v:.4g} x {n}" for v, n in list(zip(values, counts, strict=True))[:6])
+
+
+def _in_the_loss(e: Evidence) -> str:
+    """Return in words the derivative by the outputs that the loop's loss must have, "" if none makes the gradient.
+
+    The gradient of any loss of the outputs is a sum of the outputs' own gradients: if it is one here, the model, the
+    tape and the variables are right, whatever the loss.
+    """
+    replay, training = e.meant.replay, [e.meant.modes.of(piece) for piece in e.update.pieces]
+    num = sum(leaf.size for piece in e.update.pieces for leaf in piece.called.outputs)
+    if not 0 < num <= min(NUM_FREE, len(e.handed) - NUM_SPARE):
+        return ""
+    pairs = zip(e.update.pieces, training, strict=True)
+    basis = np.concatenate([replay.of_outputs(piece, training=mode)[:, e.mask] for piece, mode in pairs])
+    solved, should = (np.linalg.lstsq(basis.T, g - e.penalty, rcond=1e-6)[0] for g in (e.handed, e.reference))
+    if e.apart(solved @ basis + e.penalty) > e.meant.replay.tolerance.fits:
+        return ""
+    far = np.argsort(-np.abs(solved - should))[:3]
+    shown = ", ".join(f"{solved[i]:.3g} instead of {should[i]:.3g}" for i in far)
+    return (
+        "the model, the tape and the variables are right, so it is in the loss: its derivative by the outputs is "
+        f"{shown}, where they differ most"
+    )
