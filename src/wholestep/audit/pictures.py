@@ -123,7 +123,7 @@ def _parameters(figure: Any, views: Views) -> tuple[str, str]:
     _name_colours(axes, without <= differs, "your loop from what was meant")
     if np.any(np.isfinite(changed)):
         axes.plot(np.maximum(changed, floor), y, "D", color=_CHANGED, ms=6, ls="", label="from it with the change")
-    axes.axvspan(floor / 2, fits, color="#3d9e5f", alpha=0.10, lw=0)
+    axes.axvspan(floor / 2, fits, color="#3d9e5f", alpha=0.10, lw=0, zorder=0)
     axes.axvline(differs, color=_MEANT, lw=1, ls="--")
     axes.text(differs * 1.2, len(shown) - 0.38, "differs", fontsize=8, va="bottom")
     axes.text(fits / 1.2, len(shown) - 0.38, "the same, but for rounding", fontsize=8, va="bottom", ha="right")
@@ -133,7 +133,7 @@ def _parameters(figure: Any, views: Views) -> tuple[str, str]:
     axes.set_yticks(y, labels=[_short(each[0]) for each in shown], parse_math=False, fontsize=9)
     axes.set_xlabel(f"distance of the gradient of update {views.update}, relative to its length")
     _bare(axes)
-    figure.legend(loc="outside lower center", ncols=3, **_LEGEND)
+    figure.legend(loc="outside lower center", ncols=2, **_LEGEND)
     left = (
         "" if len(shown) == len(views.parameters) else f" The {len(shown)} of {len(views.parameters)} that differ most."
     )
