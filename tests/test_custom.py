@@ -311,3 +311,23 @@ def test_parts_that_are_not_built_are_named():
     model.compile("sgd")
     with pytest.raises(ws.SpecificationError, match=r"parts that are built.*unready"):
         ws.Trainer(model).fit(X, verbose=0)
+
+
+class Telling(keras.Model):
+    """A step that tells of a variable."""
+
+    def train_step(self, *given):
+        found = super().train_step(*given)
+        logs = found[0] if customs.JAX else found
+        logs["rate"] = self.optimizer.learning_rate if customs.JAX else self.optimizer.learning_rate.value
+        return found
+
+
+def test_a_variable_among_the_numbers_is_told_as_it_stands():
+    image = keras.Input((6,))
+    model = Telling(image, keras.layers.Dense(1)(image))
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    x = np.ones((8, 6), "float32")
+    told = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))
+    history = ws.Trainer(model).fit(x, x[:, :1], batch_size=4, epochs=2, callbacks=[told], verbose=0).history
+    assert history["rate"] == [0.5, 0.25]

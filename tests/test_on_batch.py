@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 from shares import share
 
 import wholestep as ws
@@ -63,3 +64,21 @@ def test_weights_are_those_of_rows_or_of_classes():
     with pytest.raises(ws.SpecificationError, match="class_weight"):
         trainer.train_on_batch(X, Y, W, class_weight={0: 1.0})
     assert trainer.run.number == 0
+
+
+class Squares(ws.Objective):
+    def __call__(self, model, batch, training):
+        return ws.Mean((model(batch["x"], training=training)[:, 0] - batch["w"]) ** 2)
+
+
+def test_a_batch_of_an_objective_is_what_the_objective_takes():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    trainer, batch = ws.Trainer(model, Squares(), optimizer=keras.optimizers.SGD(0.1)), {"x": X, "w": W}
+    losses = [trainer.train_on_batch(batch) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+    assert trainer.test_on_batch(batch) < losses[-1]
+
+
+def test_sparse_rows_are_predicted_as_dense_ones():
+    trainer = ws.Trainer(network())
+    np.testing.assert_array_equal(trainer.predict_on_batch(scipy.sparse.csr_matrix(X)), trainer.predict_on_batch(X))

@@ -97,3 +97,25 @@ def test_a_model_trains_alike():
 def test_processes_are_said_to_be_threads():
     with pytest.warns(UserWarning, match="use_multiprocessing=True has no effect"):
         ws.Batches(Numbers(workers=2, use_multiprocessing=True))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_iterator_that_ends_inside_a_data_set_is_named(workers):
+    class Ends(Numbers):
+        def __getitem__(self, number):
+            return super().__getitem__(number) if number < 2 else next(iter([]))
+
+    batches = ws.Batches(Ends(workers=workers), shuffle=False)
+    with pytest.raises(ws.BatchError, match="batch 2"):
+        told(batches)
+
+
+def test_an_order_of_another_name_is_refused():
+    with pytest.raises(ws.SpecificationError, match='True, False or "batch"'):
+        ws.Batches(X, 4, shuffle="Batch")
+
+
+def test_the_first_batch_is_drawn_again_once_an_epoch_has_begun():
+    batches = ws.Batches(Numbers(), shuffle=False)
+    assert batches.example()["told"].tolist() == [0]
+    assert next(batches)["told"].tolist() == [1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from wholestep import arguments
+from wholestep import arguments, tree
 from wholestep.checkpoints.place import Place
 from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.snapshot import Snapshot
@@ -18,6 +18,7 @@ from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.feed import Feed, Loaded
 from wholestep.data.leaves import numpy_batch
+from wholestep.data.sparse import dense, is_sparse
 from wholestep.engines import connect
 from wholestep.executor import Executor
 from wholestep.model import compiled
@@ -234,7 +235,7 @@ class OnBatch(ABC):
         """
         arguments.check_data(x, y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
-        batch = _parts(x, y, sample_weight)
+        batch = _batch(x, y, sample_weight)
         if class_weight is not None:
             batch = class_weighted(class_weight)(numpy_batch(batch))
         logs = dict(self.update(batch))
@@ -243,14 +244,16 @@ class OnBatch(ABC):
     def test_on_batch(self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False) -> Any:
         """Return the loss and the metrics of one batch, as `keras.Model.test_on_batch` does."""
         arguments.check_data(x, y, sample_weight)
-        return self.evaluate(iter([_parts(x, y, sample_weight)]), verbose=0, return_dict=return_dict)
+        return self.evaluate(iter([_batch(x, y, sample_weight)]), verbose=0, return_dict=return_dict)
 
     def predict_on_batch(self, x: Tree) -> Any:
         """Return the model's outputs for one batch as numpy arrays: in one process by the model's own method."""
-        return self.predict(iter([(x,)]), verbose=0) if connect().count > 1 else self.model.predict_on_batch(x)
+        if connect().count > 1:
+            return self.predict(iter([(x,)]), verbose=0)
+        return self.model.predict_on_batch(tree.map_leaves(lambda leaf: dense(leaf) if is_sparse(leaf) else leaf, x))
 
 
-def _parts(*parts: Tree) -> tuple:
-    """Return (x, y, sample_weight) without what is not given at the end."""
+def _batch(*parts: Tree) -> Tree:
+    """Return (x, y, sample_weight) without what is not given at the end; a dict alone as it is, for an objective."""
     num = max((i + 1 for i, part in enumerate(parts) if part is not None), default=1)
-    return parts[:num]
+    return parts[0] if num == 1 and isinstance(parts[0], dict) else parts[:num]

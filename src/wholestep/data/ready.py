@@ -172,5 +172,5 @@ def read(get: Callable, number: int | list[int], what: str, length: int | None) 
     """
     try:
         return get(number)
-    except IndexError as error:
+    except (IndexError, StopIteration) as error:
         raise RowError(what, length, error) from error

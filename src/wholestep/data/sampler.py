@@ -85,6 +85,9 @@ def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool 
         num = source.num_batches
         return FixedSize(source, Order(num or np.iinfo(np.int64).max, seed, bool(shuffle) and num is not None), 1)
     assert isinstance(source, Arrays | SparseArrays | IndexedRows)
+    if isinstance(shuffle, str) and shuffle != "batch":
+        must = 'shuffle must be True, False or "batch".'
+        raise SpecificationError(message(must, repr(shuffle), "choose one of them."))
     size = 32 if batch_size is None else _whole("batch_size", batch_size, "a number such as 32, or leave it out.")
     size = min(size, source.num_rows)
     return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 1), size)

@@ -11,8 +11,8 @@ from wholestep.tree import Tree
 
 
 def is_sparse(leaf: object) -> bool:
-    """Whether this is a sparse matrix or tensor: of SciPy, TensorFlow, JAX (BCOO) or PyTorch."""
-    is_indexed = hasattr(leaf, "indices") and (hasattr(leaf, "dense_shape") or hasattr(leaf, "todense"))
+    """Whether this is a sparse matrix or tensor: of SciPy, TensorFlow, JAX (BCOO) or PyTorch (COO)."""
+    is_indexed = hasattr(leaf, "indices") and (hasattr(leaf, "todense") or type(leaf).__name__ == "SparseTensor")
     return hasattr(leaf, "tocoo") or is_indexed or bool(getattr(leaf, "is_sparse", False))
 
 

@@ -28,10 +28,11 @@ class JaxSteps:
         with _StepScope(pairs, note) as scope:
             found, after = _parts(step(tuple(values[:num]), data), values[:num])
             after = [*after, *values[num:]]
-            return found, [
+            after = [
                 [scope.get_current_value(v) if new is old else new for v, old, new in zip(*of_group, strict=True)]
                 for of_group in zip(groups, values, after, strict=True)
             ]
+            return _with_values(found, groups, after), after
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
@@ -53,6 +54,16 @@ class _StepScope(keras.StatelessScope):
         if value is None:
             self._note(variable)
         return value
+
+
+def _with_values(found: Tree, groups: Sequence[list], after: list[list]) -> Tree:
+    """Return what a step found with the values after it, where it found variables."""
+    known = {id(v): value for of_group in zip(groups, after, strict=True) for v, value in zip(*of_group, strict=True)}
+
+    def value_of(leaf: Tensor) -> Tensor:
+        return known.get(id(leaf), leaf.value) if isinstance(leaf, keras.Variable) else leaf
+
+    return keras.tree.map_structure(value_of, found)
 
 
 def _parts(returned: Tree, given: Sequence[list]) -> tuple[Tree, list[list]]:
