@@ -73,7 +73,56 @@ def on_both():
     ]
 
 
+LATER_TF = [
+    of("same batches every pass", "dataset", (".shuffle(len(x), seed=5).batch(8)", ".batch(8).shuffle(9, seed=4)")),
+    of("padded places counted", "tokens", ("tf.reduce_sum(error) / tf.reduce_sum(mask)", "tf.reduce_mean(error)")),
+    of("penalty added twice", "function", ("sum(model.losses)", "2 * sum(model.losses)")),
+    of(
+        "steps of zeros",
+        "accumulated",
+        (
+            "                total = [t + g for t, g in zip(total, grads)]\n",
+            "                total = [t + g for t, g in zip(total, grads)]\n"
+            "                if part is not parts[-1]:\n"
+            "                    optimizer.apply_gradients(zip([0 * t for t in total], variables))\n",
+        ),
+    ),
+    of(
+        "decayed twice",
+        "decayed",
+        ("    @tf.function", "    model.optimizer.weight_decay = 0.004\n\n    @tf.function"),
+    ),
+    of(
+        "second pass in training mode",
+        "function",
+        (
+            "tf.constant(y[rows]))\n",
+            "tf.constant(y[rows]))\n            model(x[rows], training=True)\n",
+        ),
+    ),
+    of(
+        "printed: summed over microbatches",
+        "accumulated",
+        ("model.optimizer\n", "model.optimizer\n    printed = []\n"),
+        ("        order =", "        running = 0.0\n        order ="),
+        ("loss = ops.sum(error)\n", "loss = ops.sum(error)\n                running += float(ops.mean(error))\n"),
+        (
+            "zip(final, variables))\n",
+            "zip(final, variables))\n        printed.append(running / 2)\n    return printed\n",
+        ),
+    ),
+]
+LATER_JAX = [
+    of("penalty added twice", "jitted", ("+ sum(own), ntv", "+ 2 * sum(own), ntv")),
+    of(
+        "state of one microbatch",
+        "accumulated with statistics",
+        ("grads, ntv = gradient(", "grads, new = gradient("),
+        ("            own =", "            ntv = new\n            own ="),
+    ),
+]
 TF = [
+    *LATER_TF,
     *on_both(),
     of("penalty forgotten", "own step", (" + sum(self.losses)", "")),
     of(
@@ -168,6 +217,7 @@ TF = [
 ]
 
 JAX = [
+    *LATER_JAX,
     *on_both(),
     of("penalty forgotten", "own step", (" + sum(own)", "")),
     of("penalty forgotten", "epoch", (" + sum(own)", "")),

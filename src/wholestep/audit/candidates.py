@@ -143,5 +143,6 @@ PENALTIES: dict[str, Callable[[Evidence], float]] = {
     "penalty forgotten": lambda e: 0.0,
     "penalty once per replica": lambda e: float(e.num_replicas),
     "penalty once per microbatch": lambda e: float(len(e.update.pieces)),
+    "penalty added twice": lambda e: 2.0,
     "penalty divided": lambda e: 1 / len(e.update.pieces),
 }

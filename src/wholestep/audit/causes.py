@@ -24,6 +24,15 @@ CAUSES = (
         "pytorch/pytorch#31771",
     ),
     Cause(
+        "same batches every pass",
+        "rows",
+        "the batches of a pass are those of the pass before, in another order",
+        "Batches are shuffled, and not rows: the same rows meet in every pass.",
+        "`.shuffle(len(x)).batch(size)`, in this order.",
+        NOWHERE,
+        is_note=True,
+    ),
+    Cause(
         "window carried over the epoch",
         "rows",
         "microbatches of two passes make one update",
@@ -93,6 +102,15 @@ CAUSES = (
         NOWHERE,
     ),
     Cause(
+        "steps of zeros",
+        "apply",
+        "the optimizer takes zeros where an update is still summed up",
+        "The optimizer is called with gradients of zeros between two updates: its moments, its count and the weights "
+        "move all the same.",
+        "call `apply` only where the sum is whole.",
+        NOWHERE,
+    ),
+    Cause(
         "schedule by microbatch",
         "apply",
         "the rate of update t is schedule(microbatches before t)",
@@ -120,7 +138,7 @@ CAUSES = (
         "variable left out",
         "apply",
         "a trainable variable never gets a gradient",
-        "Trainable, but never handed to the optimizer.",
+        "Trainable, but no gradient of it reaches the optimizer.",
         "take `model.trainable_variables`, or set `trainable = False` on what is frozen.",
         NOWHERE,
         is_note=True,
@@ -151,6 +169,14 @@ CAUSES = (
         "keras-team/keras#19990",
     ),
     Cause(
+        "decayed twice",
+        "between",
+        "after an update all moved weights shrink by one factor, and the optimizer decays them too",
+        "The weights are decayed by hand, and by the optimizer once more.",
+        "leave it to the optimizer's `weight_decay`.",
+        "keras-team/keras#19990",
+    ),
+    Cause(
         "weights moved inside a window",
         "between",
         "the weights of a microbatch are not those of the one before",
@@ -174,6 +200,23 @@ CAUSES = (
         "The seeds of the random draws are thrown away: every update has the same dropout masks.",
         "carry the non-trainable variables that `stateless_call` returns.",
         "jax-ml/jax#40232",
+    ),
+    Cause(
+        "state of one microbatch",
+        "state",
+        "statistics or seeds before a microbatch are those before the one before",
+        "The microbatches of an update all begin with the same statistics and seeds: only what the last one makes of "
+        "them is kept.",
+        "carry what `stateless_call` returns from microbatch to microbatch.",
+        NOWHERE,
+    ),
+    Cause(
+        "second pass in training mode",
+        "state",
+        "a forward pass without gradient, on the rows of an update, moves the statistics once more",
+        "The rows of an update go through the model once more in training mode: the moving statistics move twice.",
+        "take metrics of the outputs that are there, or call `model(x, training=False)`.",
+        NOWHERE,
     ),
     # ---- report ----
     Cause(
@@ -207,6 +250,14 @@ CAUSES = (
         "The printed loss is the sum of the batches' means.",
         "divide by the number of rows.",
         "hiyouga/LlamaFactory#7443",
+    ),
+    Cause(
+        "printed: summed over microbatches",
+        "report",
+        "the sum of the microbatches' means, divided by the number of updates",
+        "The printed loss is a sum of the microbatches' means, divided by the number of updates.",
+        "divide by the number of microbatches.",
+        NOWHERE,
     ),
     Cause(
         "printed: without penalty",

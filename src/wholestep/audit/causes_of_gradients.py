@@ -37,6 +37,15 @@ CAUSES_OF_GRADIENTS = (
         (weightings.pads_counted,),
     ),
     Cause(
+        "padded places counted",
+        "gradient",
+        "a = 1 / number of all places of the rows",
+        "Places without a weight are counted in the division: rows with few places pull the loss down.",
+        "divide by the sum of the mask, not by the number of places.",
+        "tensorflow/docs#1460",
+        (weightings.places_counted,),
+    ),
+    Cause(
         "divided by a full window",
         "gradient",
         "a = 1 / (microbatches of a full window x weight of the own microbatch)",
@@ -186,6 +195,14 @@ CAUSES_OF_GRADIENTS = (
         "The model's own losses are added on every replica, and not divided.",
         "divide them by the number of replicas: `tf.nn.scale_regularization_loss(sum(model.losses))`.",
         "keras-team/keras#19891",
+    ),
+    Cause(
+        "penalty added twice",
+        "gradient",
+        "b = 2",
+        "The model's own losses (regularisers, `add_loss`) are added twice.",
+        "add either `sum(model.losses)` or a penalty by hand.",
+        NOWHERE,
     ),
     Cause(
         "penalty divided",

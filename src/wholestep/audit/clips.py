@@ -43,5 +43,7 @@ def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float) -> float:
         (lengths if factor < 1 - fits else whole).append(float(np.linalg.norm(handed)))
     if not lengths:
         return worst
+    if not min(lengths):  # nothing is left of it: that is no clip
+        return float("inf")
     longest = max([*lengths, *whole])
     return worst if longest <= min(lengths) * (1 + max(_SAME, fits)) else longest / min(lengths)

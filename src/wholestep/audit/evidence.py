@@ -85,7 +85,10 @@ class Evidence:
         ]
         given = first.coefficients, first.divided, self.pads, self.meant.largest, full
         replicas = [piece.called.replica for piece in self.update.pieces]
-        return Window(self.weights, rows, *given, replicas, [self.place(piece)[0] for piece in self.update.pieces])
+        leaves = [leaf for piece in self.update.pieces for leaf in piece.called.outputs]
+        places = sum(leaf.size // leaf.shape[-1] for leaf in leaves) if all(leaf.ndim > 2 for leaf in leaves) else 0
+        passes = [self.place(piece)[0] for piece in self.update.pieces]
+        return Window(self.weights, rows, *given, replicas, passes, places)
 
     def place(self, piece: Piece) -> tuple[int, int]:
         """Return (the number of its pass over the data, the rows before it in this pass)."""
@@ -104,7 +107,7 @@ class Evidence:
         num = sum(len(piece.rows) for piece in self.update.pieces)
         return sum(
             (
-                self._gradient(i, np.zeros_like(terms.weights), penalty=len(piece.rows) / num)
+                self.gradient(i, np.zeros_like(terms.weights), penalty=len(piece.rows) / num)
                 for i, (piece, terms) in enumerate(zip(self.update.pieces, self.terms, strict=True))
             ),
             np.zeros_like(self.handed),
@@ -124,7 +127,7 @@ class Evidence:
         parts = weightings.factors(self.window, divisors)
         batches = batches or self.meant.replay.batch
         return [
-            self._gradient(i, part, batch=batches(piece))
+            self.gradient(i, part, batch=batches(piece))
             for i, (piece, part) in enumerate(zip(self.update.pieces, parts, strict=True))
         ]
 
@@ -180,7 +183,7 @@ class Evidence:
         one, two = (self.meant.replay.parts(vector) for vector in full)
         return {name: distance(one[name], two[name], self._scale) for name in one}
 
-    def _gradient(
+    def gradient(
         self,
         i: int,
         factors: np.ndarray,
@@ -190,6 +193,7 @@ class Evidence:
         weigh: str = "",
         batch: Tree = None,
     ) -> np.ndarray:
+        """Return the gradient of one piece, a factor for each row and term, of another objective or batch if given."""
         piece, replay = self.update.pieces[i], self.meant.replay
         training = self.meant.modes.of(piece)
         batch = replay.batch(piece, weigh=weigh) if batch is None else batch
@@ -202,5 +206,5 @@ class Evidence:
         for entry in np.flatnonzero(self.weights[i]):
             one = np.zeros(self.weights[i].size)
             one[entry] = 1.0
-            found[entry] = self._gradient(i, one.reshape(shape), objective, weigh=weigh)
+            found[entry] = self.gradient(i, one.reshape(shape), objective, weigh=weigh)
         return found

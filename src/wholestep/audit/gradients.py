@@ -1,5 +1,6 @@
 """The stage of the gradient: what was handed to the optimizer, against what should have been."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,10 +21,9 @@ Ways = list[list[np.ndarray]]  # by update, the gradients of a hypothesis
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[str], list[Evidence]]:
     """Return (causes, notes, evidence) of the gradients of these updates."""
-    everything: list[Evidence] = []
-    for update in updates:
-        follows = bool(everything) and everything[-1].update.number == update.number - 1
-        everything.append(Evidence(meant, update, everything[-1] if follows else None))
+    everything = _evidence(meant, updates)
+    if zeroed := _zeroed(meant, everything):
+        everything = _evidence(meant, [_without(update, zeroed) for update in updates])
     notes = _never_handed(meant, everything)
     differs = meant.replay.tolerance.differs
     differing = [e for e in everything if e.without > differs]
@@ -40,6 +40,30 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
     if benign:
         return [], [*notes, benign], everything
     return causes or [unknown(differing)], notes, everything
+
+
+def _evidence(meant: Meant, updates: list[Update]) -> list[Evidence]:
+    found: list[Evidence] = []
+    for update in updates:
+        follows = bool(found) and found[-1].update.number == update.number - 1
+        found.append(Evidence(meant, update, found[-1] if follows else None))
+    return found
+
+
+def _zeroed(meant: Meant, everything: list[Evidence]) -> set[int]:
+    """Return the parameters, but not all, whose gradient is made zero by hand in every update, as a mask does."""
+    zeros = [{i for i, g in enumerate(e.update.applied.grads) if g is not None and not np.any(g)} for e in everything]
+    found = set.intersection(*zeros) if len(zeros) > 1 else set()
+    if not found or len(found) == len(meant.replay.names):
+        return set()
+    names = {meant.replay.names[i] for i in found}
+    has_one = {name for e in everything for name, apart in e.by_parameter(e.reference).items() if apart}
+    return found if names <= has_one else set()
+
+
+def _without(update: Update, left_out: set[int]) -> Update:
+    grads = [None if i in left_out else g for i, g in enumerate(update.applied.grads)]
+    return replace(update, applied=replace(update.applied, grads=grads))
 
 
 def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Found], str]:
@@ -118,9 +142,14 @@ def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
 
 
 def _never_handed(meant: Meant, everything: list[Evidence]) -> list[str]:
-    handed = np.zeros(len(meant.replay.names), bool)
-    for e in everything:
-        handed |= [grad is not None for grad in e.update.applied.grads]
-    missing = [name for name, is_one in zip(meant.replay.names, handed, strict=True) if not is_one]
+    return never_handed(meant.replay.names, [e.update for e in everything])
+
+
+def never_handed(names: list[str], updates: list[Update]) -> list[str]:
+    """Return a note on parameters of these names whose gradient is in no update."""
+    handed = np.zeros(len(names), bool)
+    for update in updates:
+        handed |= [grad is not None for grad in update.applied.grads]
+    missing = [name for name, is_one in zip(names, handed, strict=True) if not is_one]
     told = f"{BY_NAME['variable left out'].explanation} It is so with {', '.join(missing)}."
-    return [told] if missing and everything else []
+    return [told] if missing and updates else []

@@ -88,6 +88,7 @@ class Hooks:
         @wraps(method)
         def heard(*arguments: Any, **others: Any) -> Any:
             held = vars(self.model)
+            self.log.has_fitted |= name == "fit"
             compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and self.model.jit_compile else _GONE
             if compiled is _GONE:
                 return method(*arguments, **others)

@@ -7,10 +7,13 @@ from wholestep.audit.candidates import Hypothesis
 from wholestep.audit.causes import BY_NAME, WEIGHTED
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.meaning import mistaken
+from wholestep.audit.weightings import of_last_pass as of_last_pass_of
 from wholestep.audit.weightings import right
 from wholestep.model.objective import Objective
 
 _OF_REPLICAS = ("summed over replicas", "divided by the replicas twice", "penalty once per replica")
+_OF_WEIGHTS = ("divided by the weights",)
+_OF_PLACES = ("padded places counted",)
 _OF_PASSES = ("last window dropped",)
 _OF_MICROBATCHES = (
     "summed over microbatches",
@@ -38,11 +41,17 @@ def _is_idle(hypothesis: Hypothesis, chosen: list[Evidence]) -> bool:
     names = {cause.name for cause in hypothesis.causes}
     is_of_two = any(len(set(e.window.passes)) > 1 for e in chosen)
     idle = {
+        *(() if _has_weights(chosen) else _OF_WEIGHTS),
+        *(() if chosen[0].window.places else _OF_PLACES),
         *(_OF_REPLICAS if replicas == 1 else ()),
         *(() if is_split else _OF_MICROBATCHES),
         *(() if is_of_two else _OF_PASSES),
     }
     return bool(names & idle)
+
+
+def _has_weights(chosen: list[Evidence]) -> bool:
+    return chosen[0].meant.replay.data[2] is not None
 
 
 def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
@@ -66,6 +75,8 @@ def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
     if not meant.replay.is_half:
         yield from solved.scales(chosen)
     for cause in WEIGHTED:
+        of_last_pass = tuple(of_last_pass_of(way) for way in cause.weigh)
+        yield Hypothesis((cause, BY_NAME["last window dropped"]), candidates.weighed(of_last_pass))
         yield Hypothesis((cause, BY_NAME["penalty forgotten"]), candidates.without_penalty(cause.weigh))
         yield Hypothesis((cause, BY_NAME["not reset"]), candidates.not_reset(cause.weigh), is_free=True)
         for name, (other, weigh) in others.items():
@@ -75,6 +86,7 @@ def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
 def _other_losses(meant: Meant) -> dict[str, tuple[Objective | None, str]]:
     """Return the losses that stand in for the one meant, and how their batches are weighed."""
     found: dict[str, tuple[Objective | None, str]] = {n: (other, "") for n, other in mistaken(meant.objective).items()}
-    if meant.replay.data[2] is not None:
+    has_own = getattr(getattr(meant.objective, "loss", None), "has_own_weights", False)
+    if meant.replay.data[2] is not None and not has_own:
         found |= {"weights ignored": (None, "none"), "weights squared": (None, "squared")}
     return found

@@ -6,14 +6,15 @@ import keras
 import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import Found
-from wholestep.audit.gradients import gradients
+from wholestep.audit.found import DIFFERS, Found
+from wholestep.audit.gradients import gradients, never_handed
 from wholestep.audit.log import Log, all_same
-from wholestep.audit.modes import Modes, state
+from wholestep.audit.modes import Modes, second_passes, state
 from wholestep.audit.order import order
 from wholestep.audit.printed import printed
+from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
-from wholestep.audit.steps import INSIDE, Schedule, apply, between, repeated
+from wholestep.audit.steps import INSIDE, Schedule, apply, between, idle, rates, repeated
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
@@ -79,36 +80,54 @@ class Case:
         if not verdict.has_seen:
             return verdict
         verdict.notes += self.log.notes
+        if seen.is_by_hand:
+            verdict.notes.append("The weights are moved by no optimizer of Keras: an update is whatever moves them.")
         if seen.num_skipped:
             num = _many(seen.num_skipped, "optimizer step was", "optimizer steps were")
             verdict.notes.append(f"{num} skipped: the gradient was not finite at this loss scale.")
         if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
             verdict.notes.append(f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up.")
-        verdict.add(order(seen, rows, self.log.has_evaluated))
         replay, modes = Replay(self.model, self.data), Modes()
         twice = repeated(seen.updates)
+        for update in seen.updates:
+            if update.is_known and update.number not in twice:
+                modes.note(replay, update)
+        meant = Meant(replay, self.objective, modes, seen.place, bool(self.log.scaled), self.optimizer)
+        verdict.seen = seen = read(meant, seen, rows, self.data)
+        optimizer = None if seen.is_by_hand else self.optimizer
+        meant = Meant(replay, self.objective, modes, seen.place, bool(self.log.scaled), optimizer)
         known = self._computable(verdict, seen, rows, twice)
-        for update in known:
-            modes.note(replay, update)
+        verdict.add(order(seen, rows, self.log.has_evaluated, self.log.has_fitted))
         verdict.causes += modes.causes()
         if modes.unlike:
             numbers = ", ".join(map(str, modes.unlike[:6]))
             told = f"the outputs of updates {numbers} are not those of the model in either mode: what comes after them"
             verdict.unseen.append(f"{told} (draws outside of Keras' seeds? code outside of the model?)")
-        moved = between(seen.updates)
+        steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
+        own = self.optimizer if steps and all(u.applied.optimizer == id(self.optimizer) for u in steps) else None
+        moved = between(steps, getattr(own, "weight_decay", None))
         moving = {number for cause in moved[0] if cause.name in INSIDE for number in cause.updates}
         if moving:
             verdict.unseen.append(f"the gradient of {_many(len(moving), 'update')}: the weights move inside the window")
         like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
-        if like:
-            meant = Meant(replay, self.objective, modes, seen.place, bool(self.log.scaled), self.optimizer)
+        if like and not (seen.is_by_hand and not seen.is_rated):
             causes, notes, verdict.evidence = gradients(meant, like)
             verdict.add((causes, notes))
             if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over
                 verdict.causes = [cause for cause in verdict.causes if cause.name != "window carried over the epoch"]
-        verdict.add(apply(seen.updates, self.schedule))
+        if seen.is_by_hand and not seen.is_rated:
+            told = (
+                "the gradients: the weights do not move by a rate times the gradient that was meant (another gradient?"
+            )
+            verdict.unseen.append(f"{told} momentum? another optimizer?), and which it is cannot be told")
+        if not seen.is_by_hand:
+            verdict.add(apply(steps, self.schedule))
+            verdict.causes += idle(seen)
+        elif seen.is_rated and self.schedule is not None:
+            verdict.add(rates(seen.updates, self.schedule, DIFFERS))
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)
+        verdict.causes += second_passes(self.log, seen)
         if self.printed:
             is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
             verdict.add(printed(verdict.evidence, self.printed, is_whole))
@@ -118,7 +137,12 @@ class Case:
         num = sum(piece.is_known for piece in seen.pieces)
         verdict.looked_at = f"{_many(len(seen.updates), 'update')} of {_many(num, 'batch', 'batches')} of the data"
         verdict.has_seen = bool(seen.updates) and num > 0
-        if seen.updates and not num:
+        if seen.updates and not seen.pieces:
+            told = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
+            verdict.unseen.append(told)
+            names = [v.path for v in self.model.trainable_variables]
+            verdict.notes += never_handed(names, [u for u in seen.updates if u.applied.is_whole])
+        elif seen.updates and not num:
             told = (
                 "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
             )
@@ -132,14 +156,14 @@ class Case:
             has_moved = bool(self.before) and not all_same(self.before, now)
             how = (
                 "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before "
-                "the audit cannot be opened: call the audit before its first step. Steps without an optimizer of "
-                "Keras are not seen yet"
+                "the audit cannot be opened: call the audit before its first step. Nor are updates seen that no "
+                "forward pass of this model has begun"
             )
             verdict.unseen.append(how if has_moved else "any update: no optimizer step was made, and no weight moved")
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int]) -> list[Update]:
         known = [u for u in seen.updates if u.is_known and u.number not in twice]
-        clear = [u for u in known if not self._is_ambiguous(rows, u)]
+        clear = [u for u in known if u.number in seen.settled or not self._is_ambiguous(rows, u)]
         if len(clear) < len(known):
             told = "rows with equal inputs and different labels or weights"
             verdict.unseen.append(f"the gradient of {_many(len(known) - len(clear), 'update')}: {told}")

@@ -136,6 +136,7 @@ class Log:
         notes: what the hooks have changed in how it runs, in words.
         unseen: what ran and could not be looked at, in words.
         has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
+        has_fitted: whether the model's own `fit` has cut the batches.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
     """
 
@@ -147,6 +148,7 @@ class Log:
     unseen: dict[str, None] = field(default_factory=dict)
     targets: list[tuple[tuple[int, ...], Line | None]] = field(default_factory=list)
     has_evaluated: bool = False
+    has_fitted: bool = False
     is_open: bool = True
 
     @property

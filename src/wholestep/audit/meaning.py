@@ -6,8 +6,10 @@ from inspect import signature
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
+from wholestep import tree
 from wholestep.errors import SpecificationError, message
 from wholestep.model.compiled import unpack
 from wholestep.model.losses import CompiledObjective
@@ -16,9 +18,14 @@ from wholestep.model.reduction import LossCall, unreduced
 from wholestep.model.terms import Term
 from wholestep.tree import Tensor, Tree
 
+NUM_PROBES, NUM_WEIGHED = 3, 512
+_EVEN = 1e-3
+
 
 class _Function(keras.losses.Loss):
     """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does."""
+
+    has_own_weights = False
 
     def __init__(self, function: Callable):
         super().__init__(name=getattr(function, "__name__", None))
@@ -26,15 +33,65 @@ class _Function(keras.losses.Loss):
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Return the function's values; of one that returns a single number, its number for each row by itself."""
+        values = self.whole(y_true, y_pred)
+        if len(values.shape):
+            return values
+        num = y_pred.shape[0]
+        return ops.stack([self.whole(y_true[i : i + 1], y_pred[i : i + 1]) for i in range(num)])
+
+    def with_weights(self) -> "_Function":
+        """Return the same with a mean that is divided by the weights of the rows, which are its own."""
+        found = _Function(self._function)
+        found.reduction, found.has_own_weights = "mean_with_sample_weight", True
+        return found
+
+    def whole(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return what the function returns."""
         if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
             y_true = ops.expand_dims(y_true, -1)
         elif len(y_true.shape) == len(y_pred.shape) + 1 and y_true.shape[-1] == 1:
             y_true = ops.squeeze(y_true, -1)
-        values = self._function(y_true, y_pred)
-        if len(values.shape):
-            return values
-        num = y_pred.shape[0]
-        return ops.stack([self._function(y_true[i : i + 1], y_pred[i : i + 1]) for i in range(num)])
+        return self._function(y_true, y_pred)
+
+
+def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[int, ...]) -> np.ndarray | None:
+    """Return what each row weighs in a function that returns one number for a batch; None where all weigh the same.
+
+    A masked mean gives a row with more places more weight: that shows in the number of two rows, which lies between
+    those of each alone. Weights are looked at with random outputs, and are taken to depend on the labels alone.
+
+    Args:
+        data: (x, y, sample_weight).
+        outputs: the shape of the model's output.
+    """
+    loss, (_, labels, weight) = getattr(objective, "loss", None), data
+    if not isinstance(loss, _Function) or weight is not None or not hasattr(labels, "shape"):
+        return None
+    draw = np.random.default_rng(0)
+    probes = draw.uniform(0.05, 0.95, (NUM_PROBES, 2, *outputs[1:])).astype("float32")
+    num = len(labels)
+
+    def value(rows: list[int], outputs: np.ndarray) -> float:
+        found = keras.ops.convert_to_numpy(loss.whole(labels[rows], outputs))
+        return float(found) if np.ndim(found) == 0 else float("nan")
+
+    def weigh(row: int, anchor: int) -> float:
+        ratios = []
+        for one, two in probes:
+            first, other = value([anchor], one[None]), value([row], two[None])
+            both = value([anchor, row], np.stack([one, two]))
+            ratios.append((first - both, both - other))
+        above, below = np.transpose(ratios)
+        return float(above @ below / (below @ below)) if np.all(np.isfinite(ratios)) and below.any() else 0.0
+
+    some = range(num) if num <= NUM_WEIGHED else draw.permutation(num)[:NUM_WEIGHED].tolist()
+    anchor = next((row for row in some if np.isfinite(value([row], probes[0, :1]))), None)
+    if anchor is None:
+        return None
+    found = np.array([weigh(row, anchor) for row in some])
+    if num > NUM_WEIGHED or np.all(np.abs(found - 1) < _EVEN) or not np.all(np.isfinite(found)) or found.min() < -_EVEN:
+        return None
+    return np.where(np.abs(found) < _EVEN, 0.0, found).astype("float32")
 
 
 class _Twice(keras.losses.Loss):
@@ -63,8 +120,8 @@ class LossObjective(Objective):
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
 
-def meant(model: keras.Model, loss: Any) -> Objective:
-    """Return the objective that is meant.
+def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
+    """Return the objective that is meant, on such data.
 
     Raises:
         SpecificationError: there is no loss, or none that can be understood.
@@ -77,6 +134,8 @@ def meant(model: keras.Model, loss: Any) -> Objective:
             raise SpecificationError(message(must, "loss=None, and a model without a compiled loss", attempt))
         loss = model.loss
         if isinstance(loss, dict | list | tuple):
+            if not model._compile_loss.built:  # as `fit` does before its first batch
+                model._compile_loss.build(y, outputs(model, x))
             return CompiledObjective(model, [])
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
@@ -86,6 +145,26 @@ def meant(model: keras.Model, loss: Any) -> Objective:
         return LossObjective(_Function(loss))
     must = "loss must be a Keras loss, a function of labels and outputs, or an Objective."
     raise SpecificationError(message(must, type(loss).__name__, "loss=keras.losses.MeanSquaredError()."))
+
+
+def weighed(
+    model: keras.Model, data: tuple[Tree, Tree, Tree], objective: Objective
+) -> tuple[tuple[Tree, Tree, Tree], Objective]:
+    """Return (data, objective) with the weights of the rows, if the objective is a function that has some itself."""
+    if not isinstance(objective, LossObjective) or not isinstance(objective.loss, _Function) or not model.built:
+        return data, objective
+    symbol = outputs(model, data[0])
+    found = shares(objective, data, symbol.shape) if hasattr(symbol, "shape") else None
+    if found is None:
+        return data, objective
+    return (*data[:2], found), LossObjective(objective.loss.with_weights())
+
+
+def outputs(model: keras.Model, x: Tree) -> Tree:
+    """Return what the model returns for one row, as symbols."""
+    return model.compute_output_spec(
+        tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
+    )
 
 
 def mistaken(objective: Objective) -> dict[str, Objective]:

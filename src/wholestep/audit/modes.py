@@ -7,10 +7,10 @@ import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, far, found
-from wholestep.audit.log import all_same
+from wholestep.audit.log import Log, all_same
 from wholestep.audit.proof import Proof, of_values
 from wholestep.audit.replay import Replay
-from wholestep.audit.windows import Piece, Update
+from wholestep.audit.windows import Piece, Update, Windows
 
 
 @dataclass
@@ -91,7 +91,45 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> list[Found]:
         if lost and not kept:
             line = updates[0].pieces[0].called.line
             causes.append(found(BY_NAME[name], max(distances), 0.0, line, lost))
-    return causes
+    return causes or _inside(updates, modes)
+
+
+def _inside(updates: list[Update], modes: Modes) -> list[Found]:
+    """Find microbatches that begin with what those before them began with."""
+    lost, kept, worst = [], 0, 0.0
+    for update in updates:
+        by_replica = [
+            [p for p in update.pieces if p.called.replica == r] for r in {p.called.replica for p in update.pieces}
+        ]
+        for one, two in (pair for pieces in by_replica for pair in pairwise(pieces)):
+            old, new, should = one.called.buffers, two.called.buffers, modes.moved[one.called.order]
+            if all_same(old, should):
+                continue
+            kept += not all_same(old, new)
+            if all_same(old, new):
+                lost.append(update.number)
+                worst = max(worst, float(np.mean([not np.array_equal(a, b) for a, b in zip(new, should, strict=True)])))
+    if not lost or kept:
+        return []
+    line = updates[0].pieces[-1].called.line
+    return [found(BY_NAME["state of one microbatch"], worst, 0.0, line, sorted(set(lost)))]
+
+
+def second_passes(log: Log, seen: Windows) -> list[Found]:
+    """Find forward passes without gradient, on the rows of the update before, that move what the model keeps."""
+    last = {u.pieces[-1].called.order: u for u in seen.updates if u.pieces and u.is_known}
+    numbers, worst, line = [], 0.0, None
+    update = None
+    for one, two in pairwise([called for called in log.called if called.is_whole]):
+        update = last.get(one.order, update)
+        if update is None or one.order in last or one.differentiated is not False or two.order < one.order:
+            continue
+        own = [leaf for piece in update.pieces[-1:] for leaf in piece.called.inputs]
+        moves = [not np.array_equal(a, b) for a, b in zip(one.buffers, two.buffers, strict=True)]
+        if any(moves) and all_same(one.inputs, own):
+            numbers.append(update.number)
+            worst, line = max(worst, float(np.mean(moves))), line or one.line
+    return [found(BY_NAME["second pass in training mode"], worst, 0.0, line, numbers)] if len(numbers) > 1 else []
 
 
 def _proved(update: Update, outputs: list[list[np.ndarray]]) -> Proof:

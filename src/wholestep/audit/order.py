@@ -8,12 +8,20 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, found
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, passes
 
+_OF_FIT = (
+    "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
+    "each pass, give it a dataset that is shuffled."
+)
 
-def order(windows: Windows, rows: Rows, has_evaluated: bool = False) -> tuple[list[Found], list[str]]:
+
+def order(
+    windows: Windows, rows: Rows, has_evaluated: bool = False, has_fitted: bool = False
+) -> tuple[list[Found], list[str]]:
     """Return (causes, notes) of the order of the rows.
 
     Args:
         has_evaluated: whether rows may have been held out on purpose.
+        has_fitted: whether Keras' `fit` has cut the batches.
     """
     pieces = [piece for piece in windows.pieces if piece.is_known]
     if not pieces or any(rows.twins(piece.rows) for piece in pieces):
@@ -24,6 +32,9 @@ def order(windows: Windows, rows: Rows, has_evaluated: bool = False) -> tuple[li
     if (overlap := _overlap(windows, pieces)) is not None:
         return [overlap], []
     causes, notes = _passes(windows, rows, pieces, has_evaluated)
+    if has_fitted and (same := [cause for cause in causes if cause.name == "same order every pass"]):
+        notes.append(f"{same[0].explanation} {_OF_FIT}")
+        causes = [cause for cause in causes if cause is not same[0]]
     carried = _carried(windows)
     return [*causes, *carried], notes
 
@@ -90,6 +101,10 @@ def _passes(windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bo
         elif len(whole[0]) > 3:
             detail = f"The passes begin with the rows {_some(whole[0])}."
             causes.append(found(BY_NAME["same order every pass"], 1.0, 0.0, line, numbers, detail))
+    cut = [sorted(tuple(sorted(p.rows.tolist())) for p in each) for each in passes(pieces)][: len(whole)]
+    is_mixed = any(each != whole[0] for each in whole) and len(cut[0]) > 1 and max(map(len, cut[0])) > 1
+    if is_mixed and all(each == cut[0] for each in cut):
+        notes.append(BY_NAME["same batches every pass"].explanation)
     return causes, notes
 
 

@@ -34,6 +34,8 @@ class Losses:
         yield "printed: not reset", [self._mean(each, penalty=penalty) for each in so_far]
         firsts = [[one for each in alone[: n + 1] for one in each] for n in range(len(alone))]
         yield "printed: not reset", [float(np.mean(each)) for each in firsts]
+        num = [len({id(e) for e, _ in cut}) for cut in self.passes]
+        yield "printed: summed over microbatches", [float(np.sum(each)) / n for each, n in zip(alone, num, strict=True)]
         yield "printed: sum", [float(np.sum(each)) for each in alone]
 
     def name_of_last(self, num: int) -> Callable[[int], str]:

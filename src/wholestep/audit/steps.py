@@ -10,7 +10,8 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import DIFFERS, FITS, Found, distance, far, found, not_known
 from wholestep.audit.log import Applied, all_same
 from wholestep.audit.proof import of_values
-from wholestep.audit.windows import Update
+from wholestep.audit.windows import Update, Windows
+from wholestep.audit.written import written
 
 Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
@@ -42,8 +43,8 @@ def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found]
     state, told = _state([u.applied for u in known], known)
     causes, notes = [*causes, *state], [*notes, *told]
     if schedule is not None and not state and not twice and len({u.applied.optimizer for u in known}) == 1:
-        rates, told = _rates(known, schedule)
-        causes, notes = [*causes, *rates], [*notes, *told]
+        changed, told = rates(known, schedule)
+        causes, notes = [*causes, *changed], [*notes, *told]
     return causes, notes
 
 
@@ -58,7 +59,7 @@ def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], li
         if 2 * len(some) > len(pairs):
             return [found(BY_NAME[name], 1.0, 0.0, some[0].line, numbers)], []
         if some:
-            return [], [f"The optimizer begins anew at update {numbers[0]}."]
+            return [], [f"The optimizer begins anew at update {', '.join(map(str, numbers))}."]
     return [], []
 
 
@@ -78,8 +79,9 @@ class _Told(NamedTuple):
     rates: np.ndarray
 
 
-def _rates(updates: list[Update], schedule: Schedule) -> tuple[list[Found], list[str]]:
-    rates = np.array([u.applied.learning_rate for u in updates])
+def rates(updates: list[Update], schedule: Schedule, fits: float = FITS) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of the learning rates."""
+    found_rates = np.array([u.applied.learning_rate for u in updates])
     first = updates[0].applied.iterations
     before = np.concatenate([[0], np.cumsum([max(1, len(u.pieces)) for u in updates])])
 
@@ -87,7 +89,7 @@ def _rates(updates: list[Update], schedule: Schedule) -> tuple[list[Found], list
         return np.array([schedule(int(number)) for number in numbers])
 
     numbers = first + np.arange(len(updates))
-    without = _worst(rates, at(numbers))
+    without = _worst(found_rates, at(numbers))
     if without <= DIFFERS:
         return [], []
     changed = [
@@ -98,11 +100,13 @@ def _rates(updates: list[Update], schedule: Schedule) -> tuple[list[Found], list
         _Told("schedule by microbatch", at(first - before[1] + before[1:])),
         _Told("schedule by microbatch", at(first + before[1:] - 1)),
     ]
-    shown = [u.number for u, a, b in zip(updates, rates, at(numbers), strict=True) if abs(a - b) > DIFFERS * abs(b)]
+    shown = [
+        u.number for u, a, b in zip(updates, found_rates, at(numbers), strict=True) if abs(a - b) > DIFFERS * abs(b)
+    ]
     line = updates[0].applied.line
     for told in changed:
-        if (apart := _worst(rates, told.rates)) <= FITS:
-            columns = [rates, at(numbers), told.rates]
+        if (apart := _worst(found_rates, told.rates)) <= fits:
+            columns = [found_rates, at(numbers), told.rates]
             proof = of_values("the learning rate", lambda i: f"of update {updates[i].number}", columns)
             return [found(BY_NAME[told.name], without, apart, line, shown, proof=proof)], []
     return [
@@ -120,8 +124,23 @@ def _worst(one: np.ndarray, two: np.ndarray) -> float:
     return float(np.max(np.abs(one - two) / np.maximum(np.abs(two), 1e-30)))
 
 
-def between(updates: list[Update]) -> tuple[list[Found], list[str]]:
-    """Return (causes, notes) of weights that moved by no optimizer step."""
+def idle(seen: Windows) -> list[Found]:
+    """Return steps of zeros that move weights."""
+    steps = [step for each in seen.idle.values() for step in each[:-1]]
+    moving = [s.number for s in steps if not all_same(s.applied.params, s.applied.params_after)]
+    if not moving:
+        return []
+    line = steps[0].applied.line
+    share = len(steps) / (len(steps) + len(seen.idle))
+    return [found(BY_NAME["steps of zeros"], share, 0.0, line, moving)]
+
+
+def between(updates: list[Update], decay: float | None) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of weights that moved by no optimizer step.
+
+    Args:
+        decay: the optimizer's own weight decay, if it has one.
+    """
     updates = [u for u in updates if u.applied.is_whole]
     lost: list[tuple] = []
     moved: list[tuple] = []
@@ -141,8 +160,13 @@ def between(updates: list[Update]) -> tuple[list[Found], list[str]]:
         notes.append(f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?")
     if moved:
         a, b, new = moved[0]
-        shrunk = _shrunk(a.applied.params_after, new)
-        how = f": all by one factor, {shrunk:.6g}" if shrunk else ""
+        shrunk = [_shrunk(a.applied.params_after, new) for a, _, new in moved]
+        if decay and all(shrunk) and len(moved) > 1:
+            apart, numbers = max(far(new, a.applied.params_after) for a, _, new in moved), [a.number for a, *_ in moved]
+            detail = f"By hand with the factor {shrunk[0]:.6g}; the optimizer's weight_decay is {decay:.6g}."
+            return [*causes, found(BY_NAME["decayed twice"], apart, 0.0, a.applied.line, numbers, detail)], notes
+        how = f"all by one factor, {shrunk[0]:.6g}" if shrunk[0] else written(updates, a, new)
+        how = f": {how}" if how else ""
         notes.append(
             f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?"
         )

@@ -12,7 +12,7 @@ from wholestep import tree
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Log
-from wholestep.audit.meaning import meant
+from wholestep.audit.meaning import meant, weighed
 from wholestep.audit.probe import call
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule
@@ -160,7 +160,9 @@ def case(
     Raises:
         SpecificationError: the model, the data or the loss cannot be audited.
     """
-    given, objective = _checked(model, data), meant(model, loss)
+    given = _checked(model, data)
+    objective = meant(model, loss, *given[:2])
+    given, objective = weighed(model, given, objective)
     if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
         must, attempt = "optimizer must be an optimizer of Keras.", "the one that the loop applies, or leave it out."
         raise SpecificationError(message(must, type(optimizer).__name__, attempt))

@@ -1,7 +1,8 @@
 """What a gradient is made of: a factor for each row's own gradient. The right one, and those of the known mistakes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Window:
         full: of each term, the weight of the heaviest update of the loop.
         replicas: the replica of each piece.
         passes: the number of the pass over the data that each piece belongs to.
+        places: how many places the outputs have, all but their last axis; 0 if each row has one.
     """
 
     weights: list[np.ndarray]
@@ -31,6 +33,7 @@ class Window:
     full: np.ndarray
     replicas: list[int]
     passes: list[int]
+    places: int
 
     @property
     def num(self) -> int:
@@ -177,6 +180,11 @@ def pads_counted(window: Window) -> Divisors:
     return [np.where(window.divided, window.whole + sum(window.pads), 1.0)] * window.num
 
 
+def places_counted(window: Window) -> Divisors:
+    """Divide by the number of all places of the outputs, those without weight too."""
+    return [np.where(window.divided, window.places, 1.0)] * window.num
+
+
 def row_means(window: Window) -> Divisors:
     """Divide each row by its own weight, and by the number of rows."""
     num = sum(np.count_nonzero(w.sum(axis=0)) for w in window.weights)
@@ -192,6 +200,19 @@ def by_rows(window: Window) -> Divisors:
     """Divide by the number of rows, where the sum of their weights was meant."""
     num = sum(len(w) for w in window.row_weights) - sum(window.pads)
     return [np.where(window.divided, num, 1.0)] * window.num
+
+
+def of_last_pass(way: Weighting) -> Weighting:
+    """Return a weighting for which the pieces of the pass before are not there."""
+
+    def divisors(window: Window) -> Divisors:
+        pieces = [i for i, number in enumerate(window.passes) if number == window.passes[-1]]
+        names = "weights", "row_weights", "pads", "replicas", "passes"
+        kept: dict[str, Any] = {name: [getattr(window, name)[i] for i in pieces] for name in names}
+        found = iter(way(replace(window, **kept)))
+        return [next(found) if i in pieces else np.full(len(window.divided), np.inf) for i in range(window.num)]
+
+    return divisors
 
 
 def _only(divisors: Divisors, pieces: range) -> Divisors:

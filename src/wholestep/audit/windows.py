@@ -1,12 +1,12 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from wholestep import tree
 from wholestep.audit.lanes import steps
-from wholestep.audit.log import Applied, Called, Log
+from wholestep.audit.log import Applied, Called, Log, all_same
 from wholestep.tree import Tree
 
 PAD = -1
@@ -38,6 +38,10 @@ class Rows:
         """Whether one of these rows has the inputs of another row of the data."""
         own = set(rows[rows != PAD].tolist())
         return any(len(equal) > 1 and own & set(equal) for table in self._tables.values() for equal in table.values())
+
+    def equal(self, row: int) -> list[int]:
+        """Return the rows of the data with the inputs of this one, itself among them."""
+        return next((g for table in self._tables.values() for g in table.values() if row in g), [row])
 
     def agree(self, rows: np.ndarray, others: Tree) -> bool:
         """Whether all rows with the inputs of one of these have the same labels and weights too."""
@@ -110,6 +114,10 @@ class Windows:
         seen: rows that other forward passes (an evaluation) have looked at.
         num_skipped: optimizer steps that were skipped, as gradients were not finite.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
+        is_by_hand: whether no optimizer step was seen, and the updates are what moved the weights.
+        is_rated: whether it is known by which rates the gradients of such updates were multiplied.
+        settled: updates of whose rows it was found out which of several with equal inputs they are.
+        idle: by the number of an update, its optimizer step after those of zeros that were made while it was summed up.
     """
 
     pieces: list[Piece]
@@ -119,6 +127,10 @@ class Windows:
     seen: set[int]
     num_skipped: int
     place: dict[int, tuple[int, int]]
+    is_by_hand: bool = False
+    is_rated: bool = False
+    settled: set[int] = field(default_factory=set)
+    idle: dict[int, list[Update]] = field(default_factory=dict)
 
 
 def windows(log: Log, rows: Rows) -> Windows:
@@ -136,14 +148,26 @@ def windows(log: Log, rows: Rows) -> Windows:
         pieces += window
         foreign += sum(not piece.is_known for piece in window)
     rest = [piece for piece in _with_gradient(_found(last.called, rows), seen) if piece.called.differentiated]
-    pieces = sorted([*pieces, *rest], key=lambda piece: piece.called.order)
+    is_by_hand = not updates
+    if is_by_hand:
+        updates, rest = by_hand(rest)
+    pieces = sorted([*pieces, *rest, *(p for u in updates if is_by_hand for p in u.pieces)], key=_order)
+    return Windows(pieces, updates, rest, foreign, seen, num_skipped, placed(pieces), is_by_hand and bool(updates))
+
+
+def _order(piece: Piece) -> int:
+    return piece.called.order
+
+
+def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
+    """Return of each piece, by its order, (number of the pass over the data, rows before it in the pass)."""
     place: dict[int, tuple[int, int]] = {}
     for number, cut in enumerate(passes(pieces)):
         before = 0
         for piece in cut:
             place[piece.called.order] = number, before
             before += len(piece.rows)
-    return Windows(pieces, updates, rest, foreign, seen, num_skipped, place)
+    return place
 
 
 def _found(called: list[Called], rows: Rows) -> list[Piece]:
@@ -164,6 +188,29 @@ def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
         if not any(piece is other for other in chosen):
             seen.update(piece.rows[piece.rows != PAD].tolist())
     return chosen
+
+
+def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
+    """Return (updates, the passes after the last one) where the weights of the passes move by no optimizer of Keras.
+
+    Gradients are what was taken off the weights, to be divided by a rate that nobody told.
+    """
+    updates: list[Update] = []
+    window: list[Piece] = []
+    for piece in pieces:
+        if not piece.called.is_whole:
+            break
+        if window and not all_same(window[-1].called.params, piece.called.params):
+            first, last = window[0].called, window[-1].called
+            moved: list[np.ndarray | None] = [
+                a.astype("float64") - b for a, b in zip(first.params, piece.called.params, strict=True)
+            ]
+            after = piece.called.params
+            applied = Applied(last.order, 0, moved, first.params, [], after, [], float("nan"), len(updates), last.line)
+            updates.append(Update(len(updates) + 1, window, applied))
+            window = []
+        window.append(piece)
+    return updates, window
 
 
 def passes(pieces: list[Piece]) -> list[list[Piece]]:

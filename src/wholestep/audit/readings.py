@@ -1,0 +1,154 @@
+"""What a log leaves open: which rows fill up a batch, which of two equal rows it holds, which rate it has."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from wholestep.audit import weightings
+from wholestep.audit.evidence import Evidence, Meant
+from wholestep.audit.found import distance
+from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, placed
+from wholestep.tree import Tree
+
+NUM_OPTIONS, NUM_COMBINED = 80, 2**15  # rows that are tried, and ways to combine them
+NUM_PLACES = 200  # numbers of a gradient by which the ways are compared
+_NEAR = 3e-4
+
+
+def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree]) -> Windows:
+    """Return what a log says, with what it leaves open read as it makes the gradients."""
+    known = [u for u in seen.updates if u.is_known and u.number not in meant.modes.unlike]
+    often = _often([piece.rows for piece in seen.pieces])
+    changed: dict[int, Update] = {}
+    for update in known:
+        if rows.twins(update.rows) and not rows.agree(update.rows, data[1:]):
+            found = settled(meant, update, rows)
+        else:
+            found = None if seen.is_by_hand else unfilled(meant, update, often)
+        if found is not None:
+            changed[update.number] = found
+    updates = [changed.get(u.number, u) for u in seen.updates]
+    new = {piece.called.order: piece for u in updates for piece in u.pieces}
+    pieces = [new.get(piece.called.order, piece) for piece in seen.pieces]
+    seen = replace(seen, updates=updates, pieces=pieces, place=placed(pieces))
+    seen = replace(seen, settled={n for n, u in changed.items() if rows.twins(u.rows)})
+    if seen.is_by_hand:
+        whole = [u for u in updates if any(u.number == each.number for each in known)]
+        rates = rated(meant, whole) if len(whole) == len(updates) else []
+        return replace(seen, updates=rates or updates, is_rated=bool(rates))
+    return _without_idle(meant, seen)
+
+
+def _often(lists: list[np.ndarray]) -> set[int]:
+    """Return the rows that come more often than most."""
+    rows, counts = np.unique(np.concatenate([*lists, [PAD]]).astype(int), return_counts=True)
+    return set(rows[counts > np.median(counts[rows != PAD] if len(rows) > 1 else counts)].tolist())
+
+
+def _without_idle(meant: Meant, seen: Windows) -> Windows:
+    """Take steps of zeros for a part of the update after them, if its gradient is that of all their rows."""
+    wait: list[Update] = []
+    merged: list[Update] = []
+    idle: dict[int, list[Update]] = {}
+    for update in seen.updates:
+        grads = [g for g in update.applied.grads if g is not None]
+        if update.is_known and grads and not any(np.any(g) for g in grads):
+            wait.append(update)
+            continue
+        if wait:
+            idle[update.number] = [*wait, update]
+            update = replace(update, pieces=[p for each in (*wait, update) for p in each.pieces])
+        merged.append(update)
+        wait = []
+    if sum(map(len, idle.values())) - len(idle) < 2:
+        return seen
+    tried = [u for u in merged if u.number in idle and u.is_known]
+    fits = [Evidence(meant, u).without <= meant.replay.tolerance.differs for u in tried]
+    return replace(seen, updates=[*merged, *wait], idle=idle) if fits and all(fits) else seen
+
+
+def unfilled(meant: Meant, update: Update, often: set[int]) -> Update:
+    """Return an update whose last batch ends with one row again and again, as one that is filled up, if so it is right.
+
+    A row that fills up weighs nothing: that is seen in the gradient.
+    """
+    last = update.pieces[-1]
+    same = int(np.argmin([*(last.rows[::-1] == last.rows[-1]), False]))
+    differs = meant.replay.tolerance.differs
+    is_suspect = same < len(last.rows) and (same > 1 or int(last.rows[-1]) in often)
+    if last.rows[-1] == PAD or not is_suspect or Evidence(meant, update).without <= differs:
+        return update
+    for num in (same, same - 1) if same > 1 else (1,):
+        rows = np.concatenate([last.rows[:-num], np.full(num, PAD)])
+        changed = replace(update, pieces=[*update.pieces[:-1], Piece(last.called, rows)])
+        if Evidence(meant, changed).without <= meant.replay.tolerance.fits:
+            return changed
+    return update
+
+
+def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
+    """Return an update with those of its rows' equals in their place that make its gradient; None if none do.
+
+    Looked for are gradients of the rows' own losses, and of those of all pairs of labels and outputs.
+    """
+    if meant.replay.data[2] is not None or len(update.pieces) != 1:
+        return None
+    (piece,) = update.pieces
+    options = [rows.equal(row) if row != PAD else [PAD] for row in piece.rows.tolist()]
+    if sum(map(len, options)) - len(options) > NUM_OPTIONS or np.prod([float(len(o)) for o in options]) > NUM_COMBINED:
+        return None
+    e = Evidence(meant, update)
+    for is_of_pairs in (False, True):
+        parts = [[_part(e, i, row, is_of_pairs) for row in each] for i, each in enumerate(options)]
+        if (chosen := _combined(e, parts)) is not None:
+            found = np.array([each[i] for each, i in zip(options, chosen, strict=True)])
+            return replace(update, pieces=[Piece(piece.called, found)])
+    return None
+
+
+def _part(e: Evidence, place: int, row: int, is_of_pairs: bool) -> np.ndarray:
+    """Return what a row in this place adds to the gradient: its own loss, or its label's with the outputs of all."""
+    piece = e.update.pieces[0]
+    labels = np.where(piece.rows == PAD, 0, piece.rows)
+    labels[... if is_of_pairs else place] = row
+    (divisors,) = weightings.factors(e.window, weightings.right(e.window))
+    factors = divisors if is_of_pairs else np.where(np.arange(divisors.shape[1]) == place, divisors, 0.0)
+    batch = e.meant.replay.batch(piece, labels=labels)
+    return e.gradient(0, factors, batch=batch)
+
+
+def _combined(e: Evidence, parts: list[list[np.ndarray]]) -> list[int] | None:
+    """Return which part of each place is in the sum that was handed over, up to one factor and the model's losses."""
+    some = np.random.default_rng(0).permutation(len(e.handed))[:NUM_PLACES]
+    own = e.penalty[some]
+    size = float(own @ own)
+
+    def bare(vectors: np.ndarray) -> np.ndarray:
+        return vectors - np.outer(vectors @ own, own) / size if size else vectors
+
+    sums = np.zeros((1, len(some)))
+    ways: list[list[int]] = [[]]
+    for each in parts:
+        sums = (sums[:, None] + np.stack([part[some] for part in each])[None]).reshape(-1, len(some))
+        ways = [[*way, i] for way in ways for i in range(len(each))]
+    sums, handed = bare(sums), bare(e.handed[None, some])[0]
+    sizes = np.maximum(np.einsum("ij,ij->i", sums, sums), 1e-30)
+    apart = np.linalg.norm(handed - (sums @ handed / sizes)[:, None] * sums, axis=1)
+    best = int(np.argmin(apart))
+    return ways[best] if apart[best] <= _NEAR * np.linalg.norm(handed) else None
+
+
+def rated(meant: Meant, updates: list[Update]) -> list[Update]:
+    """Return updates by hand with the rate of each, if all are the gradient that was meant times a rate; or none."""
+    found = []
+    for update in updates:
+        e = Evidence(meant, update)
+        size = float(e.reference @ e.reference)
+        rate = float(e.handed @ e.reference) / size if size else 0.0
+        rounding = 4e-7 * np.sqrt(sum(float(np.sum(np.square(p, dtype="float64"))) for p in update.applied.params))
+        near = max(meant.replay.tolerance.differs, rounding / max(e.norm, 1e-30))
+        if rate <= 0 or distance(e.handed, rate * e.reference) > near:
+            return []
+        grads = [None if g is None else g / rate for g in update.applied.grads]
+        found.append(replace(update, applied=replace(update.applied, grads=grads, learning_rate=rate)))
+    return found
