@@ -148,10 +148,11 @@ def test_an_interrupt_ends_all(sent):
     environment = lean(HERE)
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 9"]
     launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert launched.stdout.readline()  # they are at work
+    begun = list(itertools.islice((line for line in launched.stdout if " pid " in line), 2))
+    assert len(begun) == 2  # all are at work
     launched.send_signal(sent)
     output, _ = launched.communicate(timeout=BOUND)
-    assert launched.returncode == 128 + sent
+    assert launched.returncode == 128 + sent, output
     assert f"interrupted ({sent.name}); all processes end" in output
 
 
