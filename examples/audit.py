@@ -18,6 +18,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import keras
 import numpy as np
+from glove_loops import jax_step, tape_step
 from keras import layers, ops
 
 import wholestep as ws
@@ -68,41 +69,6 @@ def train(model, loss, pairs):
         for start in range(0, len(order), BATCH_SIZE):
             rows = order[start : start + BATCH_SIZE]
             step((focal[rows], context[rows]), count[rows])
-
-
-def tape_step(model, loss):
-    import tensorflow as tf
-
-    def step(pair, count):
-        with tf.GradientTape() as tape:
-            value = loss(model, pair, count)
-        gradients = tape.gradient(value, model.trainable_variables)
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-    return step
-
-
-def jax_step(model, loss):
-    import jax
-
-    variables, optimizer = model.trainable_variables, model.optimizer
-    optimizer.build(variables)
-
-    def value_at(values, pair, count):
-        with keras.StatelessScope(zip(variables, values, strict=True)):
-            return loss(model, pair, count)
-
-    @jax.jit
-    def update(values, slots, pair, count):
-        return optimizer.stateless_apply(slots, jax.grad(value_at)(values, pair, count), values)
-
-    def step(pair, count):
-        held = variables + optimizer.variables
-        values, slots = update([v.value for v in variables], [v.value for v in optimizer.variables], pair, count)
-        for variable, value in zip(held, [*values, *slots], strict=True):
-            variable.assign(value)
-
-    return step
 
 
 # ---- the model and the pairs ----

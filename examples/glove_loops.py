@@ -1,4 +1,4 @@
-"""A loop of one's own, as one writes it in Keras 3 on either engine: for glove.py."""
+"""A loop of one's own, as one writes it in Keras 3 on either engine: for glove.py and audit.py."""
 
 import keras
 
