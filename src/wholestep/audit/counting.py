@@ -50,7 +50,7 @@ class Counting:
         """Wait for what is still told; of a step that was ended halfway nothing is."""
         try:
             self._listener.settle()
-        except Exception:
+        except Exception:  # the engine's, of a step that the audit itself has ended
             if not self.has_stopped:
                 raise
 
