@@ -23,8 +23,8 @@ from wholestep.errors import SpecificationError, message
 class Report:
     """What an audit found; complete once its `with` has ended.
 
-    >>> import wholestep.audit.report as report
-    >>> print(report.Report())
+    >>> from wholestep.audit.report import Report
+    >>> print(Report())
     The audit is not over: read its report after the `with`.
     """
 
