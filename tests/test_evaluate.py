@@ -7,7 +7,7 @@ from shares import on, share
 from small import ROWS, X, Y, model
 
 import wholestep as ws
-from wholestep.evaluate import join
+from wholestep.evaluation.evaluate import join
 
 
 @pytest.mark.parametrize("size", share([1, 7, ROWS]))

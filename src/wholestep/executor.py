@@ -25,7 +25,7 @@ from wholestep.dispatch.dispatcher import Dispatcher
 from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize
 from wholestep.errors import NonFiniteError
-from wholestep.evaluate import Evaluation, Look, Pass
+from wholestep.evaluation.evaluate import Evaluation, Look, Pass
 from wholestep.model.compiled import loss_trackers, resets_on_the_host
 from wholestep.model.findings import Findings
 from wholestep.model.forward import Forward

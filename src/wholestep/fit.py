@@ -17,9 +17,9 @@ from wholestep.data.batches import Batches
 from wholestep.data.epochs import go_to_epoch, kept
 from wholestep.epoch import run_epoch
 from wholestep.errors import BatchError, message
-from wholestep.evaluate import Look, Pass
+from wholestep.evaluation.evaluate import Look, Pass
+from wholestep.evaluation.passes import run_evaluation
 from wholestep.executor import Executor
-from wholestep.passes import run_evaluation
 from wholestep.setup import Given, Setup
 from wholestep.tree import Tree
 

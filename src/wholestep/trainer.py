@@ -11,13 +11,13 @@ from wholestep import arguments
 from wholestep.checkpoints.by_hand import read_one, save_once
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.data.batches import Batches
-from wholestep.evaluate import Look
+from wholestep.evaluation.evaluate import Look
+from wholestep.evaluation.passes import run_evaluation, run_prediction
 from wholestep.executor import Executor
 from wholestep.explain import explain
 from wholestep.fit import Epochs, Validation, Watching, fit
 from wholestep.model import compiled
 from wholestep.model.objective import Objective
-from wholestep.passes import run_evaluation, run_prediction
 from wholestep.program import Options
 from wholestep.run import Run
 from wholestep.safety.guards import Guard, check_process

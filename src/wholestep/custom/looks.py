@@ -8,9 +8,9 @@ from keras import ops
 
 from wholestep.custom.steps import CustomSteps, logs_of
 from wholestep.engines.protocol import Engine
+from wholestep.evaluation.scoring import joined
 from wholestep.model.forward import Forward
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
-from wholestep.scoring import joined
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 

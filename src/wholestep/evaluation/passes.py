@@ -10,7 +10,7 @@ import keras
 from wholestep.callbacks import CallbackRunner
 from wholestep.dispatch.repeat import MOST_UPDATES
 from wholestep.errors import BatchError, message
-from wholestep.evaluate import Pass, join
+from wholestep.evaluation.evaluate import Pass, join
 from wholestep.executor import Executor
 from wholestep.run import Run
 from wholestep.tree import Tensor

@@ -17,6 +17,7 @@ from wholestep.data.block import Batch, Block, stage
 from wholestep.data.feed import Feed
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.engines.protocol import Engine
+from wholestep.evaluation.scoring import Predicting, Scoring, parted
 from wholestep.model.forward import Forward
 from wholestep.model.misfit import named
 from wholestep.program import Program
@@ -24,7 +25,6 @@ from wholestep.reports.layout import check_same
 from wholestep.run import Run, updates
 from wholestep.safety.compilations import Compilations
 from wholestep.safety.interrupts import uninterrupted
-from wholestep.scoring import Predicting, Scoring, parted
 from wholestep.state import State
 from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree

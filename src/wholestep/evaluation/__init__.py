@@ -1,0 +1,1 @@
+"""Looking at data without an update: `evaluate` and `predict`."""
