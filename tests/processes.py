@@ -234,17 +234,15 @@ def stop():
     raise KeyboardInterrupt
 
 
-def resumed(folder):
-    """Return what whole runs leave behind, and what runs that were interrupted in between do, in two layouts."""
-    found = {}
-    for name, lay in (("replicas", lambda: None), ("sharded", places)):
-        saves = ws.Checkpoints(folder / name, every_steps=4, every_seconds=None, keep=2, keep_best=("val_loss", 1))
-        found[name] = [trained(lay=lay)]
-        try:
-            trained(saves, callbacks=[At(9, stop)], lay=lay)
-        except KeyboardInterrupt:
-            found[name] += [trained(saves, seed=1, lay=lay), trained(saves, seed=2, lay=lay)]
-    keras.distribution.set_distribution(None)
+def resumed(layout, folder):
+    """Return what a whole run leaves behind, what an interrupted one does when it goes on, and once more at its end."""
+    lay = {"replicas": lambda: None, "sharded": places}[layout]
+    saves = ws.Checkpoints(folder, every_steps=4, every_seconds=None, keep=2, keep_best=("val_loss", 1))
+    found = [trained(lay=lay)]
+    try:
+        trained(saves, callbacks=[At(9, stop)], lay=lay)
+    except KeyboardInterrupt:
+        found += [trained(saves, seed=1, lay=lay), trained(saves, seed=2, lay=lay)]
     return found
 
 
@@ -313,8 +311,8 @@ def work(what):
         write(Path(sys.argv[2]) / "plain")
         keras.distribution.set_distribution(keras.distribution.DataParallel())
         write(Path(sys.argv[2]) / "distribution")
-    elif what == "resumed":
-        print("FOUND", json.dumps(resumed(Path(sys.argv[2]))), flush=True)
+    elif what.startswith("resumed"):
+        print("FOUND", json.dumps(resumed(what.split()[1], Path(sys.argv[2]))), flush=True)
     elif what == "go on":
         print("FOUND", json.dumps(ended(Path(sys.argv[2]), seed=1)), flush=True)
     elif what.startswith("saving"):  # "saving killed 1": what happens in the ninth update, and in which process

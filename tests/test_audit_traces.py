@@ -97,7 +97,7 @@ JAX_RETURNS = ("            tv, ntv, ov = step(tv, ntv, ov, x[rows], y[rows])\n"
 
 
 @ONLY_JAX
-@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("jitted", [pytest.param(False, marks=pytest.mark.large), True])
 def test_a_stateless_loop_computes_the_same_bits(jitted, tmp_path):
     import jax
 

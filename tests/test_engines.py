@@ -56,6 +56,7 @@ def curves(backend, *microbatch_sizes):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="starts both engines itself; once is enough")
+@pytest.mark.large
 def test_jax_and_tensorflow_draw_one_curve_however_it_is_cut():
     pytest.importorskip("tensorflow")
     reference, *others = [curve for backend in ("jax", "tensorflow") for curve in curves(backend, 8, 3)]

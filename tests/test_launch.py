@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import pytest
 from scripts import HERE, lean
-from shares import on
+from shares import later, on
 
 import wholestep as ws
 from wholestep import cli
@@ -143,7 +143,7 @@ def test_no_thread_is_inside_the_store_when_a_process_ends(ended_well):
 
 
 @only_jax
-@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.large)])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, *later([signal.SIGINT])])
 def test_an_interrupt_ends_all(sent):
     environment = lean(HERE)
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 9"]
@@ -154,6 +154,29 @@ def test_an_interrupt_ends_all(sent):
     output, _ = launched.communicate(timeout=BOUND)
     assert launched.returncode == 128 + sent, output
     assert f"interrupted ({sent.name}); all processes end" in output
+
+
+JOINING = """
+import os, signal, time
+import jax
+from wholestep.processes import group
+connects = jax.distributed.initialize
+def terminated(**how):
+    connects(**how)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1)
+jax.distributed.initialize = terminated
+group.join()
+"""
+
+
+@only_jax
+@pytest.mark.large
+def test_a_process_that_is_terminated_while_it_joins_ends():
+    own = {"COORDINATOR_ADDRESS": f"127.0.0.1:{launcher._free_port()}", "NUM_PROCESSES": "1", "PROCESS_ID": "0"}
+    environment = lean(**{f"WHOLESTEP_{name}": value for name, value in own.items()})
+    done = subprocess.run([sys.executable, "-c", JOINING], env=environment, timeout=BOUND, capture_output=True)
+    assert done.returncode == -signal.SIGTERM
 
 
 def is_alive(pid):
@@ -246,44 +269,41 @@ def test_the_output_of_a_process_is_copied_by_lines_and_closed():
 
 
 @only_jax
-def test_a_run_of_several_processes_goes_on_with_the_same_bits(tmp_path):
-    code, output, _ = launch(2, "resumed", str(tmp_path), devices=2)
+@pytest.mark.parametrize("layout", ["sharded", *later(["replicas"])])
+def test_a_run_of_several_processes_goes_on_with_the_same_bits(layout, tmp_path):
+    code, output, _ = launch(2, f"resumed {layout}", str(tmp_path), devices=2)
     assert code == 0, output
     for process in range(2):
-        for whole, *others in found(output, process).values():
-            assert others == [whole] * 2
-    assert output.count("goes on from") == 4
+        whole, *others = found(output, process)
+        assert others == [whole] * 2
+    assert output.count("goes on from") == 2
     assert "[1] wholestep: goes on" not in output
-    for name, pieces in (("replicas", False), ("sharded", True)):
-        folder = Folder(tmp_path / name)
-        for step in folder.steps():
-            manifest = folder.verify(step)
-            assert {file.name[:5] for file in manifest.files} == {"00000", "00001"}
-            assert any(leaf.begin is not None for leaf in manifest.leaves) == pieces
-        assert len(folder.steps()) in (2, 3)  # the best one may be one of the two newest
-        assert sorted(path.name for path in folder.folder.iterdir() if "step-" not in path.name) == ["lock"]
+    folder = Folder(tmp_path)
+    for step in folder.steps():
+        manifest = folder.verify(step)
+        assert {file.name[:5] for file in manifest.files} == {"00000", "00001"}
+        assert any(leaf.begin is not None for leaf in manifest.leaves) == (layout == "sharded")
+    assert len(folder.steps()) in (2, 3)  # the best one may be one of the two newest
+    assert sorted(path.name for path in folder.folder.iterdir() if "step-" not in path.name) == ["lock"]
 
 
 @only_jax
 @pytest.mark.parametrize(
     "what",
-    [
-        "saving terminated 1",
-        *(pytest.param(f"saving {how}", marks=pytest.mark.large) for how in ("killed 1", "killed 0")),
-    ],
+    later(f"saving {how}" for how in ("terminated 1", "killed 1", "killed 0")),
 )
 def test_processes_that_were_ended_go_on_together_or_one_goes_on_alone(what, tmp_path):
     import processes
 
-    whole = processes.trained()
-    code, output, _ = launch(2, what, str(tmp_path))
+    whole, folder = processes.trained(), tmp_path / "run"
+    code, output, _ = launch(2, what, str(folder))
     assert code == {"killed": 137, "terminated": 143}[what.split()[1]], output
-    steps = Folder(tmp_path).steps()
+    steps = Folder(folder).steps()
     assert steps[-1] == 4
     assert (8 < steps[0] < 24) if "terminated" in what else steps[0] in (4, 8)  # the second may have been under way
     assert "Traceback" not in output
-    shutil.copytree(tmp_path, copy := tmp_path.parent / "copy")
-    code, output, _ = launch(2, "go on", str(tmp_path))
+    shutil.copytree(folder, copy := tmp_path / "copy")
+    code, output, _ = launch(2, "go on", str(folder))
     assert code == 0, output
     assert found(output, 0) == found(output, 1)
     history = found(output, 0)["history"]

@@ -120,13 +120,14 @@ def pytest_generate_tests(metafunc):
 
 
 def marks_of(number: int, kind: Kind, check: str) -> list:
-    """What every kind is tried on: arrays on one engine, a stream on the other; the larger runs have all of all."""
-    on_arrays = (number % 2 == 0) is (ENGINE == "jax")
+    """What every kind is tried on: arrays or a stream, on one engine; the larger runs have all of all."""
+    place = (number - (0 if ENGINE == "jax" else 2)) % 4
+    on_arrays = place == 0
     is_tried = {
         "arrays": on_arrays,
         "own loop": on_arrays,
-        "evaluation": on_arrays and number % 4 < 2,
-        "stream": not on_arrays,
+        "evaluation": on_arrays,
+        "stream": place == 1,
     }
     is_tried |= {"replicas": number % EVERY == 0, "replicas in microbatches": number % EVERY == EVERY // 2 + 1}
     is_large = kind.large or not is_tried.get(check, True)

@@ -53,6 +53,8 @@ def join() -> None:
         for name in ("coordinator_address", "num_processes", "process_id")
     }
     given = {k: v if k == "coordinator_address" else int(v) for k, v in known.items() if v is not None}
+    if hasattr(jax.config, "jax_enable_preemption_service"):  # it would take SIGTERM for itself, and lose it
+        jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(**given, shutdown_timeout_seconds=_DAY)
     except (ValueError, RuntimeError) as error:
@@ -60,7 +62,7 @@ def join() -> None:
         raise PeerError(
             message("A process must know the run that it belongs to.", str(error).rstrip("."), attempt)
         ) from error
-    end_when_terminated()  # not before: jax.distributed takes the signal for itself, and does nothing with it
+    end_when_terminated()  # not before: some versions of jax.distributed take the signal for themselves
     seed = connect().broadcast(int.from_bytes(os.urandom(4), "little"), "sharing the first seed")
     # As keras.utils.set_random_seed, which imports tensorflow beside: Keras draws its seeds from Python's numbers.
     random.seed(seed)
