@@ -63,33 +63,13 @@ WITH_XLA = (
 
 # What these hold does not depend on the engine: data, orders, words, floors, pages. The suite runs them on JAX, apart
 # from what is marked as TensorFlow's `own`; the larger runs have them on both.
-EITHER = {
-    *("test_ahead", "test_arguments", "test_batches", "test_block", "test_class_weight", "test_cluster", "test_looks"),
-    *("test_comparisons", "test_compilations", "test_cut", "test_diagnosis", "test_ending", "test_epochs"),
-    *("test_common", "test_damage", "test_data_facts", "test_names", "test_pieces", "test_checkpoint_callbacks"),
-    *("test_errors", "test_feed", "test_glove", "test_house", "test_labels", "test_leaves", "test_leaving"),
-    *(
-        "test_lengths",
-        "test_data_facts",
-        "test_order",
-        "test_preprocess",
-        "test_readme",
-        "test_recipes",
-        "test_resume",
-        "test_single",
-        "test_source",
-    ),
-    *(
-        "test_shell",
-        "test_single",
-        "test_stopping",
-        "test_store",
-        "test_stream",
-        "test_translate_dates",
-        "test_tree",
-        "test_weights",
-    ),
-}
+_EITHER = """
+ahead arguments audit_report batches block checkpoint_callbacks checkpoints class_weight cluster common
+comparisons compilations cut damage data_facts diagnosis ending epochs errors feed folder glove house labels
+leaves leaving lengths looks names order pieces preprocess readme recipes resume shell single source stopping
+store stream translate_dates tree weights
+"""
+EITHER = {f"test_{name}" for name in _EITHER.split()}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -181,9 +181,12 @@ def write(folder):
     ws.Trainer(model).fit(np.ones((8, 4), "float32"), np.ones((8, 1), "float32"), callbacks=watchers, verbose=2)
 
 
-def places():
-    """Let a layer's kernel and bias lie over the processes."""
-    devices = keras.distribution.DeviceMesh((2, 2), ["columns", "rows"], keras.distribution.list_devices()[:4])
+def places(columns):
+    """Let a layer's kernel and bias lie over so many of four devices, or over none if there are none."""
+    if not columns:
+        return
+    shape = (columns, 4 // columns)
+    devices = keras.distribution.DeviceMesh(shape, ["columns", "rows"], keras.distribution.list_devices()[:4])
     layouts = keras.distribution.LayoutMap(devices)
     layouts[".*wide/kernel"], layouts[".*wide/bias"] = (None, "columns"), ("columns",)
     keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="rows"))
@@ -209,12 +212,12 @@ class Slow(keras.callbacks.Callback):
         time.sleep(0.03)
 
 
-def trained(checkpoints=None, seed=0, callbacks=(), lay=lambda: None):
+def trained(checkpoints=None, seed=0, callbacks=(), columns=0):
     """Return digests of what a run of four epochs leaves behind, and its History. Six updates an epoch."""
     random.seed(seed)
     np.random.seed(seed)
     keras.utils.clear_session()
-    lay()
+    places(columns)
     x, y = np.random.default_rng(0).normal(size=(96, 6)).astype("float32"), np.arange(96) % 3
     layers = [keras.layers.Dense(8, "relu", name="wide"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3, "softmax", name="last")])
@@ -236,13 +239,13 @@ def stop():
 
 def resumed(layout, folder):
     """Return what a whole run leaves behind, what an interrupted one does when it goes on, and once more at its end."""
-    lay = {"replicas": lambda: None, "sharded": places}[layout]
+    columns = {"replicas": 0, "sharded": 2}[layout]
     saves = ws.Checkpoints(folder, every_steps=4, every_seconds=None, keep=2, keep_best=("val_loss", 1))
-    found = [trained(lay=lay)]
+    found = [trained(columns=columns)]
     try:
-        trained(saves, callbacks=[At(9, stop)], lay=lay)
+        trained(saves, callbacks=[At(9, stop)], columns=columns)
     except KeyboardInterrupt:
-        found += [trained(saves, seed=1, lay=lay), trained(saves, seed=2, lay=lay)]
+        found += [trained(saves, seed=1, columns=columns), trained(saves, seed=2, columns=columns)]
     return found
 
 
@@ -313,11 +316,13 @@ def work(what):
         write(Path(sys.argv[2]) / "distribution")
     elif what.startswith("resumed"):
         print("FOUND", json.dumps(resumed(what.split()[1], Path(sys.argv[2]))), flush=True)
-    elif what == "go on":
-        print("FOUND", json.dumps(ended(Path(sys.argv[2]), seed=1)), flush=True)
+    elif what.startswith("go on"):  # "go on 4": over how many devices a layer lies
+        columns = int(what.split()[-1]) if what[-1].isdigit() else 0
+        print("FOUND", json.dumps(ended(Path(sys.argv[2]), seed=1, columns=columns)), flush=True)
     elif what.startswith("saving"):  # "saving killed 1": what happens in the ninth update, and in which process
-        _, how, process = what.split()
-        ended(Path(sys.argv[2]), callbacks=[At(9, partial(happen, f"{how} {ME}"), int(process)), Slow()])
+        _, how, process, *columns = what.split()
+        callbacks = [At(9, partial(happen, f"{how} {ME}"), int(process)), Slow()]
+        ended(Path(sys.argv[2]), callbacks=callbacks, columns=int(columns[0]) if columns else 0)
     elif what == "brisk":  # the threads talk to the store without a pause
         heartbeat._INTERVAL = 0.0
         time.sleep(1.5)

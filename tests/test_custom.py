@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from customs import X, Y
-from shares import share
+from shares import on, share
 
 import wholestep as ws
 
@@ -83,6 +83,7 @@ def test_a_stream_and_steps_and_batches_in_hand_go_the_same_way(name):
         check_equal(whole.get_weights(), other.get_weights())
 
 
+@on("tensorflow")
 def test_own_evaluations_and_predictions_are_those_of_keras():
     ours, theirs = customs.distilling(), customs.distilling()
     trainer = ws.Trainer(ours)
@@ -184,6 +185,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
     check_logs(again, found)
 
 
+@on("jax")
 def test_a_snapshot_holds_optimizers_that_are_attributes_and_nothing_more():
     kinds = customs.Untracked, customs.Untracked, customs.Adversaries
     model, other, tracked = map(customs.adversaries, kinds)
@@ -212,6 +214,7 @@ def test_an_update_that_is_not_finite_is_taken_back():
     check_equal(values(model), values(good))
 
 
+@on("jax")
 def test_an_update_that_is_not_finite_is_left_out():
     spoilt = X.copy()
     spoilt[7] = np.nan

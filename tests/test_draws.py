@@ -206,11 +206,12 @@ def test_no_bit_of_what_a_row_draws_differs_between_cuts(kind, parts):
     assert "Cutting changes nothing in this model." in trainer.explain()
 
 
-@on("tensorflow")
+@pytest.mark.large
 def test_draws_of_rounded_functions_differ_between_cuts_by_rounding():
     np.testing.assert_allclose(kept(told(rounded, 3)[0]), kept(whole(rounded)), rtol=2e-6, atol=2e-6)
 
 
+@on("jax")
 @pytest.mark.parametrize(
     ("kind", "replicas", "size"),
     [*share([(layers, 2, "auto"), (functions, 3, "auto")]), *later([(functions, 2, 4), (layers, 2, 4)])],
@@ -219,6 +220,7 @@ def test_no_bit_of_what_a_row_draws_differs_between_replicas(kind, replicas, siz
     assert differing(whole(kind), told(kind, size, replicas)[0]) == []
 
 
+@on("jax")
 def test_rows_and_updates_draw_apart():
     rows = kept(whole(layers))[:, : TIME * DIM]  # what dropout keeps of them, in three updates
     assert len(np.unique(rows != 0, axis=0)) == ROWS
@@ -274,6 +276,7 @@ def test_no_bit_of_an_update_with_dropout_differs_between_replicas(replicas, siz
     assert differing(trained("auto"), trained(size, replicas=replicas)) == []
 
 
+@on("jax")
 def test_dropout_beside_batch_normalization_which_is_not_cut():
     normalised = partial(L.BatchNormalization, momentum=0.5)
     one, two = trained("auto", normalised), trained("auto", normalised, replicas=2)
@@ -281,6 +284,7 @@ def test_dropout_beside_batch_normalization_which_is_not_cut():
         np.testing.assert_allclose(two[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@on("jax")
 def test_update_steps_and_fit_draw_alike():
     found = []
     for train in (
@@ -312,6 +316,7 @@ def zero_by(function, first):
     return tf.numpy_function(answer, [first], tf.uint32, stateful=False)
 
 
+@on("jax")
 def test_a_cut_batch_draws_no_more_words(monkeypatch):
     """An update in microbatches draws, in all of them together, as much as the whole batch does.
 

@@ -68,6 +68,7 @@ def test_batchnorm_by_hand(monkeypatch, tmp_path):
     assert Path(shown["picture"]).exists()
 
 
+@on("tensorflow")
 @pytest.mark.filterwarnings("default")
 def test_audit(capsys):
     written, mended = load("audit").main()

@@ -345,3 +345,21 @@ def test_four_processes_go_on_with_what_two_have_saved(tmp_path):
 
     for name, values in processes.trained()["history"].items():
         np.testing.assert_allclose(several[0]["history"][name], values, rtol=1e-5, atol=1e-6)
+
+
+@only_jax
+@pytest.mark.large
+def test_a_run_goes_on_in_another_mesh_of_several_processes(tmp_path):
+    import processes
+
+    code, output, _ = launch(2, "saving terminated 1 2", str(tmp_path / "run"), devices=2)
+    assert code == 143, output
+    whole = processes.trained()
+    for columns in (0, 1, 4):
+        shutil.copytree(tmp_path / "run", copy := tmp_path / str(columns))
+        code, output, _ = launch(2, f"go on {columns}", str(copy), devices=2)
+        assert code == 0, output
+        assert "goes on from" in output
+        history = found(output, 1)["history"]
+        for name, values in whole["history"].items():
+            np.testing.assert_allclose(history[name], values, rtol=1e-5, atol=1e-6)

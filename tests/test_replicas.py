@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, one_update, snapshot, spread_over
 from scripts import lean
-from shares import on, share
+from shares import later, on, share
 
 import wholestep as ws
 from wholestep import update
@@ -184,11 +184,12 @@ def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(name
 
 
 @pytest.mark.filterwarnings("ignore:microbatch_size")
-@pytest.mark.parametrize(("size", "replicas"), share([(8, 2), (5, FEW)]))
+@pytest.mark.parametrize(("size", "replicas"), [*share([(8, 2)]), *later([(5, FEW)])])
 def test_microbatches_that_mean_something_are_those_of_one_device(size, replicas):
     assert_close(run(None, size=size, couples=True), run(replicas, size=size, couples=True), 2e-5)
 
 
+@on("jax")
 def test_float64():
     couples = not JAX  # Keras on JAX normalises in float32
     keras.config.set_floatx("float64")
@@ -205,6 +206,7 @@ def x64():
     return jax.enable_x64(True)
 
 
+@on("jax")
 def test_draws_do_not_depend_on_replicas():
     assert_close(run(None, dropout=0.5), run(4, dropout=0.5), 2e-6)
 
@@ -263,6 +265,7 @@ def test_a_row_that_is_not_finite_is_named():
     assert (caught.value.update, caught.value.rows) == (1, (17, 40))
 
 
+@on("jax")
 def test_batches_of_another_size_every_step():
     """A pipeline that buckets by length: other shapes and weights each step, and rows that do not divide."""
     rng, sizes = np.random.default_rng(0), [(5, 4), (7, 8), (3, 8), (1, 4), (8, 16)]
@@ -384,6 +387,7 @@ def test_the_variables_are_ordinary_ones_afterwards():
     ws.Trainer(model, replicas="all").fit(x, y, verbose=0)
 
 
+@on("jax")
 def test_one_replica_is_one_device():
     assert differing(alone(), run(1)) == []
 
@@ -430,6 +434,7 @@ class Largest(keras.metrics.Metric):
         return self.largest + 0.0
 
 
+@on("tensorflow")
 def test_a_metric_that_is_no_sum():
     if JAX:
         np.testing.assert_allclose(
@@ -464,6 +469,7 @@ ws.Trainer(model).fit(np.ones((8, 5)), np.ones((8, 1)))
 
 
 @only_tensorflow
+@pytest.mark.large
 def test_workers_of_tensorflow_are_told_what_to_use():
     """Keras 3.15 itself cannot train under this strategy."""
     with contextlib.ExitStack() as stack:

@@ -244,6 +244,7 @@ def test_ones_own_loop_goes_on_after_every_step(name):
         check_same_bits(leaves(whole.model), leaves(other.model))
 
 
+@on("jax")
 def test_a_fit_between_two_steps_leaves_the_loop_where_it_stood():
     first, second, told, taken = ws.Trainer(made()), ws.Trainer(made(1)), [], None
     for step in first.steps(ws.Batches((X, Y), SIZE), epochs=2):
@@ -279,6 +280,7 @@ def test_the_next_call_goes_on_with_the_next_epochs_order(are_given):
     check_same_bits(leaves(whole.model), leaves(other.model))
 
 
+@on("jax")
 def test_updates_in_hand_go_on():
     whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
     first = [(X[i : i + n], Y[i : i + n]) for i, n in ((0, 5), (5, 7), (2, 5))]
