@@ -130,7 +130,7 @@ def test_a_size_leaves_ready_batches_their_size():
         (Ready(), 4, ws.SpecificationError, "Ready-made batches have their own size"),
         (np.zeros((0, 2)), 4, ws.BatchError, "at least one row"),
         ({"a": np.zeros(3), "b": np.zeros(2)}, 4, ws.BatchError, "same number of rows"),
-        (np.array(["a", "b"]), 2, ws.BatchError, "must hold numbers"),
+        (np.array(["a", None], object), 2, ws.BatchError, "must hold numbers"),
         (np.array([[1], [1, 2]], dtype=object), 2, ws.BatchError, "must hold numbers"),
         (3, 2, ws.BatchError, "Data must be nested arrays"),
         ((i for i in ()), None, None, None),

@@ -38,7 +38,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
         "model.draw_facts",
     },
     {"model.objective", "model.draws", "dispatch"},
-    {"model.losses", "model.facts", "run"},
+    {"model.losses", "model.facts", "model.columns", "run"},
     {"model.misfit", "model.preprocess", "model.scope", "safety.ending"},
     {"model.forward"},
     {"processes"},

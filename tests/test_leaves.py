@@ -42,7 +42,11 @@ def test_a_batch_that_is_a_list_is_a_tuple_of_numbers():
 
 @pytest.mark.parametrize(
     ("leaf", "way"),
-    [(np.array(["a"]), "encode strings"), (np.array([1j]), "real and the imaginary"), (np.array([None]), "leave out")],
+    [
+        (np.array(["a", None], object), "encode strings"),
+        (np.array([1j]), "real and the imaginary"),
+        (np.array([None]), "leave out"),
+    ],
 )
 def test_what_is_no_number_is_refused_with_a_way_out(leaf, way):
     with pytest.raises(ws.BatchError, match=rf"batch\['a'\] must hold .*{way}"):

@@ -42,8 +42,6 @@ def test_what_is_none_in_every_row_is_none():
 
 def test_a_transform_may_make_numbers_of_strings():
     rows = [{"text": "ab"}, {"text": "abc"}]
-    with pytest.raises(ws.BatchError, match=r"batch\['text'\] must hold numbers"):
-        open_source(rows).load(np.arange(2))
     counted = open_source(rows, lambda batch: {"num": np.array([len(t) for t in batch["text"]])})
     assert counted.load(np.arange(2))["num"].tolist() == [2, 3]
 
@@ -124,7 +122,7 @@ def test_items_of_a_grain_data_set_that_batches_are_batches(make):
     assert isinstance(open_source(RowMapDataset()), IndexedRows)
 
 
-@pytest.mark.parametrize("text", [np.array([b"a", b"b"], object), np.array(["a", "b"])])
+@pytest.mark.parametrize("text", [np.array([b"a", None], object), np.array(["a", 2], object)])
 def test_text_is_named_as_such(text):
     with pytest.raises(ws.BatchError, match="TextVectorization"):
         next(ws.Batches(iter([text])))

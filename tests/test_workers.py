@@ -119,3 +119,15 @@ def test_the_first_batch_is_drawn_again_once_an_epoch_has_begun():
     batches = ws.Batches(Numbers(), shuffle=False)
     assert batches.example()["told"].tolist() == [0]
     assert next(batches)["told"].tolist() == [1]
+
+
+def test_a_loop_that_is_left_ends_its_workers():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    batches = ws.Batches(Numbers(workers=2), transform=lambda batch: (X, X[:, :1]))
+    before = {*threading.enumerate()}
+    for step in ws.Trainer(model).steps(batches):
+        if step.number == 2:
+            break
+    assert not [thread for thread in {*threading.enumerate()} - before if thread.name.startswith("wholestep-load")]
+    assert next(batches)[0].shape == (8, 3)

@@ -122,7 +122,7 @@ def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
             )
         )
     arrays = tuple(None if part is None else tree.map_leaves(sliceable, part) for part in arrays)
-    num_rows = len(tree.leaves(arrays[0])[0])
+    num_rows = int(tree.leaves(arrays[0])[0].shape[0])
     at = int(num_rows * (1 - fraction))
     if at in (0, num_rows):
         raise SpecificationError(

@@ -18,22 +18,23 @@ from wholestep.custom.checks import check_choices, check_replicas
 from wholestep.custom.steps import CustomSteps
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
-from wholestep.data.leaves import is_nest_of_arrays, without_none
+from wholestep.data.leaves import is_nest_of_arrays, text_as_arrays, without_none
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
 from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
 from wholestep.model import compiled
 from wholestep.model.building import Builder
+from wholestep.model.columns import by_columns, has_columns, open_columns
 from wholestep.model.findings import Coupling, Findings
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective, leave_rows_out
 from wholestep.model.preprocess import (
     Prepare,
     as_input,
+    one_after_another,
     open_in_sequence,
     open_prepared,
     preparation,
-    strings_as_arrays,
 )
 from wholestep.program import Options
 from wholestep.run import Run, groups_of
@@ -105,15 +106,16 @@ class Setup:
             arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
             return open_prepared(x, None, self._preparation(method))
         prepare = self._preparation(method)
-        if prepare is not None:  # which may take strings
-            x, y = strings_as_arrays(x), strings_as_arrays(y)
+        x, y, take = text_as_arrays(x), text_as_arrays(y), None
+        if has_columns(x) and self.objective is None:
+            x, take = open_columns(x, self.model)
         arguments.check_data(x, y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
         alone = y is None and sample_weight is None and (self.objective is not None or not is_nest_of_arrays(x))
         is_custom = self.steps.trains if method == "fit" else self.steps.tests
         alone |= is_custom and y is sample_weight is None and not isinstance(x, list | tuple)  # as Keras has it
         source = x if alone else without_none((x, y, sample_weight))
-        transform = None if class_weight is None else class_weighted(class_weight)
+        transform = one_after_another(take, None if class_weight is None else class_weighted(class_weight))
         how = {"seed": self.seed, "shuffle": shuffle if shuffle == "batch" else bool(shuffle), "transform": transform}
         batches = open_prepared(source, batch_size, prepare, **how)
         if batches.is_ready and batch_size is not None:
@@ -123,19 +125,23 @@ class Setup:
 
     def ready_batches(self, data: Tree) -> Batches:
         """Return the batches that `steps` or `update` are to train on."""
+        data = self._by_columns(data, None, shuffle=True, seed=self.seed)
         return open_prepared(data, None, self._preparation("fit"), seed=self.seed)
 
     def validation_batches(self, data: Tree, batch_size: int | None) -> Batches:
         """Return the batches of validation data, in their own order."""
-        return open_in_sequence(data, batch_size, self._preparation("evaluate"))
+        return open_in_sequence(self._by_columns(data, batch_size), batch_size, self._preparation("evaluate"))
 
     def inputs(self, x: Tree, batch_size: int | None) -> tuple[Batches, bool]:
         """Return the batches that are to be predicted, and whether each is (x, ...), of which x is the input."""
-        prepare = preparation(self.model, "predict")
+        x, prepare = self._by_columns(x, batch_size, inputs_only=True), preparation(self.model, "predict")
         whole = isinstance(x, Batches) or prepare is not None
         batches = open_in_sequence(x if prepare is None else as_input(x), batch_size, prepare).in_order()
         arguments.check_row_order(batches)
         return batches, whole or batches.is_ready
+
+    def _by_columns(self, data: Tree, batch_size: int | None, **how: Any) -> Tree:
+        return data if self.objective is not None else by_columns(data, self.model, batch_size, **how)
 
     def _preparation(self, method: str) -> Prepare | None:
         """Return what the model's own `method` does to every batch first, unless an objective takes its place."""

@@ -16,6 +16,7 @@ from wholestep.checkpoints.snapshot import Snapshot
 from wholestep.checkpoints.unsaved import Unsaved
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
+from wholestep.data.epochs import ending_workers
 from wholestep.data.feed import Feed, Loaded
 from wholestep.data.leaves import numpy_batch
 from wholestep.data.sparse import dense, is_sparse
@@ -105,7 +106,8 @@ def run_steps(
             continue
         resumed = None
         unread: deque[Report] = deque()
-        with closing(updates(executor, run, feed, None, lambda: 1, looks=True)) as sent:
+        sending = closing(updates(executor, run, feed, None, lambda: 1, looks=True))
+        with ending_workers(batches), sending as sent:
             try:
                 while True:
                     with guard:

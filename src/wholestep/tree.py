@@ -1,9 +1,12 @@
 """Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and stays.
 
 A `Tree` is such data. A `Tensor` is one leaf: an array of the engine's, or what stands for one while it is traced.
+
+On the host, text is an array of strings, dtype object, and ragged rows are an array of arrays, one for each row.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -80,8 +83,30 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
 
 
 def num_bytes(tree: Tree) -> int:
-    """Return how many bytes the leaves hold together."""
-    return sum(int(leaf.nbytes) for leaf in leaves(tree))
+    """Return how many bytes the leaves hold together; of strings what points at them."""
+    return sum(_bytes_of(leaf) for leaf in leaves(tree))
+
+
+def _bytes_of(leaf: Tensor) -> int:
+    return sum(map(_bytes_of, leaf)) if is_ragged(leaf) else int(leaf.nbytes)
+
+
+def is_ragged(leaf: object) -> bool:
+    """Whether this is an array of arrays, of rows that need not be equally long."""
+    is_of_objects = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1
+    return is_of_objects and len(leaf) > 0 and isinstance(leaf[0], np.ndarray)  # type: ignore[index, arg-type]
+
+
+def ragged(values: np.ndarray, splits: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return ragged rows: row i is the values from splits[i] to splits[i + 1].
+
+    >>> [row.tolist() for row in ragged(np.array([5, 6, 7]), [0, 2, 2, 3])]
+    [[5, 6], [], [7]]
+    """
+    rows = np.empty(len(splits) - 1, object)
+    for i, (start, end) in enumerate(itertools.pairwise(splits)):
+        rows[i] = values[start:end]
+    return rows
 
 
 def _kind(leaf: object) -> str:

@@ -1,7 +1,10 @@
 """The epochs of a run, in data whose own epochs may be longer or shorter."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from wholestep.data.batches import Batches
-from wholestep.data.ready import BatchStream, Kept
+from wholestep.data.ready import BatchStream, IndexedBatches, Kept
 
 
 def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:
@@ -28,3 +31,13 @@ def kept(batches: Batches) -> Batches:
     """Return batches that `in_order` begin with the first each time: those of an iterator are kept as they come."""
     once = isinstance(batches.source, BatchStream) and not batches.source.begins_again
     return Batches(Kept(iter(batches))) if once else batches
+
+
+@contextmanager
+def ending_workers(batches: Batches) -> Iterator[None]:
+    """End the workers of a PyDataset after a part of a run, however it was left."""
+    try:
+        yield
+    finally:
+        if isinstance(batches.source, IndexedBatches) and batches.source.workers is not None:
+            batches.source.workers.end()

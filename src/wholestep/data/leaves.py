@@ -1,5 +1,7 @@
 """Leaves of data: what users pass as arrays, rows and batches, with numpy arrays of numbers for leaves."""
 
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -11,16 +13,32 @@ from wholestep.tree import Tree
 _ATTEMPTS = {
     "O": "leave out what is None; pass rows of uneven length as a list, with tokens=... and length=...",
     "U": "encode strings as integers first: call the model's TextVectorization, StringLookup or Hashing on the data, "
-    "and train the model that takes what it returns.",
+    "as in dataset.map(layer) or Batches(..., transform=...), and train the model that takes what it returns; the "
+    "TensorFlow engine takes text as it is.",
     "c": "the real and the imaginary part as two features, np.stack([z.real, z.imag], axis=-1).",
 }
+_NUMBERS = "biuf"
 
 
 def numpy_batch(batch: Tree) -> Tree:
     """Return a user's batch with numpy leaves, checked for kinds that cannot be trained on."""
-    batch = tree.map_leaves(to_numpy, without_none(tuple(batch) if isinstance(batch, list) else batch))
-    check_dtypes(batch)
-    return batch
+    return checked(raw_batch(batch))
+
+
+def text_as_arrays(source: Tree) -> Tree:
+    """Return data in which lists of strings are arrays: alone, or parts of a tuple or a dict."""
+    if isinstance(source, tuple):
+        return tuple(map(text_as_arrays, source)) if type(source) is tuple else source
+    if type(source) is dict:
+        return {name: text_as_arrays(part) for name, part in source.items()}
+    is_text = isinstance(source, list) and source and all(isinstance(each, str | bytes) for each in source)
+    return np.asarray(source) if is_text else source
+
+
+def raw_batch(batch: Tree) -> Tree:
+    """Return a user's batch with numpy leaves of any kind."""
+    batch = text_as_arrays(batch)
+    return tree.map_leaves(to_numpy, without_none(tuple(batch) if isinstance(batch, list) else batch))
 
 
 def without_none(batch: Tree) -> Tree:
@@ -89,25 +107,56 @@ def to_numpy(leaf: object) -> np.ndarray:
     """Return a leaf as numpy, dense; floats in Keras' floatx."""
     if is_sparse(leaf):
         leaf = dense(leaf)
+    elif type(leaf).__name__ == "RaggedTensor":
+        return tree.ragged(to_numpy(leaf.values), np.asarray(leaf.row_splits))  # type: ignore[attr-defined]
     elif hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
     elif _is_column(leaf):
         leaf = leaf[:]  # type: ignore[index]
-    array = leaf.to_numpy() if hasattr(leaf, "to_numpy") else np.asarray(leaf)
+    array = _of_pandas(leaf) if hasattr(leaf, "to_numpy") else np.asarray(leaf)
     is_float = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(keras.config.floatx(), copy=False) if is_float else array
 
 
-def check_dtypes(batch: Tree) -> None:
-    """Refuse leaves that are not numbers."""
-    if all(leaf.dtype.kind in "biuf" for leaf in tree.leaves(batch)):
-        return
+def _of_pandas(leaf: Any) -> np.ndarray:
+    """Return a table as an array, and a column as one of shape (rows, 1), as Keras does."""
+    if not type(leaf).__module__.startswith("pandas."):
+        return np.asarray(leaf.to_numpy())
+    array = np.asarray(leaf.to_numpy())
+    if array.dtype == object and leaf.ndim == 2 and all(dtype.kind in _NUMBERS for dtype in leaf.dtypes):
+        array = np.asarray(leaf.to_numpy(dtype=keras.config.floatx()))  # numbers and truth values beside each other
+    return array[:, None] if leaf.ndim == 1 else array
+
+
+def checked(batch: Tree) -> Tree:
+    """Return a batch that can be trained on: of numbers and, on TensorFlow, of text and ragged rows.
+
+    Raises:
+        BatchError: it holds anything else.
+    """
+    if all(leaf.dtype.kind in _NUMBERS for leaf in tree.leaves(batch)):
+        return batch
+    takes_text = keras.config.backend() == "tensorflow"
     for label, leaf in tree.named_leaves(batch):
-        if leaf.dtype.kind not in "biuf":
-            must = f"{label} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
-            holds_text = leaf.dtype.kind == "O" and any(isinstance(each, str | bytes) for each in leaf.flat)
-            kind = "U" if holds_text or leaf.dtype.kind not in _ATTEMPTS else leaf.dtype.kind
-            raise BatchError(message(must, "text" if holds_text else f"dtype {leaf.dtype}", _ATTEMPTS[kind]))
+        if leaf.dtype.kind not in _NUMBERS and not (takes_text and _is_text_or_ragged(leaf)):
+            raise _unknown_kind(label, leaf)
+    return tree.map_leaves(lambda leaf: leaf.astype(object) if leaf.dtype.kind in "US" else leaf, batch)
+
+
+def _is_text_or_ragged(leaf: np.ndarray) -> bool:
+    if tree.is_ragged(leaf):
+        shapes = {(each.shape[1:], each.dtype) for each in leaf if isinstance(each, np.ndarray) and each.ndim}
+        is_even = len(shapes) == 1 and all(isinstance(each, np.ndarray) and each.ndim for each in leaf)
+        return is_even and all(each.dtype.kind in _NUMBERS or _is_text_or_ragged(each) for each in leaf if len(each))
+    return leaf.dtype.kind in "US" or all(isinstance(each, str | bytes) for each in leaf.flat)
+
+
+def _unknown_kind(label: str, leaf: np.ndarray) -> BatchError:
+    must = f"{label} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
+    holds_text = leaf.dtype.kind == "O" and any(isinstance(each, str | bytes) for each in leaf.flat)
+    kind = "U" if holds_text or leaf.dtype.kind not in _ATTEMPTS else leaf.dtype.kind
+    received = "text" if holds_text else "rows of uneven length" if tree.is_ragged(leaf) else f"dtype {leaf.dtype}"
+    return BatchError(message(must, received, _ATTEMPTS[kind]))
 
 
 def is_nest_of_arrays(source: object) -> bool:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.leaves import numpy_batch
+from wholestep.data.leaves import checked, raw_batch
 from wholestep.data.workers import Workers
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
@@ -32,8 +32,8 @@ class IndexedBatches:
         """Return one batch, by its number."""
         number = int(rows[0])
         get = self.batches.__getitem__ if self.workers is None else self.workers.take
-        batch = numpy_batch(read(get, number, f"batch {number}", self.num_batches))
-        return self.transform(tree.map_leaves(np.array, batch))  # a copy, as in BatchStream
+        batch = raw_batch(read(get, number, f"batch {number}", self.num_batches))
+        return checked(self.transform(tree.map_leaves(np.array, batch)))  # a copy, as in BatchStream
 
     def expect(self, numbers: Callable[[int], np.ndarray]) -> None:
         """Let workers load the next of an epoch.
@@ -95,7 +95,7 @@ class BatchStream:
         for batch in iterator:
             num += 1
             # A copy: a generator may fill the same arrays again while this batch waits for its turn.
-            yield self.transform(tree.map_leaves(np.array, numpy_batch(batch)))
+            yield checked(self.transform(tree.map_leaves(np.array, raw_batch(batch))))
         if self.begins_again and told not in (None, num):
             must = "The length of the data must be the number of batches; all that came were used."
             received = f"{num} batches of {type(self.batches).__name__}, whose length says {told}"

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.leaves import by_leaf, check_dtypes, stack, to_numpy
+from wholestep.data.leaves import by_leaf, checked, stack, to_numpy
 from wholestep.data.source import Arrays, IndexedRows
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
@@ -79,9 +79,7 @@ class Sequences:
         )
 
     def _loaded(self, batch: Tree) -> Tree:
-        batch = self.source.transform(batch)
-        check_dtypes(batch)
-        return batch
+        return checked(self.source.transform(batch))
 
     def _nested(self, leaves: list) -> Tree:
         return keras.tree.pack_sequence_as(self.row, leaves)

@@ -10,10 +10,11 @@ import numpy as np
 from wholestep import tree
 from wholestep.data.leaves import (
     by_leaf,
-    check_dtypes,
+    checked,
     is_array,
     is_nest_of_arrays,
     stack,
+    text_as_arrays,
     to_numpy,
     with_arrays,
     without_none,
@@ -73,9 +74,7 @@ class IndexedRows:
             columns = by_leaf(loaded, rows, loaded[0])
             leaves = [stack(path, rows, column, _UNEVEN) for path, column in columns]
             batch = keras.tree.pack_sequence_as(with_arrays(loaded[0]), leaves)
-        batch = self.transform(batch)
-        check_dtypes(batch)
-        return batch
+        return checked(self.transform(batch))
 
     def each(self, rows: np.ndarray) -> list:
         """Return these items one by one, as they are."""
@@ -103,13 +102,12 @@ def open_source(source: object, transform: Callable[[Tree], Tree] | None = None,
     Raises:
         BatchError: nothing of the kind, no rows, or leaves of different length.
     """
-    transform = transform or _same
+    transform, source = transform or _same, text_as_arrays(source)
     if isinstance(source, keras.utils.PyDataset):
         return IndexedBatches(source, transform, workers_of(source))
     if is_nest_of_arrays(source) and not _is_list_of_rows(source, by_length):
         stay_sparse = has_sparse(source) and not by_length
-        arrays = tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(source))
-        check_dtypes(arrays)
+        arrays = checked(tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(source)))
         num_rows = tree.num_rows(arrays, "data")
         if num_rows == 0:
             raise BatchError(

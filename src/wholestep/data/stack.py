@@ -80,6 +80,8 @@ def stacked_rows(batch: Batch, cut: Cut, room: int) -> np.ndarray:
 
 def _one_after_another(room: int, *leaves: np.ndarray) -> np.ndarray:
     size, like = len(leaves[0]), leaves[0]
+    if like.dtype == object:  # text or ragged rows: there is nothing that stands for none
+        return np.resize(np.concatenate(leaves), (room * size, *like.shape[1:]))
     whole = _aligned((room * size, *like.shape[1:]), like.dtype)
     for i, leaf in enumerate(leaves):
         whole[i * size : (i + 1) * size] = leaf

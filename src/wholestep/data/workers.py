@@ -41,6 +41,13 @@ class Workers:
         future = self._under_way.pop(number, None)
         return self._get(number) if future is None else future.result()
 
+    def end(self) -> None:
+        """End the threads, after what they are at; others begin with the next batch that is asked for."""
+        threads, self._threads = self._threads, None
+        self._under_way.clear()
+        if threads is not None:
+            threads.shutdown(cancel_futures=True)
+
     def forget(self) -> None:
         """Load everything anew: the data set may have changed."""
         self.expect([])

@@ -61,6 +61,8 @@ class Lookups:
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
+            if hasattr(ids, "row_splits"):  # ragged: the layer reads its table, which is seen
+                return type(table.layer).call(table.layer, ids)
             if not self._verbs.is_traced_in(frame, ids):
                 noted.inside.add(number)
             else:
@@ -88,7 +90,7 @@ class Lookups:
         asked = self._asked(noted)
         distinct = list(dict.fromkeys(asked))
         reasons = [self._why_whole(number, noted, read, variables) for number in range(len(self.tables))]
-        counts = tuple(ids.shape[0] for ids in self.ids(noted))
+        counts = tuple(ids.shape[0] or 0 for ids in self.ids(noted))
         return replace(self, groups=tuple(distinct.index(key) for key in asked), counts=counts), reasons
 
     def _asked(self, noted: Noted) -> list[tuple[int, ...]]:
@@ -99,7 +101,8 @@ class Lookups:
         reasons = {
             "it is looked up inside a loop": number in noted.inside,
             "it is used other than by looking up": id(variables.params[self.tables[number].param]) in read,
-            "nothing is looked up in it": not any(math.prod(ids.shape) for ids in noted.calls[number]),
+            "how many rows are asked for only the values tell": any(None in ids.shape for ids in noted.calls[number]),
+            "nothing is looked up in it": not any(0 not in ids.shape for ids in noted.calls[number]),
         }
         return next((why for why, holds in reasons.items() if holds), "")
 
@@ -120,7 +123,7 @@ class Lookups:
     def _found(self, table: Table, rows: Tensor, places: Tensor) -> Tensor:
         """Return what the layer returns: NaN where there is no such row."""
         found = self._verbs.lookup(rows, ops.reshape(places, (-1,)))
-        return ops.cast(ops.reshape(found, (*places.shape, rows.shape[1])), table.layer.compute_dtype)
+        return ops.cast(ops.reshape(found, (*ops.shape(places), rows.shape[1])), table.layer.compute_dtype)
 
     @contextmanager
     def _instead(self, function: Callable[[int, Tensor], Tensor]) -> Iterator[None]:

@@ -12,6 +12,7 @@ from keras.optimizers import Optimizer
 from wholestep import tree
 from wholestep.engines.protocol import Engine
 from wholestep.engines.strategy import Shares, find_replicas
+from wholestep.engines.tensorflow_leaves import array_of, rows_of, tensor_of
 from wholestep.engines.tensorflow_optimizer import TensorflowOptimizer
 from wholestep.engines.tensorflow_programs import TensorflowPrograms, specs_of
 from wholestep.engines.tensorflow_steps import TensorflowSteps
@@ -88,7 +89,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
 
     def place(self, data: Tree) -> Tree:
         """Put host arrays on the device, at once."""
-        return tree.map_leaves(tf.convert_to_tensor, data)
+        return tree.map_leaves(tensor_of, data)
 
     def resident(self, data: Tree) -> Tree:
         """Put host arrays on the device, on each of several."""
@@ -110,11 +111,12 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
     def fetch(self, values: Tree) -> Tree:
         """Return device values as numpy. The only place that waits."""
         self.waits += 1
-        return tree.map_leaves(np.asarray, values)
+        return tree.map_leaves(array_of, values)
 
     def is_ready(self, values: Tree) -> bool:
         """Whether to fetch the values would not wait: on the host, where programs end before they return."""
-        return all("CPU" in leaf.device for leaf in tree.leaves(values))
+        flat = tf.nest.flatten(values, expand_composites=True)
+        return all("CPU" in leaf.device for leaf in flat if leaf is not None)
 
     # ---- inside a program ----
 
@@ -160,7 +162,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
 
     def gather(self, data: Tree, rows: Tensor) -> Tree:
         """Return these rows of every leaf; row numbers are in range."""
-        return tree.map_leaves(lambda leaf: tf.gather(leaf, rows), data)
+        return tree.map_leaves(lambda leaf: rows_of(leaf, rows), data)
 
     def batch(self, data: Tree, rows: Tensor) -> Tree:
         """Return the rows of a (micro)batch, of a replica its part; of shares, by their places in them."""

@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from wholestep.engines.strategy import Replicas
+from wholestep.engines.tensorflow_leaves import spec_of, why_not_for_xla
 from wholestep.engines.xla import FlatCall, choose_xla, is_not_for_xla
-from wholestep.tree import Tensor, Tree
+from wholestep.tree import Tree
 
 
 class TensorflowPrograms:
@@ -48,6 +49,8 @@ class TensorflowPrograms:
             return graph
         if not repeats or self.why_no_xla:
             return FlatCall(graph)
+        if why := why_not_for_xla(specs):
+            return self._without_xla(graph, why)
         if not self.always_xla and is_not_for_xla(graph):
             return FlatCall(graph)
         try:
@@ -55,12 +58,16 @@ class TensorflowPrograms:
             compiled = again.get_concrete_function(*specs)
             compiled(*examples)
         except (tf.errors.OpError, ValueError, NotImplementedError) as error:
-            self.why_no_xla = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
-            if self.always_xla:
-                warnings.warn(f"jit_compile=True has no effect: {self.why_no_xla}.", UserWarning, stacklevel=2)
-            return FlatCall(graph)
+            why = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
+            return self._without_xla(graph, why)
         self._with_xla.append(FlatCall(compiled))
         return self._with_xla[-1]
+
+    def _without_xla(self, graph: tf.types.experimental.ConcreteFunction, why: str) -> FlatCall:
+        self.why_no_xla = why
+        if self.always_xla:
+            warnings.warn(f"jit_compile=True has no effect: {why}.", UserWarning, stacklevel=3)
+        return FlatCall(graph)
 
     def again(self, program: Callable) -> Callable | None:
         """Return None: whoever looks is not seen, so nothing is sent ahead."""
@@ -87,12 +94,4 @@ class TensorflowPrograms:
 
 def specs_of(arguments: Tree) -> Tree:
     """Return shapes and dtypes of the arguments of a program."""
-
-    def spec(value: Tensor | None) -> tf.TypeSpec | None:
-        if value is None:
-            return None
-        if isinstance(value, tf.distribute.DistributedValues):
-            return value._type_spec
-        return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
-
-    return tf.nest.map_structure(spec, arguments)
+    return tf.nest.map_structure(spec_of, arguments)

@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from wholestep import tree
+from wholestep.engines.tensorflow_leaves import tensor_of
 from wholestep.engines.tensorflow_programs import specs_of
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
@@ -57,4 +59,4 @@ def as_function(step: Callable) -> Any:
 
 def make_variables(function: Any, batch: Tree) -> None:
     """Let a function make its variables for such a batch. Nothing is computed."""
-    function.get_concrete_function(*specs_of((batch,)))
+    function.get_concrete_function(*specs_of((tree.map_leaves(tensor_of, batch),)))

@@ -46,6 +46,8 @@ class FlatCall:
         self.traced = traced
         self._function = traced.inference_fn
         self._captured = traced.captured_inputs
+        given = tf.nest.flatten(traced.structured_input_signature)
+        self._has_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in given)
         results = traced.structured_outputs
         # Keras' trees are packed 20 times as fast, unless they name the leaves in another order.
         is_same = all(
@@ -55,5 +57,6 @@ class FlatCall:
 
     def __call__(self, *arguments: Tree) -> Tree:
         """Return what the function returns, nested as it nests that."""
-        tensors = [tensor for tensor in tf.nest.flatten(arguments) if tensor is not None]
+        flat = tf.nest.flatten(arguments, expand_composites=self._has_ragged)
+        tensors = [tensor for tensor in flat if tensor is not None]
         return self._pack(self._function.call_flat(*tensors, *self._captured))

@@ -1,14 +1,16 @@
 """The variables of a model that nobody has called yet: made from the shapes of the first batch, as `fit` makes them."""
 
+from collections.abc import Callable
+
 import keras
 
-from wholestep import engines
+from wholestep import engines, tree
 from wholestep.custom.steps import CustomSteps
 from wholestep.data.batches import Batches
 from wholestep.engines import scope
 from wholestep.errors import SpecificationError, message
 from wholestep.model import compiled, objective
-from wholestep.model.misfit import explained
+from wholestep.model.misfit import check_labels_are_numbers, explained
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
@@ -54,13 +56,23 @@ class Builder:
             if self.given is None and not predicts:
                 example = batches.example()
                 with explained(self.model, None, example):
-                    compiled.build(self.model, example)
+                    self._build_compiled(example)
             elif unbuilt := self._unbuilt():
                 example = batches.example()
                 example = compiled.unpack(example)[0] if predicts and are_whole else example
                 with explained(self.model, self.given, example, inputs_only=predicts):
-                    objective.build(_call if predicts or self.given is None else self.given, self.model, example)
+                    _build(_call if predicts or self.given is None else self.given, self.model, example)
                 self._unused = [layer for layer in unbuilt if not layer.built]
+
+    def _build_compiled(self, example: Tree) -> None:
+        """Create the variables of a compiled model, of its losses and of its metrics."""
+        model = self.model
+        check_labels_are_numbers(model, example)
+        parts = [*compiled.layers(model), model._compile_loss, model._compile_metrics]
+        if not _has_ragged(example):
+            compiled.build(model, example)
+        elif any(part is not None and not part.built for part in parts):
+            _build(_compute_compiled, model, example)
 
     def _custom(self, *, trains: bool, predicts: bool) -> str:
         """Return which of the model's own steps will be run; nothing if it is none."""
@@ -95,6 +107,25 @@ class Builder:
         """Return the layers without variables yet; none if they are those that the last build made no use of."""
         unbuilt = [layer for layer in compiled.layers(self.model) if not layer.built]
         return [] if compiled.are_same(unbuilt, self._unused) else unbuilt
+
+
+def _build(function: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:
+    """Create the variables that (model, batch, training) asks for; shapes alone say nothing of ragged rows."""
+    if _has_ragged(batch):
+        engines.make_variables(engines.as_function(lambda batch: function(model, batch, False)), batch)
+    else:
+        objective.build(function, model, batch)
+
+
+def _has_ragged(batch: Tree) -> bool:
+    return any(map(tree.is_ragged, tree.leaves(batch)))
+
+
+def _compute_compiled(model: keras.Model, batch: Tree, training: bool) -> None:
+    x, y, weight = compiled.unpack(batch)
+    outputs = _call(model, x, training)
+    model.compute_metrics(x, y, outputs, sample_weight=weight)
+    model._compute_loss(x, y, outputs, sample_weight=weight, training=training)
 
 
 def _call(model: keras.Model, inputs: Tree, training: bool) -> Tree:

@@ -6,6 +6,7 @@ attributes.
 
 import keras
 
+from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.tree import Tensor, Tree
 
@@ -34,7 +35,18 @@ def build(model: keras.Model, batch: Tree) -> None:
     if y is None and model._compile_loss is not None:
         must = "A model that was compiled with a loss needs labels."
         raise BatchError(message(must, "a batch without y", "pass y, or batches of (x, y); or compile without a loss."))
-    model._symbolic_build(data_batch=(x, y, weight))
+    model._symbolic_build(data_batch=tree.map_leaves(symbolic, (x, y, weight)))
+
+
+def takes_labels(model: keras.Model) -> bool:
+    """Whether a model was compiled with a loss."""
+    return getattr(model, "_compile_loss", None) is not None
+
+
+def symbolic(leaf: Tensor) -> keras.KerasTensor:
+    """Return what stands for an array on the host, or an engine's, while shapes alone are computed."""
+    is_text = leaf.dtype == object
+    return keras.KerasTensor(leaf.shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
 
 
 def layers(model: keras.Model) -> list[keras.layers.Layer]:

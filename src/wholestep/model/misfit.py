@@ -8,7 +8,7 @@ import keras
 from wholestep import tree
 from wholestep.data.block import Batch
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
-from wholestep.model.compiled import layers, unpack
+from wholestep.model.compiled import is_overridden, layers, unpack
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
@@ -78,6 +78,18 @@ def check_parts(model: keras.Model, batch: Tree) -> None:
     """
     if (message := _without_labels(model, unpack(batch)[1])) is not None:
         raise BatchError(message)
+
+
+def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
+    """Refuse text among the labels, unless a `compute_loss` of the model's own may take it.
+
+    Raises:
+        BatchError: as said.
+    """
+    names = [name for name, leaf in tree.named_leaves(unpack(batch)[1], "y") if leaf.dtype == object]
+    if names and not is_overridden(model, "compute_loss"):
+        attempt = "number the classes, keras.layers.StringLookup(vocabulary=..., num_oov_indices=0)(y)."
+        raise BatchError(message("Labels must be numbers.", f"text or ragged rows in {', '.join(names)}", attempt))
 
 
 def _without_labels(model: keras.Model, y: Tree) -> str | None:

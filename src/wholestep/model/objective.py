@@ -17,6 +17,7 @@ from keras.src.backend.common.masking import set_keras_mask
 
 from wholestep import tree
 from wholestep.errors import SpecificationError, message
+from wholestep.model.compiled import symbolic
 from wholestep.model.terms import Mean, Sum, Term
 from wholestep.tree import Tensor, Tree
 
@@ -62,7 +63,7 @@ def build(objective: Callable[[keras.Model, Tree, bool], object], model: keras.M
         objective(model, batch, training)
         return ops.zeros(())
 
-    shapes = tree.map_leaves(lambda leaf: keras.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)), batch)
+    shapes = tree.map_leaves(symbolic, batch)
     for training in (True, False):  # a model may have parts that only one of them calls
         backend.compute_output_spec(partial(call, training=training), shapes)
 

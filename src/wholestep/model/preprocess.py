@@ -9,7 +9,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data.batches import Batches, sized
-from wholestep.data.leaves import is_nest_of_arrays, to_numpy, without_none
+from wholestep.data.leaves import is_nest_of_arrays, text_as_arrays, to_numpy, without_none
 from wholestep.errors import SpecificationError, message
 from wholestep.model.compiled import is_overridden, unpack
 from wholestep.tree import Tree
@@ -56,17 +56,23 @@ def open_prepared(source: object, batch_size: int | None, prepare: Prepare | Non
         return source if prepare is None else Prepared(source, prepare)
     if prepare is None:
         return sized(source, batch_size, **how)
-    source = strings_as_arrays(source)
+    source = text_as_arrays(source)
     if not is_nest_of_arrays(source):
         return Prepared(sized(source, batch_size, **how), prepare)
     transform = how.pop("transform", None)
-    both = prepare if transform is None else lambda batch: transform(prepare(batch))
-    return Batches(_Rows(source), batch_size, transform=both, **how)
+    return Batches(_Rows(source), batch_size, transform=one_after_another(prepare, transform), **how)
+
+
+def one_after_another(first: Prepare | None, then: Prepare | None) -> Prepare | None:
+    """Return the function that does both to a batch; None if there is neither."""
+    if first is None or then is None:
+        return first or then
+    return lambda batch: then(first(batch))
 
 
 def open_in_sequence(source: object, batch_size: int | None, prepare: Prepare | None) -> Batches:
     """Return the batches of a source in their own order; the batch size is for those that are not ready-made."""
-    if isinstance(source, Batches) or (prepare is not None and is_nest_of_arrays(strings_as_arrays(source))):
+    if isinstance(source, Batches) or (prepare is not None and is_nest_of_arrays(text_as_arrays(source))):
         how = {} if isinstance(source, Batches) else {"shuffle": False}
         return open_prepared(source, batch_size, prepare, **how)
     batches = sized(source, batch_size, shuffle=False)
@@ -75,7 +81,7 @@ def open_in_sequence(source: object, batch_size: int | None, prepare: Prepare | 
 
 def as_input(x: Tree) -> Any:
     """Return a batch of inputs alone as the parts (x,) that are prepared; a data set as it is."""
-    return (x,) if not isinstance(x, Batches) and is_nest_of_arrays(strings_as_arrays(x)) else x
+    return (x,) if not isinstance(x, Batches) and is_nest_of_arrays(text_as_arrays(x)) else x
 
 
 class Prepared(Batches):
@@ -158,12 +164,3 @@ class _Rows:
 
     def __getitem__(self, row: int) -> Tree:
         return tree.map_leaves(lambda leaf: leaf[row], self.arrays)
-
-
-def strings_as_arrays(source: Tree) -> Tree:
-    """Return (x, y, sample_weight) in which lists of strings are arrays."""
-
-    def as_array(part: Tree) -> Tree:
-        return np.asarray(part) if isinstance(part, list) and part and isinstance(part[0], str | bytes) else part
-
-    return tuple(as_array(part) for part in source) if isinstance(source, tuple) else as_array(source)

@@ -84,6 +84,7 @@ def check(term: Term, label: str, num_rows: int) -> Term:
     Raises:
         SpecificationError: no leading row axis, or weights that do not fit.
     """
+    term = _with_rows(term, num_rows)
     shape = tuple(term.values.shape)
     if not shape or shape[0] != num_rows:
         raise SpecificationError(
@@ -97,6 +98,22 @@ def check(term: Term, label: str, num_rows: int) -> Term:
     if "float" not in str(term.values.dtype):
         return type(term)(ops.cast(term.values, "float32"), weights=term.weights, coefficient=term.coefficient)
     return term
+
+
+def _with_rows(term: Term, num_rows: int) -> Term:
+    """Return the term whose shape says how many rows there are, where a layer has lost count of them."""
+    weights = term.weights
+    if isinstance(term, Whole) or None not in (term.values.shape[:1] + (() if weights is None else weights.shape[:1])):
+        return term
+    weights = None if weights is None else _counted(weights, num_rows)
+    return type(term)(_counted(term.values, num_rows), weights=weights, coefficient=term.coefficient)
+
+
+def _counted(values: Tensor, num_rows: int) -> Tensor:
+    """Return values of so many rows, which is said where it is not known; other shapes that are not known stay."""
+    rest = tuple(values.shape)[1:]
+    is_lost = len(values.shape) > 0 and values.shape[0] is None and rest.count(None) < 2
+    return ops.reshape(values, (num_rows, *(-1 if size is None else size for size in rest))) if is_lost else values
 
 
 def _check_weights(term: Term, label: str, shape: tuple) -> None:

@@ -1,0 +1,54 @@
+"""Leaves of data on TensorFlow: numbers, text and ragged rows, and back."""
+
+import numpy as np
+import tensorflow as tf
+
+from wholestep import tree
+from wholestep.tree import Tensor, Tree
+
+
+def tensor_of(leaf: Tensor) -> Tensor:
+    """Return a host array as a tensor, of ragged rows a `tf.RaggedTensor`; a tensor as it is.
+
+    >>> tensor_of(tree.ragged(np.array([5, 6, 7]), [0, 2, 3]))
+    <tf.RaggedTensor [[5, 6], [7]]>
+    """
+    if not tree.is_ragged(leaf):
+        return leaf if isinstance(leaf, tf.RaggedTensor) else tf.convert_to_tensor(leaf)
+    lengths = [len(row) for row in leaf]
+    return tf.RaggedTensor.from_row_lengths(tensor_of(np.concatenate(leaf)), lengths, validate=False)
+
+
+def array_of(value: Tensor) -> np.ndarray:
+    """Return a tensor's content on the host. Waits for it."""
+    if isinstance(value, tf.RaggedTensor):
+        return tree.ragged(array_of(value.values), np.asarray(value.row_splits))
+    return np.asarray(value)
+
+
+def rows_of(leaf: Tensor, rows: Tensor) -> Tensor:
+    """Return these rows of a leaf; their number is known where that of `rows` is."""
+    found = tf.gather(leaf, rows)
+    if not isinstance(found, tf.RaggedTensor):
+        return found
+    splits = tf.ensure_shape(found.row_splits, [None if rows.shape[0] is None else rows.shape[0] + 1])
+    return tf.RaggedTensor.from_row_splits(found.values, splits, validate=False)
+
+
+def spec_of(value: Tensor | None) -> tf.TypeSpec | None:
+    """Return the shape and dtype of an argument of a program."""
+    if value is None:
+        return None
+    if isinstance(value, tf.distribute.DistributedValues | tf.RaggedTensor):
+        return value._type_spec
+    return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
+
+
+def why_not_for_xla(specs: Tree) -> str:
+    """Return why XLA cannot hold arguments of such shapes and dtypes; nothing if it can."""
+    leaves = [spec for spec in tf.nest.flatten(specs) if spec is not None]
+    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in leaves):
+        return "it takes ragged rows, whose lengths only the values tell"
+    if any(getattr(spec, "dtype", None) == tf.string for spec in leaves):
+        return "it takes text, which XLA has no numbers for"
+    return ""

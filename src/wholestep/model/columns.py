@@ -1,0 +1,146 @@
+"""Columns of a Hugging Face dataset as the inputs and labels of a compiled model: told by their names."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from wholestep.data.batches import Batches
+from wholestep.errors import SpecificationError, message
+from wholestep.model.compiled import takes_labels
+from wholestep.tree import Tree
+
+_LABELS = "label", "labels"
+_WEIGHT = "sample_weight"
+
+
+def has_columns(source: object) -> bool:
+    """Whether this is a Hugging Face dataset, or several by name."""
+    is_theirs = type(source).__module__.partition(".")[0] == "datasets"
+    return is_theirs and hasattr(source, "column_names") and hasattr(source, "__getitem__")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a dataset are to a model.
+
+    Columns that are named as the model's inputs, or as the keys of its dict of inputs, are those. Labels are the
+    columns that are named as its outputs; else `label` or `labels`; else the one column that remains. `sample_weight`
+    weighs rows. A model that names no inputs, or has one that no column is named after, takes what then remains.
+
+    Args:
+        inputs: a column for each input; a name alone for the array itself.
+        labels: the same for the outputs; None if there are none.
+        weight: the column of sample weights, if there is one.
+
+    >>> columns = Columns({"left": "left", "right": "right"}, "label")
+    >>> columns({"left": 1, "right": 2, "label": 3})
+    ({'left': 1, 'right': 2}, 3)
+    """
+
+    inputs: Tree
+    labels: Tree = None
+    weight: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are used."""
+        return [name for name in keras.tree.flatten((self.inputs, self.labels, self.weight)) if name is not None]
+
+    def __call__(self, batch: dict[str, Any]) -> tuple:
+        """Return (x,), (x, y) or (x, y, sample_weight) of a batch of columns."""
+        parts = [self.inputs, self.labels, self.weight]
+        parts = parts[: 3 if self.weight else 1 if self.labels is None else 2]
+        return tuple(keras.tree.map_structure(lambda name: batch[name], part) for part in parts)
+
+
+def open_columns(source: Any, model: keras.Model, *, inputs_only: bool = False) -> tuple[Any, Callable[[Tree], tuple]]:
+    """Return a dataset of those columns that a model uses, and what makes its batches of them.
+
+    Raises:
+        SpecificationError: the names do not tell what a column is.
+    """
+    if isinstance(source.column_names, dict):
+        must = "A model is trained, or evaluated, on one dataset."
+        raise SpecificationError(
+            message(must, f"several: {', '.join(source.column_names)}", "pass one of them, dataset['train'].")
+        )
+    columns = find(model, source.column_names, inputs_only=inputs_only)
+    return source.select_columns(columns.names), columns
+
+
+def by_columns(
+    data: Tree,
+    model: keras.Model,
+    batch_size: int | None,
+    *,
+    inputs_only: bool = False,
+    shuffle: bool = False,
+    seed: int = 0,
+) -> Tree:
+    """Return the batches of a Hugging Face dataset by the names of its columns; other data as they are.
+
+    Raises:
+        SpecificationError: as `open_columns`.
+    """
+    if not has_columns(data):
+        return data
+    source, take = open_columns(data, model, inputs_only=inputs_only)
+    return Batches(source, batch_size, shuffle=shuffle, seed=seed, transform=take)
+
+
+def find(model: keras.Model, names: Collection[str], *, inputs_only: bool = False) -> Columns:
+    """Return what columns of these names are to a model.
+
+    Raises:
+        SpecificationError: as `open_columns`.
+    """
+    wanted, outputs = _names_of(model, "input"), _names_of(model, "output")
+    weight = _WEIGHT if _WEIGHT in names and _WEIGHT not in _flat(wanted) else None
+    are_named = bool(_flat(wanted)) and all(name in names for name in _flat(wanted))
+    rest = [name for name in names if name != weight and not (are_named and name in _flat(wanted))]
+    labels = _labels(outputs, rest, are_named=are_named)
+    if labels is None and takes_labels(model) and not inputs_only:
+        raise _unclear(model, names, "which column is the label")
+    weight = None if inputs_only or labels is None else weight
+    if are_named:
+        return Columns(wanted, None if inputs_only else labels, weight)
+    rest = [name for name in rest if name not in _flat(labels)]
+    if len(_flat(wanted)) > 1 or not rest or (len(rest) > 1 and wanted is not None):
+        raise _unclear(model, names, "which columns are the inputs")
+    inputs = rest[0] if len(rest) == 1 else {name: name for name in rest}
+    return Columns(inputs, None if inputs_only else labels, weight)
+
+
+def _labels(outputs: Tree, rest: list[str], *, are_named: bool) -> Tree:
+    if _flat(outputs) and all(name in rest for name in _flat(outputs)):
+        return outputs
+    known = [name for name in _LABELS if name in rest]
+    if len(known) == 1:
+        return known[0]
+    return rest[0] if are_named and len(rest) == 1 else None
+
+
+def _names_of(model: keras.Model, kind: str) -> Tree:
+    """Return the names of the inputs, or outputs, nested as labels would be; None for a model that tells of none."""
+    struct = getattr(model, f"_{kind}s_struct", None)
+    if isinstance(struct, dict):
+        return {key: key for key in struct}
+    names = [tensor.name for tensor in getattr(model, "inputs", None) or []]
+    names = names if kind == "input" else list(getattr(model, "output_names", None) or [])
+    if len(names) < 2:
+        return names[0] if names else None
+    return {name: name for name in names} if kind == "input" else names
+
+
+def _flat(names: Tree) -> list[str]:
+    return [name for name in keras.tree.flatten(names) if name is not None]
+
+
+def _unclear(model: keras.Model, names: Collection[str], what: str) -> SpecificationError:
+    inputs, outputs = (", ".join(_flat(_names_of(model, kind))) or "no names" for kind in ("input", "output"))
+    must = f"The names of the columns must tell {what}: the model has the inputs {inputs} and the outputs {outputs}."
+    attempt = "name an Input as its column, keras.Input(..., name='image'), and the label 'label'; or "
+    attempt += "ws.Batches(dataset, 32, transform=lambda columns: (columns['image'], columns['label']))."
+    return SpecificationError(message(must, f"the columns {', '.join(names)}", attempt))

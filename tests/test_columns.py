@@ -1,0 +1,111 @@
+"""A Hugging Face dataset by the names of its columns: which are inputs, and which are labels."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import wholestep as ws
+from wholestep.model.columns import Columns, find
+
+X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
+TABLE = {"x": X, "more": 2 * X, "label": X.sum(1), "y": X[:, :1], "sample_weight": np.arange(10) / 9}
+
+
+class Dataset:
+    """As much of a `datasets.Dataset` as is asked for."""
+
+    def __init__(self, columns):
+        self.columns, self.column_names = columns, list(columns)
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, row):
+        return {name: column[row].tolist() for name, column in self.columns.items()}
+
+    def select_columns(self, names):
+        return Dataset({name: self.columns[name] for name in names})
+
+
+Dataset.__module__ = "datasets.arrow_dataset"
+
+
+def of(*names):
+    return Dataset({name: TABLE[name] for name in names})
+
+
+def net(inputs=("x",), outputs=("out",), *, as_dict=False, compiled=True):
+    keras.utils.set_random_seed(1)
+    given = [keras.Input((3,), name=name) for name in inputs]
+    hidden = given[0] if len(given) == 1 else layers.Add()(given)
+    out = [layers.Dense(1, name=name)(hidden) for name in outputs]
+    nested = dict(zip(outputs, out, strict=True)) if as_dict else out[0] if len(out) == 1 else out
+    model = keras.Model(given[0] if len(given) == 1 else given, nested)
+    if compiled:
+        model.compile("sgd", "mse")
+    return model
+
+
+class OwnCall(keras.Model):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "found"),
+    [
+        (net(), ["x", "y"], Columns("x", "y")),
+        (net(), ["more", "x", "labels"], Columns("x", "labels")),
+        (net(), ["x", "label", "sample_weight"], Columns("x", "label", "sample_weight")),
+        (net(), ["x", "sample_weight", "y"], Columns("x", "y", "sample_weight")),
+        (net(), ["image", "label"], Columns("image", "label")),
+        (net(outputs=("label",)), ["label", "x", "labels"], Columns("x", "label")),
+        (net(("x", "more")), ["x", "more", "y"], Columns({"x": "x", "more": "more"}, "y")),
+        (net(outputs=("a", "b")), ["a", "b", "x"], Columns("x", ["a", "b"])),
+        (net(outputs=("a", "b"), as_dict=True), ["b", "a", "x"], Columns("x", {"a": "a", "b": "b"})),
+        (net(compiled=False), ["x", "other", "third"], Columns("x")),
+    ],
+)
+def test_names_tell_what_a_column_is(model, names, found):
+    assert find(model, names) == found
+
+
+def test_a_model_without_names_takes_all_but_the_label():
+    model = OwnCall()
+    model.compile("sgd", "mse")
+    assert find(model, ["a", "b", "label"]) == Columns({"a": "a", "b": "b"}, "label")
+    assert find(model, ["a", "labels"]) == Columns("a", "labels")
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "what"),
+    [
+        (net(), ["x", "y", "z"], "which column is the label"),
+        (net(), ["x"], "which column is the label"),
+        (net(), ["a", "b"], "which column is the label"),
+        (net(), ["x", "label", "labels"], "which column is the label"),
+        (net(), ["a", "b", "label"], "which columns are the inputs"),
+        (net(("x", "more")), ["x", "label"], "which columns are the inputs"),
+    ],
+)
+def test_names_that_do_not_tell_are_refused(model, names, what):
+    with pytest.raises(ws.SpecificationError, match=rf"must tell {what}: the model has the inputs .*x.*transform="):
+        find(model, names)
+
+
+def test_a_dataset_trains_validates_and_predicts_as_its_arrays():
+    data, arrays = of("x", "sample_weight", "y"), (X, TABLE["y"], TABLE["sample_weight"])
+    one, two = (ws.Trainer(net()) for _ in range(2))
+    ours = one.fit(data, batch_size=4, epochs=2, validation_data=data, verbose=0).history
+    given = dict(zip(("x", "y", "sample_weight"), arrays, strict=True))
+    theirs = two.fit(**given, batch_size=4, epochs=2, validation_data=arrays, verbose=0).history
+    assert {name: pytest.approx(values, rel=1e-5) for name, values in theirs.items()} == ours
+    assert one.evaluate(data, batch_size=4, verbose=0) == pytest.approx(two.evaluate(**given, verbose=0), rel=1e-5)
+    np.testing.assert_allclose(one.predict(of("x"), verbose=0), two.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_several_datasets_by_name_are_refused():
+    several = of("x", "y")
+    several.column_names = {"train": ["x", "y"], "test": ["x", "y"]}
+    with pytest.raises(ws.SpecificationError, match=r"several: train, test.*dataset\['train'\]"):
+        ws.Trainer(net()).fit(several, verbose=0)

@@ -1,0 +1,141 @@
+"""Text and ragged rows: on TensorFlow they reach the model as they are, on JAX they are refused with the way out."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from shares import ENGINE, later
+
+import wholestep as ws
+from wholestep import tree
+
+WORDS = np.array(["a b", "b c", "c a d", "a a", "d", "b", "a d", "c", "a"])
+Y = np.arange(len(WORDS), dtype="float32")[:, None] / len(WORDS)
+LENGTHS = [1, 3, 2, 1, 4, 2, 2, 3, 1]
+
+on_tensorflow = pytest.mark.skipif(ENGINE != "tensorflow", reason="Keras computes with text on TensorFlow alone.")
+
+
+def rows():
+    return tree.ragged(np.arange(sum(LENGTHS)) % 7, np.cumsum([0, *LENGTHS]))
+
+
+def of_text(**compiled):
+    """Return a model of two inputs: text, and the numbers of words in it."""
+    keras.utils.set_random_seed(3)
+    vocabulary = layers.TextVectorization(vocabulary=["a", "b", "c", "d"], output_sequence_length=3)
+    text, number = keras.Input((), dtype="string", name="text"), keras.Input((1,), name="number")
+    found = layers.GlobalAveragePooling1D()(layers.Embedding(6, 4)(vocabulary(text)))
+    model = keras.Model({"text": text, "number": number}, layers.Dense(1)(layers.Concatenate()([found, number])))
+    model.compile("sgd", "mse", metrics=["mae"], **compiled)
+    return model
+
+
+def of_rows():
+    """Return a model of ragged rows, without variables as yet."""
+    import tensorflow as tf
+
+    class Mean(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = layers.Embedding(7, 4)
+
+        def call(self, ragged):
+            return tf.reduce_mean(tf.ragged.map_flat_values(self.table, ragged), axis=1)
+
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([Mean(), layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def inputs(kind):
+    import tensorflow as tf
+
+    if kind == "ragged":
+        return tf.RaggedTensor.from_row_lengths(np.arange(sum(LENGTHS)) % 7, LENGTHS)
+    return {"text": tf.constant(WORDS), "number": np.array([len(w.split()) for w in WORDS], "float32")[:, None]}
+
+
+def told(model, data, **how):
+    """Return what a training, an evaluation and a prediction tell, by Keras or a trainer."""
+    (x, y), size = data, how.pop("batch_size", 4)
+    given = (x, y) if y is not None else (x,)
+    history = model.fit(*given, batch_size=None if y is None else size, shuffle=False, verbose=0, epochs=2, **how)
+    x, y = how["validation_data"]
+    numbers = [*itertools.chain(*history.history.values()), *model.evaluate(x, y, batch_size=size, verbose=0)]
+    return [*numbers, *np.ravel(model.predict(x, batch_size=size, verbose=0))]
+
+
+@on_tensorflow
+@pytest.mark.parametrize(
+    ("make", "kind", "stream"),
+    [
+        (of_text, "text", False),
+        (of_rows, "ragged", True),
+        *later([(of_text, "text", True), (of_rows, "ragged", False)]),
+    ],
+)
+def test_text_and_ragged_rows_train_as_in_keras(make, kind, stream):
+    import tensorflow as tf
+
+    x = inputs(kind)
+    data = (tf.data.Dataset.from_tensor_slices((x, Y)).batch(4), None) if stream else (x, Y)
+    held = {"validation_data": (x, Y)}
+    ours = told(ws.Trainer(make(), microbatch_size=3), data, **held)
+    np.testing.assert_allclose(ours, told(make(), data, **held), rtol=2e-5, atol=1e-6)
+
+
+@on_tensorflow
+@pytest.mark.parametrize("text", [list(WORDS), *later([WORDS, WORDS.astype(object), np.char.encode(WORDS)])])
+def test_text_of_every_kind_is_the_same_text(text):
+    x = inputs("text")
+    trainer, other = ws.Trainer(of_text()), of_text()
+    trainer.fit({**x, "text": text}, Y, batch_size=9, epochs=2, verbose=0)
+    for _ in range(2):
+        other.train_on_batch(x, Y)
+    assert trainer.evaluate(x, Y, verbose=0) == pytest.approx(other.evaluate(x, Y, verbose=0), rel=1e-5)
+
+
+@on_tensorflow
+@pytest.mark.parametrize(("make", "kind"), [(of_rows, "ragged"), *later([(of_text, "text")])])
+def test_steps_and_batches_in_hand_take_them(make, kind):
+    x = inputs(kind)
+    one, two, keras_own = ws.Trainer(make()), ws.Trainer(make()), make()
+    losses = [step.loss for step in one.steps(ws.Batches((x, Y), 9, shuffle=False), epochs=2)]
+    assert losses == pytest.approx([two.update((x, Y))["loss"] for _ in range(2)], rel=1e-6)
+    assert losses == pytest.approx([keras_own.train_on_batch(x, Y)[0] for _ in range(2)], rel=1e-5)
+
+
+@on_tensorflow
+def test_xla_is_left_out_with_a_word():
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([layers.Lambda(lambda text: tf.cast(tf.strings.length(text), "float32")), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    trainer = ws.Trainer(model, jit_compile=True)
+    with pytest.warns(UserWarning, match="jit_compile=True has no effect: it takes text"):
+        trainer.fit(WORDS[:, None], Y, batch_size=4, verbose=0)
+
+
+@on_tensorflow
+def test_labels_that_are_text_are_refused():
+    with pytest.raises(ws.BatchError, match="Labels must be numbers"):
+        ws.Trainer(of_text()).fit(inputs("text"), WORDS, verbose=0)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="TensorFlow computes with text.")
+@pytest.mark.parametrize("data", [WORDS, list(WORDS), rows()])
+def test_what_jax_cannot_hold_is_refused_with_the_way_out(data):
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ws.BatchError, match=r"must hold numbers.*(dataset\.map\(layer\)|tokens=)"):
+        ws.Trainer(model).fit(data, Y, verbose=0)
+
+
+def test_a_stream_of_text_may_be_made_numbers_by_a_transform():
+    batches = ws.Batches(iter([(WORDS[:4], Y[:4])]), transform=lambda batch: (np.char.str_len(batch[0]), batch[1]))
+    assert next(batches)[0].tolist() == [3, 3, 5, 3]
