@@ -12,6 +12,7 @@ _TASKS = {
     "ragged": "benchmarks.ragged",
     "first": "benchmarks.first",
     "imports": "benchmarks.imports",
+    "inputs": "benchmarks.inputs",
     "memory": "benchmarks.memory",
     "paths": "benchmarks.paths",
     "processes": "benchmarks.processes",

@@ -48,7 +48,7 @@ class Contest:
 
     def dataset(self) -> tuple[Run, Run]:
         """`fit` on a PyDataset."""
-        return self._fit(_Dataset(self.batches()))
+        return self._fit(Dataset(self.batches()))
 
     def generator(self) -> tuple[Run, Run]:
         """`fit` on a generator of ready batches."""
@@ -141,19 +141,25 @@ PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
 
 def measure(rounds: int, quick: bool, only: str = "") -> dict[str, dict[str, list[float]]]:
     """Return for each path the microseconds a batch takes, ours and in Keras, one for each round, in turns."""
+    return in_turns(Contest, {name: path for name, path in PATHS.items() if only in name}, rounds, quick)
+
+
+def in_turns(
+    contest_of: Callable[..., Contest], paths: dict[str, Callable], rounds: int, quick: bool
+) -> dict[str, dict[str, list[float]]]:
+    """Return for each path of a contest the microseconds a batch takes, as `measure`."""
     found = {}
-    for name, path in PATHS.items():
-        if only in name:
-            contest = Contest(quick=quick)
-            runs = dict(zip(("wholestep", "Keras"), path(contest), strict=True))
-            times: dict[str, list[float]] = {who: [] for who in runs}
-            for i in range(rounds + _ROUNDS_TO_WARM_UP):
-                for who, run in runs.items():
-                    begin = time.perf_counter()
-                    run()
-                    seconds = time.perf_counter() - begin
-                    times[who] += [seconds / contest.num_batches * 1e6] if i >= _ROUNDS_TO_WARM_UP else []
-            found[name] = times
+    for name, path in paths.items():
+        contest = contest_of(quick=quick)
+        runs = dict(zip(("wholestep", "Keras"), path(contest), strict=True))
+        times: dict[str, list[float]] = {who: [] for who in runs}
+        for i in range(rounds + _ROUNDS_TO_WARM_UP):
+            for who, run in runs.items():
+                begin = time.perf_counter()
+                run()
+                seconds = time.perf_counter() - begin
+                times[who] += [seconds / contest.num_batches * 1e6] if i >= _ROUNDS_TO_WARM_UP else []
+        found[name] = times
     return found
 
 
@@ -169,9 +175,11 @@ class _ReadsWeights(keras.callbacks.Callback):
             self.model.get_weights()
 
 
-class _Dataset(keras.utils.PyDataset):
-    def __init__(self, batches: list):
-        super().__init__()
+class Dataset(keras.utils.PyDataset):
+    """Ready batches of a list."""
+
+    def __init__(self, batches: list, **how: Any):
+        super().__init__(**how)
         self.batches = batches
 
     def __len__(self) -> int:

@@ -171,6 +171,17 @@ def _paths(engine: str, quick: bool) -> list[Row]:
     return rows
 
 
+def _inputs(engine: str, quick: bool) -> list[Row]:
+    """The kinds of data that `fit` takes, beside the same in Keras."""
+    found = children.measure("inputs", engine, rounds=1 if quick else 2 * _ROUNDS, quick=quick)
+    comparison = Comparison("wholestep", "Keras", {})
+    return [
+        row
+        for name, times in found.items()
+        for row in _compare(f"inputs, {name}, us/batch", engine, times, (comparison,))
+    ]
+
+
 def _draws(engine: str, quick: bool) -> list[Row]:
     """Draws that belong to rows, beside the engine's own: of one update, whole and in microbatches."""
     rows = []
@@ -234,6 +245,7 @@ _MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
     "first": _first,
     "import": _import,
     "paths": _paths,
+    "inputs": _inputs,
     "memory": _memory,
     "draws": _draws,
     "checkpoints": _checkpoints,

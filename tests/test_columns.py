@@ -63,6 +63,7 @@ class OwnCall(keras.Model):
         (net(("x", "more")), ["x", "more", "y"], Columns({"x": "x", "more": "more"}, "y")),
         (net(outputs=("a", "b")), ["a", "b", "x"], Columns("x", ["a", "b"])),
         (net(outputs=("a", "b"), as_dict=True), ["b", "a", "x"], Columns("x", {"a": "a", "b": "b"})),
+        (keras.Sequential([keras.Input((3,)), layers.Dense(1, name="a")]), ["a", "x"], Columns("x", "a")),
         (net(compiled=False), ["x", "other", "third"], Columns("x")),
     ],
 )

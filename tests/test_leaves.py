@@ -82,3 +82,24 @@ def test_a_nest_of_anything_else_is_no_nest_of_arrays():
     assert not is_nest_of_arrays([np.zeros(1), 3])
     assert not is_nest_of_arrays([None])
     assert not is_nest_of_arrays("text")
+
+
+class Table:
+    """As much of a pandas DataFrame, or of a Series, as is asked for."""
+
+    def __init__(self, *columns):
+        self.columns, self.ndim = columns, 1 if len(columns) == 1 else 2
+        self.dtypes = [column.dtype for column in columns]
+
+    def to_numpy(self, dtype=None):
+        columns = self.columns[0] if self.ndim == 1 else np.stack([c.astype(object) for c in self.columns], 1)
+        return columns if dtype is None else columns.astype(dtype)
+
+
+Table.__module__ = "pandas"
+
+
+def test_a_table_is_an_array_and_a_column_has_an_axis():
+    mixed = numpy_batch(Table(np.array([1, 2]), np.array([True, False])))
+    assert (mixed.dtype, mixed.tolist()) == (np.float32, [[1, 1], [2, 0]])
+    assert numpy_batch(Table(np.arange(3))).shape == (3, 1)

@@ -58,21 +58,22 @@ def _codes(words):
 
 
 class Coded(Task):
-    """Takes letters as numbers, which a stream can carry."""
+    """Takes letters as numbers, which Batches can carry on every engine."""
 
     def preprocess_samples(self, x, y=None, sample_weight=None):
         texts = ["".join(map(chr, row)) for row in np.asarray(x)]
         return counted(texts, y, sample_weight)
 
 
-@pytest.mark.parametrize("kind", ["stream", "batches"])
+@pytest.mark.parametrize("kind", ["stream", "stream of text", "batches"])
 def test_streams_and_batches_are_prepared_too(kind):
-    one, two = task(Coded), task(Coded)
+    one, two = task(Coded), task(Task if kind == "stream of text" else Coded)
     ws.Trainer(one).fit(_codes(WORDS), Y, **HOW)
-    parts = [(_codes(WORDS[rows]), Y[rows]) for rows in (slice(0, 4), slice(4, 6))]
-    data = iter(parts * 2) if kind == "stream" else ws.Batches((_codes(WORDS), Y), 4, shuffle=False)
+    given = WORDS if kind == "stream of text" else _codes(WORDS)
+    parts = [(given[rows], Y[rows]) for rows in (slice(0, 4), slice(4, 6))]
+    data = ws.Batches((given, Y), 4, shuffle=False) if kind == "batches" else iter(parts * 2)
     trainer = ws.Trainer(two)
-    assert len(list(trainer.steps(data, epochs=1 if kind == "stream" else 2))) == 4
+    assert len(list(trainer.steps(data, epochs=2 if kind == "batches" else 1))) == 4
     np.testing.assert_allclose(one.get_weights()[0], two.get_weights()[0], rtol=1e-5)
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.sparse import dense, is_sparse
+from wholestep.data.sparse import SparseRows, dense, is_sparse
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
@@ -111,6 +111,7 @@ def to_numpy(leaf: object) -> np.ndarray:
         return tree.ragged(to_numpy(leaf.values), np.asarray(leaf.row_splits))  # type: ignore[attr-defined]
     elif hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
+        leaf = leaf.float() if "bfloat16" in str(leaf.dtype) else leaf  # type: ignore[attr-defined]
     elif _is_column(leaf):
         leaf = leaf[:]  # type: ignore[index]
     array = _of_pandas(leaf) if hasattr(leaf, "to_numpy") else np.asarray(leaf)
@@ -120,7 +121,7 @@ def to_numpy(leaf: object) -> np.ndarray:
 
 def _of_pandas(leaf: Any) -> np.ndarray:
     """Return a table as an array, and a column as one of shape (rows, 1), as Keras does."""
-    if not type(leaf).__module__.startswith("pandas."):
+    if type(leaf).__module__.partition(".")[0] != "pandas":
         return np.asarray(leaf.to_numpy())
     array = np.asarray(leaf.to_numpy())
     if array.dtype == object and leaf.ndim == 2 and all(dtype.kind in _NUMBERS for dtype in leaf.dtypes):
@@ -134,6 +135,7 @@ def checked(batch: Tree) -> Tree:
     Raises:
         BatchError: it holds anything else.
     """
+    batch = tree.map_leaves(lambda leaf: leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf), batch)
     if all(leaf.dtype.kind in _NUMBERS for leaf in tree.leaves(batch)):
         return batch
     takes_text = keras.config.backend() == "tensorflow"

@@ -107,15 +107,17 @@ def open_source(source: object, transform: Callable[[Tree], Tree] | None = None,
         return IndexedBatches(source, transform, workers_of(source))
     if is_nest_of_arrays(source) and not _is_list_of_rows(source, by_length):
         stay_sparse = has_sparse(source) and not by_length
-        arrays = checked(tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(source)))
+        arrays = tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(source))
         num_rows = tree.num_rows(arrays, "data")
         if num_rows == 0:
             raise BatchError(
                 message("The data must have at least one row.", "0 rows", "pass arrays that are not empty.")
             )
         if stay_sparse:
-            return SparseArrays(arrays, num_rows, transform)
-        return Arrays(arrays, num_rows, transform) if by_length else Arrays(transform(arrays), num_rows)
+            return SparseArrays(checked(arrays), num_rows, transform)
+        if by_length:
+            return Arrays(checked(arrays), num_rows, transform)
+        return Arrays(checked(transform(arrays)), num_rows)
     if type(source).__module__.startswith("tensorflow.python.distribute"):
         must, attempt = "The data must be whole.", "give the tf.data.Dataset itself; the trainer shares the rows."
         raise BatchError(message(must, f"a {type(source).__name__}, which a strategy has shared out", attempt))

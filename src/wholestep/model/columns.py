@@ -128,7 +128,8 @@ def _names_of(model: keras.Model, kind: str) -> Tree:
     if isinstance(struct, dict):
         return {key: key for key in struct}
     names = [tensor.name for tensor in getattr(model, "inputs", None) or []]
-    names = names if kind == "input" else list(getattr(model, "output_names", None) or [])
+    told = getattr(model, "_functional", None) or model  # a Sequential says the names of its outputs nowhere else
+    names = names if kind == "input" else list(getattr(told, "output_names", None) or [])
     if len(names) < 2:
         return names[0] if names else None
     return {name: name for name in names} if kind == "input" else names

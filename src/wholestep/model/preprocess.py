@@ -51,16 +51,14 @@ def preparation(model: keras.Model, method: str) -> Prepare | None:
 
 
 def open_prepared(source: object, batch_size: int | None, prepare: Prepare | None, **how: Any) -> Batches:
-    """Return the batches of a source, each prepared; arrays may then hold strings."""
+    """Return the batches of a source, each prepared; what it holds may then be text on every engine."""
     if isinstance(source, Batches):
         return source if prepare is None else Prepared(source, prepare)
     if prepare is None:
         return sized(source, batch_size, **how)
     source = text_as_arrays(source)
-    if not is_nest_of_arrays(source):
-        return Prepared(sized(source, batch_size, **how), prepare)
-    transform = how.pop("transform", None)
-    return Batches(_Rows(source), batch_size, transform=one_after_another(prepare, transform), **how)
+    rows = _Rows(source) if is_nest_of_arrays(source) else source
+    return sized(rows, batch_size, transform=one_after_another(prepare, how.pop("transform", None)), **how)
 
 
 def one_after_another(first: Prepare | None, then: Prepare | None) -> Prepare | None:
@@ -72,11 +70,8 @@ def one_after_another(first: Prepare | None, then: Prepare | None) -> Prepare | 
 
 def open_in_sequence(source: object, batch_size: int | None, prepare: Prepare | None) -> Batches:
     """Return the batches of a source in their own order; the batch size is for those that are not ready-made."""
-    if isinstance(source, Batches) or (prepare is not None and is_nest_of_arrays(text_as_arrays(source))):
-        how = {} if isinstance(source, Batches) else {"shuffle": False}
-        return open_prepared(source, batch_size, prepare, **how)
-    batches = sized(source, batch_size, shuffle=False)
-    return batches if prepare is None else Prepared(batches, prepare)
+    how = {} if isinstance(source, Batches) else {"shuffle": False}
+    return open_prepared(source, batch_size, prepare, **how)
 
 
 def as_input(x: Tree) -> Any:
