@@ -21,8 +21,9 @@ class Dataset:
     def __len__(self):
         return 10
 
-    def __getitem__(self, row):
-        return {name: column[row].tolist() for name, column in self.columns.items()}
+    def __getitem__(self, rows):
+        assert isinstance(rows, list)
+        return {name: column[rows].tolist() for name, column in self.columns.items()}
 
     def select_columns(self, names):
         return Dataset({name: self.columns[name] for name in names})

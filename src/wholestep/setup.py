@@ -87,6 +87,7 @@ class Setup:
             check_choices(model, microbatch_size=size, replicas=replicas, metrics=self._metrics)
         with scope(model):
             self.steps = CustomSteps(model, as_function, has_objective=objective is not None)
+        self._is_own = objective is not None or self.steps.trains
         self._builder = Builder(model, objective, self.steps)
         self._made_for: list = []
         self._optimizer = (
@@ -107,7 +108,7 @@ class Setup:
             return open_prepared(x, None, self._preparation(method))
         prepare = self._preparation(method)
         x, y, take = text_as_arrays(x), text_as_arrays(y), None
-        if has_columns(x) and self.objective is None:
+        if has_columns(x) and not self._is_own:
             x, take = open_columns(x, self.model)
         arguments.check_data(x, y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
@@ -141,7 +142,7 @@ class Setup:
         return batches, whole or batches.is_ready
 
     def _by_columns(self, data: Tree, batch_size: int | None, **how: Any) -> Tree:
-        return data if self.objective is not None else by_columns(data, self.model, batch_size, **how)
+        return data if self._is_own else by_columns(data, self.model, batch_size, **how)
 
     def _preparation(self, method: str) -> Prepare | None:
         """Return what the model's own `method` does to every batch first, unless an objective takes its place."""

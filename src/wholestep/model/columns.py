@@ -66,8 +66,30 @@ def open_columns(source: Any, model: keras.Model, *, inputs_only: bool = False) 
         raise SpecificationError(
             message(must, f"several: {', '.join(source.column_names)}", "pass one of them, dataset['train'].")
         )
+    if not hasattr(source, "__len__"):
+        must, attempt = (
+            "A dataset must have its rows by number.",
+            "yield (x, y) from a generator over dataset.batch(32).",
+        )
+        raise SpecificationError(message(must, f"an {type(source).__name__}", attempt))
     columns = find(model, source.column_names, inputs_only=inputs_only)
-    return source.select_columns(columns.names), columns
+    return _Rows(source.select_columns(columns.names)), columns
+
+
+class _Rows:
+    """The rows of a dataset, several at once by column: that takes it a fraction of the time of one by one."""
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self._dataset[row]
+
+    def __getitems__(self, rows: list[int]) -> dict[str, Any]:
+        return self._dataset[rows]
 
 
 def by_columns(
