@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import wholestep as ws
-from wholestep import backend
+from wholestep import backend, cli
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,13 @@ def test_an_engine_that_is_not_installed_is_named_with_the_way_to_install_it(fre
     fresh.setattr(backend, "find_spec", lambda name: None)
     with pytest.raises(ws.SpecificationError, match=r"pip install 'wholestep\[tensorflow\]'"):
         ws.Trainer  # noqa: B018
+    assert "keras" not in sys.modules
+
+
+def test_the_demo_says_so_too(fresh, capsys):
+    fresh.setenv("KERAS_BACKEND", "torch")
+    assert cli.main(["demo"]) == 1
+    assert "must be jax or tensorflow. Received: torch" in capsys.readouterr().err
     assert "keras" not in sys.modules
 
 

@@ -175,3 +175,45 @@ def test_batches_of_an_evaluation_have_their_logs():
     watch.on_test_batch_end = lambda batch, logs=None: seen.append(sorted(logs))
     ws.Trainer(model()).evaluate(X, Y, 10, verbose=0, callbacks=[watch])
     assert seen == [["accuracy", "loss"]] * 2
+
+
+class Everything(keras.callbacks.Callback):
+    """Notes what every hook of a call, of an epoch and of a batch is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def __getattribute__(self, name):
+        if not name.startswith("on_") or name in ("on_batch_begin", "on_batch_end"):
+            return super().__getattribute__(name)
+
+        def hook(*given, **named):
+            *at, logs = [*given, *named.values()]
+            numbers = {k: v for k, v in (logs or {}).items() if k != "outputs"}
+            params = {k: self.params[k] for k in ("verbose", "epochs", "steps")}
+            self.told.append((name, at, logs is None, numbers, params, self.model.name))
+
+        return hook
+
+
+@on("jax")
+def test_every_hook_and_the_progress_bar_say_what_they_do_in_keras(capsys):
+    told, texts = [], []
+    for run in (lambda made: made, ws.Trainer):
+        keras.backend.clear_session()
+        notes, runner = Everything(), run(model())
+        rate = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        runner.fit(X, Y, callbacks=[rate, notes], validation_data=(X[:7], Y[:7]), **HOW)
+        runner.evaluate(X, Y, 5, verbose=0, callbacks=[notes])
+        runner.predict(X, 5, verbose=0, callbacks=[notes])
+        capsys.readouterr()
+        runner.fit(X, Y, **HOW | {"verbose": 2, "epochs": 1})
+        texts.append([part for part in capsys.readouterr().out.split(" - ") if "s/" not in part and part[:1] != "0"])
+        told.append(notes.told)
+    theirs, ours = told
+    assert texts[0] == texts[1]
+    assert [each[:3] + each[4:] for each in ours] == [each[:3] + each[4:] for each in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        assert list(a[3]) == list(b[3])
+        assert a[3] == pytest.approx(b[3], rel=1e-4)

@@ -316,6 +316,52 @@ def test_parts_that_are_not_built_are_named():
         ws.Trainer(model).fit(X, verbose=0)
 
 
+class Silent(keras.Model):
+    """A step that tells nothing."""
+
+    def train_step(self, *given):
+        found = super().train_step(*given)
+        return ({}, found[1]) if customs.JAX else {}
+
+
+def test_a_step_that_tells_nothing_trains_as_in_keras():
+    fitted = []
+    runs = (lambda model: model, ws.Trainer) if customs.JAX else (ws.Trainer,)  # Keras fails on TensorFlow
+    for run in runs:
+        keras.utils.set_random_seed(1)
+        image = keras.Input((6,))
+        model = Silent(image, keras.layers.Dense(1)(image))
+        model.compile("sgd", "mse")
+        x, before = np.ones((8, 6), "float32"), model.get_weights()[0]
+        assert run(model).fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0).history == {}
+        fitted.append(model.get_weights())
+        assert not np.array_equal(model.get_weights()[0], before)
+    check_close(fitted[0], fitted[-1])
+
+
+class Resetting(keras.Model):
+    """Resets its metrics in a way of its own."""
+
+    num_resets = 0
+
+    def reset_metrics(self):
+        super().reset_metrics()
+        self.num_resets += 1
+
+
+def test_own_resets_of_metrics_come_before_every_epoch_and_every_update_in_hand():
+    image = keras.Input((6,))
+    model = Resetting(image, keras.layers.Dense(1)(image))
+    model.compile("sgd", "mse")
+    trainer, x = ws.Trainer(model), np.ones((8, 6), "float32")
+    trainer.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+    before = model.num_resets
+    assert before >= 2
+    for _ in range(2):
+        trainer.update((x, x[:, :1]))
+    assert model.num_resets == before + 2
+
+
 class Telling(keras.Model):
     """A step that tells of a variable."""
 

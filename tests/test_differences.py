@@ -10,7 +10,7 @@ import pytest
 from keras import layers as L  # noqa: N812
 from keras import losses as K  # noqa: N812
 from keras import ops
-from shares import share
+from shares import on, share
 
 import wholestep as ws
 
@@ -337,10 +337,13 @@ def test_results_of_a_models_own_that_are_empty_hide_nothing():
     assert set(ws.Trainer(model).fit(X, Y, **HOW).history) == {"loss", "mae"}
 
 
-def test_run_eagerly_has_no_effect():
+@on("jax")
+def test_run_eagerly_has_no_effect_on_several_devices():
+    if not JAX:
+        return
     model = still(run_eagerly=True)
-    with pytest.warns(UserWarning, match="run_eagerly has no effect"):
-        ws.Trainer(model).fit(X, Y, **HOW)
+    with pytest.warns(UserWarning, match="run_eagerly has no effect: on several devices"):
+        ws.Trainer(model, replicas=2).fit(X, Y, **HOW)
 
 
 def test_every_line_of_the_page_is_held_by_a_test():

@@ -49,6 +49,19 @@ def test_a_step_is_numbered_as_the_optimizer_counts_and_no_step_waits_for_that(m
     assert recounts == [0, 2, 5, 7]  # by each epoch and each `update`
 
 
+def test_the_first_update_that_is_left_out_is_told_and_no_other():
+    x = np.array(X)
+    x[[7, 12, 17]] = np.nan
+    trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite="skip")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.fit(x, Y, batch_size=5, epochs=2, shuffle=False, verbose=0)
+        list(trainer.steps(ws.Batches((x, Y), 5, shuffle=False)))
+    (only,) = [str(each.message) for each in told if "left out" in str(each.message)]
+    assert only.startswith("Update 2 (in epoch 1) was left out, as on_nonfinite='skip' asks")
+    assert trainer.num_skipped == 9
+
+
 def test_a_step_after_another_trainers_update_is_numbered_after_it_and_one_that_failed_is_told():
     made = model(optimizer="sgd")
     trainer, other, numbers = ws.Trainer(made), ws.Trainer(made), []

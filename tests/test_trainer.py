@@ -295,7 +295,6 @@ def test_a_gradient_that_is_not_finite_stops_it_too():
         ({"memory_limit": -1}, "number of bytes"),
         ({"objective": len}, "must be a wholestep.Objective"),
         ({"model": 3}, "must be a keras.Model"),
-        ({"model": keras.Sequential()}, "compiled model or an objective"),
         ({"optimizer": keras.optimizers.SGD(gradient_accumulation_steps=4)}, "microbatch_size"),
     ],
 )
@@ -304,9 +303,33 @@ def test_bad_arguments(arguments, message):
         ws.Trainer(**{"model": model()} | arguments)
 
 
+def test_a_model_that_is_not_compiled_predicts_and_is_told_what_else_needs_a_loss():
+    bare = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+    trainer = ws.Trainer(bare)
+    np.testing.assert_allclose(trainer.predict(X, 6, verbose=0), bare.predict(X, verbose=0), rtol=1e-5)
+    calls = (trainer.fit, trainer.evaluate, trainer.train_on_batch, lambda x, y: next(trainer.steps((x, y))))
+    for call in calls:
+        with pytest.raises(ws.SpecificationError, match="To train and to evaluate, a trainer needs a compiled model"):
+            call(X, Y)
+    bare.compile("sgd", "mse")
+    labels = np.zeros((ROWS, 2), "float32")
+    trainer.fit(X, labels, epochs=1, verbose=0)
+    np.testing.assert_allclose(trainer.predict(X, 6, verbose=0), bare.predict(X, verbose=0), rtol=1e-5)
+
+
 def test_batches_say_everything_themselves():
     with pytest.raises(ws.SpecificationError, match="batch_size as well"):
         ws.Trainer(model()).fit(ws.Batches((X, Y)), batch_size=3)
+    with pytest.warns(UserWarning, match="shuffle=False has no effect: Batches say"):
+        ws.Trainer(model()).fit(ws.Batches((X, Y)), shuffle=False, verbose=0)
+
+
+def test_a_size_of_validation_batches_that_are_ready_made_has_no_effect():
+    ready = keras.utils.PyDataset()
+    ready.__class__ = type("Ready", (keras.utils.PyDataset,), {"num_batches": 2, "__getitem__": lambda self, i: (X, Y)})
+    for data in (ready, ws.Batches((X, Y), 5)):
+        with pytest.warns(UserWarning, match="validation_batch_size=4 has no effect"):
+            ws.Trainer(model()).fit(X, Y, validation_data=data, validation_batch_size=4, verbose=0)
 
 
 @on("jax")

@@ -18,7 +18,7 @@ from wholestep.tree import Tree
 
 
 def check_model(model: object, objective: object) -> None:
-    """Refuse what is no model, no objective, or a model without a loss."""
+    """Refuse what is no model, or no objective."""
     if not isinstance(model, keras.Model):
         raise SpecificationError(
             message(
@@ -33,10 +33,14 @@ def check_model(model: object, objective: object) -> None:
                 "objective must be a wholestep.Objective.", type(objective).__name__, "subclass it and write __call__."
             )
         )
+
+
+def check_compiled(model: keras.Model, objective: Objective | None) -> None:
+    """Refuse to train or to evaluate what nobody has given a loss; to predict takes none."""
     if objective is None and not model.compiled:
         raise SpecificationError(
             message(
-                "A trainer needs a compiled model or an objective.",
+                "To train and to evaluate, a trainer needs a compiled model or an objective.",
                 "a model that is not compiled",
                 "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...).",
             )

@@ -6,10 +6,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from wholestep import __version__
+from wholestep import __version__, backend
 from wholestep.audit import shell as audit
 from wholestep.checkpoints import shell
-from wholestep.errors import PeerError, message
+from wholestep.errors import PeerError, SpecificationError, message
 from wholestep.processes import launch
 
 _DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -49,6 +49,11 @@ def _demo(arguments: argparse.Namespace) -> int:
     if missing:
         must = "wholestep demo needs scikit-learn and matplotlib."
         print(message(must, f"{' and '.join(missing)} missing", "pip install 'wholestep[demo]'"), file=sys.stderr)
+        return 1
+    try:
+        backend.check()
+    except SpecificationError as error:
+        print(error, file=sys.stderr)
         return 1
     from wholestep import demo
 

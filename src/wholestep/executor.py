@@ -26,7 +26,7 @@ from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation.evaluate import Evaluation, Look, Pass
-from wholestep.model.compiled import loss_trackers, resets_on_the_host
+from wholestep.model.compiled import is_overridden, loss_trackers, resets_on_the_host
 from wholestep.model.findings import Findings
 from wholestep.model.forward import Forward
 from wholestep.model.labels import check_labels
@@ -84,7 +84,7 @@ class Executor:
         self.compilations = Compilations()
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
-        self._resets_on_the_host = any(map(resets_on_the_host, metrics))
+        self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
         self._unclaimed: list[tuple[str, Numbers]] = []  # of a snapshot: variables that are not known yet
         self._tables: dict = {}
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
@@ -136,7 +136,7 @@ class Executor:
         run.begins = EPOCH
 
     def _reset_metrics(self) -> None:
-        if self.steps.tests:
+        if self.steps.tests or is_overridden(self.model, "reset_metrics"):
             self.model.reset_metrics()
         for metric in [] if self.steps.trains else self.metrics:
             metric.reset_state()
@@ -228,7 +228,7 @@ class Executor:
                 self.planner.learn(self._whole(self.refresh(run)), batch)
                 state = self._whole(self._known(run))
                 filled = self.planner.filled(state, batch, wanted)
-                is_new = self.planner.is_new(filled, wanted)
+                is_new = self.planner.is_new(filled, wanted) and not self.engine.is_eager
                 with self.compilations.watched(filled, wanted.num_shapes) if is_new else nullcontext():
                     program = self.planner.program(state, batch, filled, wanted)
                 run.state = self.engine.at_rest(state)

@@ -127,15 +127,15 @@ def _run_epochs(
         executor.applied.recount(run)
         if run.place.logs is None:
             logs = run.place.latest = run_epoch(executor, run, feed, steps, watch, saver, once=once)
-            _check_any(logs, epoch)
+            _check_any(run.place.done, epoch)
             if validate is not None and validate.is_due(epoch):
                 saver.look()
                 logs = logs | validate(watch, saver.look)
             run.place.logs = logs
+        logs = dict(run.place.logs or {})  # `on_train_end` is told nothing that a callback adds at an epoch's end
         watch.end_epoch(run.place)
         run.restored = resumed = None
-        logs = run.place.logs or {}
-        saver.end_epoch(logs)
+        saver.end_epoch(run.place.logs or {})
         if watch.stops or _ends_early(batches, epoch, last, once=once):
             break
     saver.finish()  # before a moving average of the weights takes their place
@@ -150,7 +150,7 @@ class Validating:
     def __init__(self, setup: Setup, asked: Validation, batch_size: int | None):
         self._setup = setup
         self._freq = asked.freq
-        self._batches = kept(setup.validation_batches(asked.data, asked.batch_size or batch_size))
+        self._batches = kept(setup.validation_batches(asked.data, asked.batch_size, batch_size))
         self._steps = arguments.limit_steps(asked.steps, self._batches.num_batches)
         self._open: tuple[Executor, Pass] | None = None
 
@@ -167,9 +167,9 @@ class Validating:
         return {f"val_{name}": value for name, value in logs.items()}
 
 
-def _check_any(logs: dict, epoch: int) -> None:
-    """Refuse an epoch without a batch."""
-    if not logs:
+def _check_any(num_updates: int, epoch: int) -> None:
+    """Refuse an epoch without a batch. A step of the model's own may have nothing to tell of one."""
+    if not num_updates:
         raise BatchError(
             message(
                 f"Epoch {epoch + 1} must have at least one batch.",

@@ -91,9 +91,9 @@ class Planner:
         self.update = self._updates[batch.signature]
 
     def padding_is_exact(self, state: State, batch: Batch) -> bool:
-        """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once."""
+        """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once; not for an eager one."""
         found = self.findings
-        if found.pads is False or not self.probe(state, batch).padding_is_exact:
+        if found.pads is False or self.engine.is_eager or not self.probe(state, batch).padding_is_exact:
             return False
         if found.pads is None:
             found.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, batch))

@@ -102,8 +102,12 @@ class Setup:
 
     def batches(self, method: str, given: Given) -> Batches:
         """Return the batches of a call of `method`, prepared as the model's own method prepares them."""
+        arguments.check_compiled(self.model, self.objective)
         x, y, sample_weight, batch_size, shuffle, class_weight = given
         if isinstance(x, Batches):
+            if method == "fit" and shuffle is not True:
+                told = f"shuffle={shuffle!r} has no effect: Batches say themselves in which order rows come."
+                warnings.warn(told, UserWarning, stacklevel=4)
             arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
             return open_prepared(x, None, self._preparation(method))
         prepare = self._preparation(method)
@@ -126,12 +130,18 @@ class Setup:
 
     def ready_batches(self, data: Tree) -> Batches:
         """Return the batches that `steps` or `update` are to train on."""
+        arguments.check_compiled(self.model, self.objective)
         data = self._by_columns(data, None, shuffle=True, seed=self.seed)
         return open_prepared(data, None, self._preparation("fit"), seed=self.seed)
 
-    def validation_batches(self, data: Tree, batch_size: int | None) -> Batches:
-        """Return the batches of validation data, in their own order."""
-        return open_in_sequence(self._by_columns(data, batch_size), batch_size, self._preparation("evaluate"))
+    def validation_batches(self, data: Tree, asked: int | None, batch_size: int | None) -> Batches:
+        """Return the batches of validation data, in their own order: of the size that was asked for, else of fit's."""
+        size = asked or batch_size
+        batches = open_in_sequence(self._by_columns(data, size), size, self._preparation("evaluate"))
+        if asked is not None and (batches.is_ready or isinstance(data, Batches)):
+            told = f"validation_batch_size={asked} has no effect: the validation data come in batches already."
+            warnings.warn(told, UserWarning, stacklevel=5)
+        return batches
 
     def inputs(self, x: Tree, batch_size: int | None) -> tuple[Batches, bool]:
         """Return the batches that are to be predicted, and whether each is (x, ...), of which x is the input."""
@@ -263,8 +273,6 @@ class Setup:
         if self.objective is not None:
             self._know(leave_rows_out(self._metrics))
             return self._executor(self.objective, self._metrics)
-        if model.run_eagerly:
-            warnings.warn("run_eagerly has no effect: an update is always compiled.", UserWarning, stacklevel=5)
         objective = CompiledObjective(model, self._metrics)
         if self.steps.trains:
             name = "train_step" if compiled.is_overridden(model, "train_step") else "compute_metrics"

@@ -67,7 +67,10 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The loss of this update alone. Waits for the device: on JAX, if updates are short, once for several."""
+        """The loss of this update alone. Waits for the device: on JAX, if updates are short, once for several.
+
+        By a `train_step` of the model's own, the first number that it returns whose name ends with `loss`; NaN if none.
+        """
         return self._report.loss(0)
 
 

@@ -30,7 +30,7 @@ class Trainer(OnBatch):
     """Trains a Keras model, one whole step at a time.
 
     Args:
-        model: a Keras model; compiled, if `objective` is not given.
+        model: a Keras model; compiled, if `objective` is not given, unless it is to predict alone.
         objective: the loss, unreduced; None for what the model was compiled with.
         optimizer: the Keras optimizer; None for what the model was compiled with.
         metrics: further Keras metrics; with an objective of one's own, those that it feeds by name.

@@ -25,6 +25,7 @@ def _taken_back(report: Report, i: int) -> NonFiniteError:
         f"Update {number} must have a finite loss, and leave finite weights. It was taken back; the weights are those "
         f"after update {number - 1}.",
         f"{received}, from the model's own train_step, which does not tell the rows apart",
-        'look at the batch, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").',
+        'look at the batch, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip"); a '
+        "number that may be NaN needs a name that does not end with 'loss'.",
     )
     return NonFiniteError(told, number)

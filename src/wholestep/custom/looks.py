@@ -56,7 +56,8 @@ class CustomLook:
             layout = self.layout if self._predicts else ReportLayout.of(found)
             return ops.zeros(())
 
-        self._engine.shapes(once, at_rest, data, rows)
+        with self._engine.trying(self.forward.variables):
+            self._engine.shapes(once, at_rest, data, rows)
         known = self.forward.facts.captured
         new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
         facts = replace(self.forward.facts, captured=(*known, *new), moves_buffers=bool(at_rest.buffers))

@@ -44,7 +44,7 @@ class CustomSteps:
         """Return a step by the name of its method, as the engine runs it."""
         if name not in self._functions:
             step = {_TRAIN: self._train, _TEST: self._test, _PREDICT: self._predict}[name]
-            self._functions[name] = self._as_function(step)
+            self._functions[name] = step if self.model.run_eagerly else self._as_function(step)
         return self._functions[name]
 
     def _train(self, *given: Tree) -> Any:
@@ -74,7 +74,8 @@ class CustomSteps:
     def _parts(self) -> list:
         names = ("optimizer", "_compile_loss", "_compile_metrics")
         flags = [part for layer in layers(self.model) for part in (layer, layer.trainable)]
-        return [*(getattr(self.model, name, None) for name in names), *self._optimizers(), *flags]
+        held = (getattr(self.model, name, None) for name in names)
+        return [*held, *self._optimizers(), *flags, self.model.run_eagerly]
 
     # ---- the variables ----
 

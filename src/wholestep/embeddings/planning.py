@@ -37,6 +37,7 @@ class RowPlanner:
     def plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
         """Find out which tables an update need not touch as a whole; return that, and for the others why not."""
         variables, tables, reasons = self._forward.variables, self.tables, dict(self._wholes)
+        tables = [] if self._engine.is_eager else tables  # nobody is to be called once more for speed
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
         while tables:
             lookups, found = self._learned(Lookups(tables, self._engine), state, data, rows)

@@ -1,5 +1,6 @@
 """The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -27,16 +28,28 @@ def choose(
     Raises:
         SpecificationError: the backend is neither jax nor tensorflow, or there are not so many devices.
     """
-    backend = keras.backend.backend()
+    backend, kinds = keras.backend.backend(), list[Callable[..., Engine]]()
     if backend == "jax":
         from wholestep.engines.jax import JaxEngine
+        from wholestep.engines.jax_eager import EagerJaxEngine
 
-        return JaxEngine(optimizer, model, replicas, jit_compile)
-    if backend == "tensorflow":
+        kinds = [JaxEngine, EagerJaxEngine]
+    elif backend == "tensorflow":
         from wholestep.engines.tensorflow import TensorflowEngine
+        from wholestep.engines.tensorflow_eager import EagerTensorflowEngine
 
-        return TensorflowEngine(optimizer, model, replicas, jit_compile)
-    raise unknown(backend)
+        kinds = [TensorflowEngine, EagerTensorflowEngine]
+    else:
+        raise unknown(backend)
+    compiling, eager = kinds
+    engine = compiling(optimizer, model, replicas, jit_compile)
+    if not getattr(model, "run_eagerly", False):
+        return engine
+    if engine.num_replicas > 1 or engine.processes.count > 1:
+        told = "run_eagerly has no effect: on several devices, or in several processes, an update is always compiled."
+        warnings.warn(told, UserWarning, stacklevel=2)
+        return engine
+    return eager(optimizer, model, replicas, "auto")
 
 
 def scope(model: keras.Model) -> AbstractContextManager:

@@ -23,6 +23,10 @@ from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _INT32 = np.iinfo(np.int32)
+_ALWAYS_COMPILED = (
+    "jit_compile=False has no effect: on JAX an update is always compiled, unless the model is compiled with "
+    "run_eagerly=True."
+)
 _TRACED_FOR = jax.make_user_context(None)
 
 
@@ -30,6 +34,7 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
     """The verbs of `wholestep.engines.protocol` on JAX."""
 
     name = "jax"
+    is_eager = False
 
     def __init__(
         self,
@@ -39,7 +44,7 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
         jit_compile: bool | str,
     ):
         if jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_eager(model)):
-            warnings.warn("jit_compile=False has no effect: on JAX an update is always compiled.", stacklevel=2)
+            warnings.warn(_ALWAYS_COMPILED, stacklevel=2)
         layout = find_layout(replicas)
         JaxVariables.__init__(self, layout)
         JaxOptimizer.__init__(self, optimizer)

@@ -1,6 +1,7 @@
 """A model's own steps on JAX: functions of values, on Keras' contract (state, data) -> (what was found, state)."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -33,6 +34,10 @@ class JaxSteps:
                 for of_group in zip(groups, values, after, strict=True)
             ]
             return _with_values(found, groups, after), after
+
+    def trying(self, variables: Variables) -> AbstractContextManager:
+        """Return a context that changes nothing: a step assigns in a scope of its own."""
+        return nullcontext()
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables

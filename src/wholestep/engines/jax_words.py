@@ -41,10 +41,14 @@ class JaxWords:
 def _philox(counter: list, key: list) -> list:
     """Return four words of each counter (of four words, the lowest first)."""
     if counter[0].size <= _FEW_BLOCKS:
-        return jax.lax.fori_loop(0, _ROUNDS, lambda _, both: _round(*both), (counter, key))[0]
+        return jax.lax.fori_loop(0, _ROUNDS, _next_round, (counter, key))[0]
     for _ in range(_ROUNDS):
         counter, key = _round(counter, key)
     return counter
+
+
+def _next_round(_: Tensor, both: tuple[list, list]) -> tuple[list, list]:
+    return _round(*both)  # no lambda: where nothing is compiled as a whole, JAX would compile each anew
 
 
 def _round(counter: list, key: list) -> tuple[list, list]:

@@ -1,7 +1,6 @@
 """What an engine promises: the same verbs on JAX and on TensorFlow, each with one line of contract.
 
-The contracts are tested on every engine in `tests/test_engines.py`. Only modules in this folder import JAX or
-TensorFlow, but for `wholestep.processes.group` and `wholestep.processes.store`.
+`tests/test_engines.py` holds both to it. Beside this folder, only `processes.group` and `.store` import an engine.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -66,6 +65,10 @@ class Engine(Protocol):
     @property
     def always_xla(self) -> bool:
         """True if the user asked for XLA, and there is another way."""
+
+    @property
+    def is_eager(self) -> bool:
+        """True if nothing is traced or compiled: all functions are called with values, as the user can see."""
 
     @property
     def loops_once(self) -> bool:
@@ -267,6 +270,9 @@ class Engine(Protocol):
         note: Callable[[keras.Variable], None],
     ) -> tuple[Tree, list[list]]:
         """The step has `num` groups of values; all groups are returned as it left them. `note` hears of other reads."""
+
+    def trying(self, variables: Variables) -> AbstractContextManager:
+        """What a step does to these variables within, where `shapes` calls it, is undone."""
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables

@@ -29,6 +29,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
     """The verbs of `wholestep.engines.protocol` on TensorFlow."""
 
     name = "tensorflow"
+    is_eager = False
     freezes_reads = False  # a program reads variables anew whenever it runs
     closes_over = True  # a function's gradient is traced where its value is
     keeps_assigned = True  # `keras.Model.fit` keeps what the forward pass assigns to a parameter

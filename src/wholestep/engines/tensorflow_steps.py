@@ -1,6 +1,7 @@
 """A model's own steps on TensorFlow: functions of data, on Keras' contract, that assign variables in place."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -34,6 +35,10 @@ class TensorflowSteps:
         after = zip(groups, values, strict=True)
         return found, [[tf.convert_to_tensor(v.value) for v in group] if given else [] for group, given in after]
 
+    def trying(self, variables: Variables) -> AbstractContextManager:
+        """Return a context that changes nothing: a step that is traced assigns when its program runs."""
+        return nullcontext()
+
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
     ) -> tuple[State, Tensor, Tree]:
@@ -59,4 +64,5 @@ def as_function(step: Callable) -> Any:
 
 def make_variables(function: Any, batch: Tree) -> None:
     """Let a function make its variables for such a batch. Nothing is computed."""
-    function.get_concrete_function(*specs_of((tree.map_leaves(tensor_of, batch),)))
+    traced = function if hasattr(function, "get_concrete_function") else as_function(function)
+    traced.get_concrete_function(*specs_of((tree.map_leaves(tensor_of, batch),)))

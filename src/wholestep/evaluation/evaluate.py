@@ -1,6 +1,7 @@
 """The same line without an update: the sums of a data set, and the predictions of a model."""
 
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -120,7 +121,8 @@ class Evaluation:
         most = most if batch.num_rows == batch.full else 1  # the short one comes once
         key = self._key(look, most, batch)
         if key not in self.programs:
-            with named(batch), self.compilations.watched(batch, num_shapes):
+            compiling = nullcontext() if self.engine.is_eager else self.compilations.watched(batch, num_shapes)
+            with named(batch), compiling:
                 self.engine.processes.set_status("compiling")
                 program = self._compile(run, look, most, batch)
                 key = self._key(look, most, batch)  # which knows of what was found meanwhile
@@ -139,13 +141,13 @@ class Evaluation:
         assert run.state is not None
         state, step = self._learned_step(run.state, look, batch.signature, data, rows)
         parts = parted(step.forward, state._replace(captured=engine.read_captured(step.forward.inputs, state)))
-        found = engine.shapes(step, *parts, data, rows)[1]
+        found = None if engine.is_eager else engine.shapes(step, *parts, data, rows)[1]
 
         def each(moved: State, rest: State, data: Tree, rows: Tensor, *_: Tensor) -> tuple[State, Tree]:
             return step(moved, rest, data, rows)
 
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
-        loops = _can_loop(found) and not engine.loops_slowly(step, *parts, data, rows)
+        loops = found is not None and _can_loop(found) and not engine.loops_slowly(step, *parts, data, rows)
         length, loops = length if loops else 1, loops and (length > 1 or engine.always_xla)
         program = several(engine, each, found if loops else None, length)
         call = compiled(engine, program, *parts, data, (length, cut.places), repeats=engine.always_xla)

@@ -89,7 +89,7 @@ class Builder:
         if engines.makes_variables():
             if not steps.are_built:
                 with scope(self.model):
-                    engines.make_variables(steps.function(name), batches.example())
+                    self._make_variables(steps, name, batches.example())
             steps.remember()
             return True
         steps.remember()
@@ -102,6 +102,17 @@ class Builder:
         if has_call and y is None and not self.model.built:
             objective.build(_call, self.model, x)
         return not has_call or y is None  # its own step may need no labels
+
+    def _make_variables(self, steps: CustomSteps, name: str, example: Tree) -> None:
+        """Create what a step on TensorFlow asks for. One that runs eagerly is traced only where nothing else helps."""
+        x, y, _ = compiled.unpack(example)
+        if self.model.run_eagerly and _has_call(self.model):
+            if y is None:
+                objective.build(_call, self.model, x)
+            else:
+                compiled.build(self.model, example)
+        if not steps.are_built:
+            engines.make_variables(steps.function(name), example)
 
     def _unbuilt(self) -> list:
         """Return the layers without variables yet; none if they are those that the last build made no use of."""

@@ -35,6 +35,8 @@ def build(model: keras.Model, batch: Tree) -> None:
     if y is None and model._compile_loss is not None:
         must = "A model that was compiled with a loss needs labels."
         raise BatchError(message(must, "a batch without y", "pass y, or batches of (x, y); or compile without a loss."))
+    if model.run_eagerly:
+        _build_eagerly(model, x, y, weight)
     model._symbolic_build(data_batch=tree.map_leaves(symbolic, (x, y, weight)))
 
 
@@ -47,6 +49,21 @@ def symbolic(leaf: Tensor) -> keras.KerasTensor:
     """Return what stands for an array on the host, or an engine's, while shapes alone are computed."""
     is_text = leaf.dtype == object
     return keras.KerasTensor(leaf.shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
+
+
+def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
+    """Do what `_symbolic_build` does with the numbers of the batch: whoever runs eagerly may look at them."""
+    parts = (*layers(model), model._compile_metrics, model._compile_loss)
+    if all(getattr(part, "built", True) for part in parts):
+        return
+    x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in (x, y, weight))
+    with keras.StatelessScope():  # nothing is moved
+        outputs = model(x, training=False) if model._call_has_training_arg else model(x)
+    with keras.StatelessScope([(v, v.value) for v in model.variables]):  # as Keras asks there for what is regularised
+        if not getattr(model._compile_metrics, "built", True):
+            model.compute_metrics(x, y, outputs, sample_weight=weight)
+        if not getattr(model._compile_loss, "built", True):
+            model._compute_loss(x, y, outputs, sample_weight=weight, training=False)
 
 
 def layers(model: keras.Model) -> list[keras.layers.Layer]:
@@ -111,7 +128,7 @@ def made_of(model: keras.Model, extra: list) -> list:
     compiled = [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
     flags = [part for layer in layers(model) for part in (layer, layer.trainable)]
     carried = [v for metric in (*metrics_of(model), *extra) for v in metric.variables]
-    return [*compiled, *model.trainable_variables, *carried, *flags]
+    return [*compiled, *model.trainable_variables, *carried, *flags, model.run_eagerly]
 
 
 def are_same(one: list, two: list) -> bool:

@@ -57,12 +57,20 @@ def uncast() -> AbstractContextManager:
 
 
 def build(objective: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:
-    """Create the variables that an objective asks for, from the shapes of one batch. Nothing is computed or moved."""
+    """Create the variables that an objective asks for, from the shapes of one batch. Nothing is moved.
+
+    Nothing is computed either, unless the model runs eagerly: then whoever is called may look at the numbers.
+    """
 
     def call(batch: Tree, training: bool) -> Tensor:
         objective(model, batch, training)
         return ops.zeros(())
 
+    if model.run_eagerly:
+        with keras.StatelessScope():
+            for training in (True, False):
+                call(tree.map_leaves(ops.convert_to_tensor, batch), training)
+        return
     shapes = tree.map_leaves(symbolic, batch)
     for training in (True, False):  # a model may have parts that only one of them calls
         backend.compute_output_spec(partial(call, training=training), shapes)

@@ -1,5 +1,6 @@
 """What became of the updates that were sent: applied, left out, or the end of the run."""
 
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -43,6 +44,7 @@ class Applied:
         self._optimizer = optimizer
         self._why = why
         self._skips = skips
+        self._has_told = False
         self._unread: Report | None = None
         self._ending: Ending | None = None
         self._latest: Callable[[], Report | None] = lambda: None
@@ -149,9 +151,25 @@ class Applied:
                 run.place.done -= run.number - (report.first + failed - 1)
                 run.number = report.first + failed - 1
             return failed
-        run.num_skipped += 0 if report.is_noted else report.num_failures
+        num = 0 if report.is_noted else report.num_failures
+        if num and not self._has_told:
+            self._has_told = True
+            self._tell(run, report)
+        run.num_skipped += num
         report.is_noted = True
         return None
+
+    def _tell(self, run: Run, report: Report) -> None:
+        """Say that an update was left out, the first time alone."""
+        first = report.first_failure
+        if first is None or self._engine.processes.index:
+            return
+        place = f" (in epoch {run.place.epoch + 1})" if run.place.call else ""
+        told = (
+            f"Update {report.first + first}{place} was left out, as on_nonfinite='skip' asks: its loss or its gradient "
+            "is not finite. Further ones are counted without a word: see trainer.num_skipped."
+        )
+        warnings.warn(told, UserWarning, stacklevel=2)
 
     def note_skipped(self, run: Run, reports: Iterable[Report]) -> None:
         """Count what was left out of updates that nobody has looked at, if anything may be. Waits for the last."""

@@ -1,0 +1,110 @@
+"""The engine on JAX where nothing is compiled."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from wholestep.engines.eager import Eager
+from wholestep.engines.jax import JaxEngine
+from wholestep.engines.jax_words import JaxWords
+from wholestep.state import State
+from wholestep.tree import Tensor, Tree
+
+_LOCK = threading.Lock()
+_READS = "__array__", "__float__", "__complex__", "__format__", "tolist"  # int, bool and item find the value themselves
+_OWN = {name: getattr(jax.core.Tracer, name) for name in _READS}
+_holders: list[None] = []
+
+
+class EagerJaxEngine(Eager, JaxEngine):
+    """The verbs of `wholestep.engines.protocol` on JAX, for one device, without `jax.jit`.
+
+    While a gradient is taken, JAX hands values about in tracers; numpy and Python can read these here.
+    """
+
+    def staged(self, data: Tree) -> Tree:
+        """Return host arrays as arrays of JAX."""
+        return self.place(data)
+
+    def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
+        """Return for each row the words of its place: (rows, words). Nobody's function is called for that."""
+        return _words(num_rows, num_words)(seed, stream, first)
+
+    def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
+        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
+        with _readable():
+            return super().differentiate(function, params)
+
+    def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
+        """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
+        for i in range(num):
+            carry = function(carry, jax.tree.map(lambda leaf, i=i: leaf[i], pieces))
+        return carry
+
+    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
+        """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
+        i = 0
+        while i < int(num) and int(state.stopped) == 0:
+            state, report = function(jnp.int32(i), state)
+            reports = jax.tree.map(lambda all, one, i=i: all.at[i].set(one), reports, report)
+            i += 1
+        return state, reports
+
+    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+        """Return `new` with one optimizer update applied if `ok`, else `state`; nothing is `assigned` here."""
+        if not ok:
+            return state
+        params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
+        return new._replace(params=params, slots=slots)
+
+    def call_step(
+        self,
+        step: Callable,
+        groups: Sequence[list],
+        values: Sequence[list],
+        num: int,
+        data: Tree,
+        note: Callable[[keras.Variable], None],
+    ) -> tuple[Tree, list[list]]:
+        """Call a step with the values of the first `num` groups; return what it found, and all values after it."""
+        with _readable():
+            return super().call_step(step, groups, values, num, data, note)
+
+
+@lru_cache(maxsize=256)
+def _words(num_rows: int, num_words: int) -> Callable:
+    return jax.jit(partial(JaxWords().words, num_rows=num_rows, num_words=num_words))
+
+
+def _reading(name: str) -> Callable:
+    """Return the method that reads the value which a tracer stands for; else it raises what JAX raises."""
+
+    def read(tracer: jax.core.Tracer, *args: Any, **kwargs: Any) -> Any:
+        value = tracer.to_concrete_value()
+        found = partial(_OWN[name], tracer) if value is None else getattr(np.asarray(value), name)
+        return found(*args, **kwargs)
+
+    return read
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Let numpy and Python read tracers that stand for a value. Who goes last lets JAX be as it was."""
+    with _LOCK:
+        _holders.append(None)
+        for name in _READS:
+            setattr(jax.core.Tracer, name, _reading(name))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _holders.pop()
+            for name in _READS if not _holders else ():
+                setattr(jax.core.Tracer, name, _OWN[name])

@@ -1,0 +1,139 @@
+"""`run_eagerly`: model and objective see numbers, and the update is the one that is compiled."""
+
+import keras
+import numpy as np
+import pytest
+from shares import ENGINE, on
+from small import X, Y
+
+import wholestep as ws
+
+L = keras.layers
+ROWS, LABELS = X[:10], Y[:10]
+
+
+class Looking(keras.Model):
+    """Looks at numbers wherever the user could set a breakpoint, if it is told to; also nobody has built it."""
+
+    def __init__(self, *, looks):
+        super().__init__()
+        self.hidden, self.drop, self.out = L.Dense(4, "tanh"), L.Dropout(0.3), L.Dense(4, kernel_regularizer="l2")
+        self.looks, self.seen = looks, []
+
+    def call(self, x, training=False):
+        hidden = self.drop(self.hidden(x), training=training)
+        if self.looks:
+            assert not training or hidden[0, 0] < 100  # a branch, by a number
+            self.seen.append((training, np.asarray(hidden), float(keras.ops.sum(hidden))))
+        return self.out(hidden)
+
+
+class Own(Looking):
+    """Has a step of its own."""
+
+    def train_step(self, *given):
+        if ENGINE == "tensorflow":
+            import tensorflow as tf
+
+            x, y = given[0]
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+            )
+            return {"loss": loss}
+        import jax
+
+        (params, buffers, slots, metrics), (x, y) = given
+
+        def loss_of(params):
+            outputs, after = self.stateless_call(params, buffers, x, training=True)
+            return self.compute_loss(y=y, y_pred=outputs), after
+
+        (loss, buffers), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        params, slots = self.optimizer.stateless_apply(slots, grads, params)
+        return {"loss": loss}, (params, buffers, slots, metrics)
+
+
+def made(kind, *, eager):
+    keras.utils.set_random_seed(3)
+    model = kind(looks=eager)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metrics = None if kind is Own else ["accuracy"]
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=metrics, run_eagerly=eager)
+    return model
+
+
+def close(one, two):
+    for a, b in zip(keras.tree.flatten(one), keras.tree.flatten(two), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def used(model):
+    """Return what every method of a trainer has made of a model."""
+    trainer = ws.Trainer(model)
+    history = trainer.fit(ROWS, LABELS, batch_size=4, epochs=2, verbose=0).history
+    found = [history["loss"], dict(trainer.update((ROWS[:4], LABELS[:4])))]
+    found += [[step.loss for step in trainer.steps(ws.Batches((ROWS, LABELS), batch_size=4))]]
+    found += [trainer.evaluate(ROWS, LABELS, batch_size=4, verbose=0), trainer.predict(ROWS, 4, verbose=0)]
+    return [*found, model.get_weights()], trainer
+
+
+@pytest.mark.parametrize("kind", [Looking, pytest.param(Own, marks=on("tensorflow"))])
+def test_what_runs_eagerly_sees_numbers_and_is_the_same_update(kind):
+    (compiled, _), model = used(made(kind, eager=False)), made(kind, eager=True)
+    eager, trainer = used(model)
+    close(compiled, eager)
+    assert {training for training, *_ in model.seen} == {True, False}
+    assert all(np.isclose(hidden.sum(), total, rtol=1e-4, atol=1e-5) for _, hidden, total in model.seen)
+    assert "Nothing is compiled: the model says run_eagerly=True" in trainer.explain()
+    shapes = {hidden.shape for _, hidden, _ in model.seen} - {(8, 4)}  # twice as many, to tell whose rows draws are
+    assert shapes == {(4, 4), (2, 4)}  # and no padding
+    model.run_eagerly, model.looks, model.jit_compile = False, False, True  # the same trainer compiles from now on
+    trainer.update((ROWS[:4], LABELS[:4]))
+    assert "Nothing is compiled" not in trainer.explain()
+
+
+class Counting(ws.Objective):
+    """Prints what it computes."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, model, batch, training):
+        error = model(batch[0], training=training) - batch[1]
+        self.seen.append(np.asarray(error))
+        return ws.Mean(error**2)
+
+
+def test_an_objective_sees_numbers_and_is_called_once_for_an_update_but_for_the_first():
+    objective, model = Counting(), keras.Sequential([keras.Input((6,)), L.Dense(1)])
+    model.run_eagerly = True
+    trainer = ws.Trainer(model, objective, optimizer="sgd")
+    batches = [(row[None], np.zeros((1, 1), "float32")) for row in X[:5]]
+    for batch in batches:
+        trainer.update(batch)
+    assert len(objective.seen) == 6
+    assert len({error.item() for error in objective.seen}) == 5  # the first batch comes twice
+
+
+def test_microbatches_are_seen_one_by_one():
+    objective, model = Counting(), keras.Sequential([keras.Input((6,)), L.Dense(1)])
+    model.run_eagerly = True
+    data = (X[:5], np.zeros((5, 1), "float32"))
+    trainer = ws.Trainer(model, objective, optimizer="sgd", microbatch_size=2)
+    trainer.update(data)
+    del objective.seen[:]
+    trainer.update(data)
+    assert {len(error) for error in objective.seen} == {1, 2}
+
+
+@on("jax")
+def test_no_row_without_a_number_is_read_and_jax_stays_as_it_was():
+    if ENGINE != "jax":
+        return
+    import jax
+
+    used(made(Looking, eager=True))
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        jax.grad(lambda x: x * np.asarray(x))(1.0)
