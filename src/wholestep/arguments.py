@@ -244,6 +244,11 @@ def refuse(**arguments: object) -> None:
         )
 
 
+def say_no_effect(setting: str, why: str, stacklevel: int = 5) -> None:
+    """Warn the caller of a trainer's method of a setting that changes nothing."""
+    warnings.warn(f"{setting} has no effect: {why}.", UserWarning, stacklevel=stacklevel)
+
+
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 

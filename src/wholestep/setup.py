@@ -1,6 +1,5 @@
 """What a trainer was given, and what is made of it when data come: batches, an executor, watchers."""
 
-import warnings
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -28,14 +27,7 @@ from wholestep.model.columns import by_columns, has_columns, open_columns
 from wholestep.model.findings import Coupling, Findings
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective, leave_rows_out
-from wholestep.model.preprocess import (
-    Prepare,
-    as_input,
-    one_after_another,
-    open_in_sequence,
-    open_prepared,
-    preparation,
-)
+from wholestep.model.preprocess import Prepare, as_input, in_turn, open_in_sequence, open_prepared, preparation
 from wholestep.program import Options
 from wholestep.run import Run, groups_of
 from wholestep.state import Variables
@@ -90,9 +82,8 @@ class Setup:
         self._is_own = objective is not None or self.steps.trains
         self._builder = Builder(model, objective, self.steps)
         self._made_for: list = []
-        self._optimizer = (
-            None if optimizer is None else arguments.with_loss_scale(keras.optimizers.get(optimizer), model)
-        )
+        given = None if optimizer is None else keras.optimizers.get(optimizer)
+        self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
         run.settle = weakref.WeakMethod(self._count_exactly)  # or they would keep each other alive
         run.arrive = weakref.WeakMethod(self._arrive)
@@ -106,8 +97,7 @@ class Setup:
         x, y, sample_weight, batch_size, shuffle, class_weight = given
         if isinstance(x, Batches):
             if method == "fit" and shuffle is not True:
-                told = f"shuffle={shuffle!r} has no effect: Batches say themselves in which order rows come."
-                warnings.warn(told, UserWarning, stacklevel=4)
+                arguments.say_no_effect(f"shuffle={shuffle!r}", "Batches say themselves in which order rows come")
             arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
             return open_prepared(x, None, self._preparation(method))
         prepare = self._preparation(method)
@@ -120,12 +110,11 @@ class Setup:
         is_custom = self.steps.trains if method == "fit" else self.steps.tests
         alone |= is_custom and y is sample_weight is None and not isinstance(x, list | tuple)  # as Keras has it
         source = x if alone else without_none((x, y, sample_weight))
-        transform = one_after_another(take, None if class_weight is None else class_weighted(class_weight))
+        transform = in_turn(take, None if class_weight is None else class_weighted(class_weight))
         how = {"seed": self.seed, "shuffle": shuffle if shuffle == "batch" else bool(shuffle), "transform": transform}
         batches = open_prepared(source, batch_size, prepare, **how)
         if batches.is_ready and batch_size is not None:
-            told = f"batch_size={batch_size} has no effect: these batches are ready-made."
-            warnings.warn(told, UserWarning, stacklevel=4)
+            arguments.say_no_effect(f"batch_size={batch_size}", "these batches are ready-made")
         return batches
 
     def ready_batches(self, data: Tree) -> Batches:
@@ -139,8 +128,8 @@ class Setup:
         size = asked or batch_size
         batches = open_in_sequence(self._by_columns(data, size), size, self._preparation("evaluate"))
         if asked is not None and (batches.is_ready or isinstance(data, Batches)):
-            told = f"validation_batch_size={asked} has no effect: the validation data come in batches already."
-            warnings.warn(told, UserWarning, stacklevel=5)
+            named = f"validation_batch_size={asked}"
+            arguments.say_no_effect(named, "the validation data come in batches already", stacklevel=6)
         return batches
 
     def inputs(self, x: Tree, batch_size: int | None) -> tuple[Batches, bool]:
@@ -202,9 +191,7 @@ class Setup:
         if executor is not None and (self.steps.trains or (optimizer is not None and optimizer.built)):
             executor.put_back(self.run, snapshot)
         elif self.model.built:
-            groups = self._groups()
-            for name, arrays in leaves_of(snapshot, groups).items():
-                put(arrays, groups.get(name, []))
+            _put_all(snapshot, self._groups())
             if executor is not None:  # which evaluates and predicts, and nothing more
                 self.run.restored = None
 
@@ -237,9 +224,7 @@ class Setup:
 
     def put_weights(self, snapshot: Snapshot) -> None:
         """Let the model hold the weights of a snapshot, and nothing else change."""
-        groups = self._weights()
-        for name, arrays in leaves_of(snapshot, groups).items():
-            put(arrays, groups.get(name, []))
+        _put_all(snapshot, self._weights())
 
     def _weights(self) -> dict[str, list[keras.Variable]]:
         return {name: held for name, held in self._groups().items() if name in ("params", "buffers")}
@@ -306,3 +291,8 @@ class Setup:
         """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
+
+
+def _put_all(snapshot: Snapshot, groups: dict[str, list[keras.Variable]]) -> None:
+    for name, arrays in leaves_of(snapshot, groups).items():
+        put(arrays, groups.get(name, []))

@@ -58,10 +58,10 @@ def open_prepared(source: object, batch_size: int | None, prepare: Prepare | Non
         return sized(source, batch_size, **how)
     source = text_as_arrays(source)
     rows = _Rows(source) if is_nest_of_arrays(source) else source
-    return sized(rows, batch_size, transform=one_after_another(prepare, how.pop("transform", None)), **how)
+    return sized(rows, batch_size, transform=in_turn(prepare, how.pop("transform", None)), **how)
 
 
-def one_after_another(first: Prepare | None, then: Prepare | None) -> Prepare | None:
+def in_turn(first: Prepare | None, then: Prepare | None) -> Prepare | None:
     """Return the function that does both to a batch; None if there is neither."""
     if first is None or then is None:
         return first or then
