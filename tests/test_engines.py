@@ -1,5 +1,6 @@
 """The contract of every verb, on whichever engine this process has; and both engines draw one curve."""
 
+import contextlib
 import json
 import math
 import subprocess
@@ -316,6 +317,31 @@ def holds_always_xla(case):
 def holds_loops_once(case):
     assert case.engine.loops_once == JAX
     assert case.choose(jit_compile=True).loops_once
+
+
+def holds_is_eager(case):
+    assert not case.engine.is_eager
+    if case.replicas == 1:
+        case.model.run_eagerly, seen = True, []
+        engine = case.choose()
+        assert engine.is_eager
+        engine.compile(lambda x: seen.append(ops.convert_to_numpy(x)), (case.data,), spends=False)(case.data)
+        equal(seen, [DATA])
+
+
+def holds_trying(case):
+    case.model.run_eagerly = case.replicas == 1
+    engine, before = case.choose(), case.held()
+
+    def step(x):
+        with keras.StatelessScope() if JAX else contextlib.nullcontext():  # as `call_step` has it
+            for variable in case.variables.params:
+                variable.assign_add(ops.ones(variable.shape))
+        return x
+
+    with engine.trying(case.variables):
+        engine.shapes(engine.traced(step), case.data)
+    equal(case.held(), before)
 
 
 def holds_freezes_reads(case):

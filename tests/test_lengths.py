@@ -111,7 +111,9 @@ class Sequence:
         return self.rows[i]
 
 
-@pytest.mark.parametrize("part", ["foo", None])
+@pytest.mark.parametrize(
+    "part", [None, *(["foo"] if keras.backend.backend() == "jax" else [])]
+)  # TensorFlow takes text
 def test_parts_that_are_no_numbers(part):
     rows = [{"s": np.arange(2), "t": part}, {"s": np.arange(2), "t": part}]
     with pytest.raises(ws.BatchError, match=r"batch\['t'\] must hold numbers"):
@@ -127,7 +129,7 @@ def test_vectors_are_rows_where_a_length_is_needed():
     rows = [np.arange(3), np.arange(5)]
     assert ws.Batches(rows, tokens=80, length=len).shapes == [(1, 3), (1, 5)]
     assert ws.Batches([[1, 2, 3], [4]], tokens=80, length=len).shapes == [(1, 1), (1, 3)]
-    with pytest.raises(ws.BatchError, match=r"must hold numbers. Received: dtype object. Try: .* as a list"):
+    with pytest.raises(ws.BatchError, match=r"must hold numbers. Received: rows of uneven length. Try: .* as a list"):
         ws.Batches(np.array(rows, object), tokens=80, length=[3, 5])
 
 

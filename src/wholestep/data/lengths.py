@@ -158,6 +158,10 @@ def _refuse(label: str, what: str, leaves: list) -> None:
 def _check_widths(sequences: Sequences) -> None:
     assert isinstance(sequences.source, Arrays)
     named = tree.named_leaves(sequences.source.arrays, "data")
+    for (label, leaf), of in zip(named, sequences.owner, strict=True):
+        if of is not None and leaf.dtype == object:
+            received = "rows of uneven length" if tree.is_ragged(leaf) else "text"
+            raise BatchError(message(f"{label} must hold numbers.", received, "pass sequences of numbers as a list."))
     for s, lengths in enumerate(sequences.lengths):
         widths = {label: leaf.shape[1] for (label, leaf), of in zip(named, sequences.owner, strict=True) if of == s}
         received = ", ".join(f"{label}: {width} wide" for label, width in widths.items())
