@@ -42,7 +42,7 @@ _HOMES = {
     "Step": "steps",
     "Sum": "model.terms",
     "Trainer": "trainer",
-    "audit": "audit.watch",
+    "audit": "audit",
 }
 
 
@@ -51,7 +51,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     backend.check()
-    globals()[name] = value = getattr(import_module(f"wholestep.{_HOMES[name]}"), name)
+    home = import_module(f"wholestep.{_HOMES[name]}")
+    globals()[name] = value = home if _HOMES[name] == name else getattr(home, name)  # a package that is called itself
     return value
 
 

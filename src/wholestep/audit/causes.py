@@ -20,7 +20,8 @@ CAUSES = (
         "rows",
         "the order of a pass is that of the pass before",
         "The rows were shuffled once; every pass takes them in that same order.",
-        "shuffle inside the loop over epochs, or `shuffle(len(x), reshuffle_each_iteration=True)`.",
+        "draw an order in every epoch, `default_rng(epoch).permutation(len(x))`, or `shuffle(len(x), "
+        "reshuffle_each_iteration=True)`.",
         "pytorch/pytorch#31771",
     ),
     Cause(
@@ -37,7 +38,8 @@ CAUSES = (
         "rows",
         "microbatches of two passes make one update",
         "The last microbatches of a pass wait for the first of the next: one update is made of both.",
-        "make an optimizer step of what is left at the end of each pass.",
+        "make an optimizer step of what is left at the end of each pass (`if ... or start + size >= len(x)`), or "
+        "take a `batch_size` with which none is left.",
         "meta-pytorch/torchtune#2745",
     ),
     Cause(
@@ -82,7 +84,7 @@ CAUSES = (
         "apply",
         "the same gradient is applied once more",
         "The optimizer takes the same gradient twice.",
-        "call `apply_gradients` once per update.",
+        "call `apply_gradients` (or `stateless_apply`) once per update.",
         "keras-team/keras#19990",
     ),
     Cause(
@@ -98,7 +100,7 @@ CAUSES = (
         "apply",
         "the optimizer's variables are those of the first update",
         "Every update begins with the optimizer's first state: moments and the count of updates never move.",
-        "carry what `stateless_apply` returns to the next update.",
+        "carry what `stateless_apply` returns to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.",
         NOWHERE,
     ),
     Cause(
@@ -115,7 +117,8 @@ CAUSES = (
         "apply",
         "the rate of update t is schedule(microbatches before t)",
         "The schedule of the learning rate moves with every microbatch: it ends too early.",
-        "move it once per update: leave `optimizer.iterations` to the optimizer.",
+        "move it once per update (`step += 1`): leave `optimizer.iterations` to the optimizer, and stretch the "
+        "schedule where Keras' `gradient_accumulation_steps` counts calls.",
         "huggingface/accelerate#963",
     ),
     Cause(
@@ -123,7 +126,8 @@ CAUSES = (
         "apply",
         "the rate of every update is schedule(0)",
         "The learning rate stays at its first value: the schedule was read once.",
-        "give the schedule to the optimizer, or assign `optimizer.learning_rate` before every update.",
+        "give the schedule to the optimizer, or assign `schedule(step)` to `optimizer.learning_rate` before every "
+        "update.",
         "the FAQ of jax-ml/jax on impure functions",
     ),
     Cause(
@@ -148,7 +152,7 @@ CAUSES = (
         "apply",
         "the rate of update t is schedule(t + 1)",
         "The schedule of the learning rate is one update ahead.",
-        "count updates from 0.",
+        "count updates from 0: `schedule(step)` first, then `step += 1`.",
         NOWHERE,
     ),
     # ---- between ----
@@ -157,7 +161,7 @@ CAUSES = (
         "between",
         "the weights after an update are those before it",
         "What the optimizer step returns does not reach the next forward pass: the weights go back to what they were.",
-        "carry the updated variables to the next update.",
+        "carry the updated variables to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.",
         NOWHERE,
     ),
     Cause(
@@ -165,7 +169,7 @@ CAUSES = (
         "between",
         "inside a window all moved weights shrink by one factor",
         "The weights shrink between the microbatches of one update.",
-        "decay once per update, or leave it to the optimizer's `weight_decay`.",
+        "decay (`v * 0.99`) once per update, or leave it to the optimizer's `weight_decay`.",
         "keras-team/keras#19990",
     ),
     Cause(
@@ -181,7 +185,7 @@ CAUSES = (
         "between",
         "the weights of a microbatch are not those of the one before",
         "The weights move between the microbatches of one update, by no optimizer step.",
-        "write to the weights after the optimizer step.",
+        "write to the weights (`assign`, `assign_add`) after the optimizer step.",
         NOWHERE,
     ),
     # ---- state ----
@@ -190,7 +194,8 @@ CAUSES = (
         "state",
         "moving statistics before an update are those before the one before",
         "What the forward pass makes of the moving statistics is thrown away: they never move.",
-        "carry the non-trainable variables that `stateless_call` returns.",
+        "carry the non-trainable variables that `stateless_call` returns: `outputs, ntv = "
+        "model.stateless_call(tv, ntv, x)`.",
         NOWHERE,
     ),
     Cause(
@@ -198,7 +203,8 @@ CAUSES = (
         "state",
         "seeds before an update are those before the one before",
         "The seeds of the random draws are thrown away: every update has the same dropout masks.",
-        "carry the non-trainable variables that `stateless_call` returns.",
+        "carry the non-trainable variables that `stateless_call` returns: `outputs, ntv = "
+        "model.stateless_call(tv, ntv, x)`.",
         "jax-ml/jax#40232",
     ),
     Cause(
@@ -207,7 +213,8 @@ CAUSES = (
         "statistics or seeds before a microbatch are those before the one before",
         "The microbatches of an update all begin with the same statistics and seeds: only what the last one makes of "
         "them is kept.",
-        "carry what `stateless_call` returns from microbatch to microbatch.",
+        "carry what `stateless_call` returns from microbatch to microbatch: `outputs, ntv = "
+        "model.stateless_call(tv, ntv, x)`.",
         NOWHERE,
     ),
     Cause(
@@ -232,7 +239,7 @@ CAUSES = (
         "report",
         "the loss of the pass's last batch",
         "The printed loss is that of the last batch alone.",
-        "keep a mean over all batches of the pass.",
+        "keep a mean over all batches of the pass: `total / count`.",
         "Lightning-AI/pytorch-lightning#2924",
     ),
     Cause(
@@ -240,7 +247,7 @@ CAUSES = (
         "report",
         "the mean over all passes so far",
         "The printed loss is a mean over all passes so far: the metric is not reset.",
-        "`metric.reset_state()` at the beginning of each pass.",
+        "`metric.reset_state()`, or `total, count = 0.0, 0`, at the beginning of each pass.",
         "keras-team/keras#16526",
     ),
     Cause(
@@ -256,7 +263,7 @@ CAUSES = (
         "report",
         "the sum of the microbatches' means, divided by the number of updates",
         "The printed loss is a sum of the microbatches' means, divided by the number of updates.",
-        "divide by the number of microbatches.",
+        "take the mean over the microbatches: divide by their number.",
         NOWHERE,
     ),
     Cause(

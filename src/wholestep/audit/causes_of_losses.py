@@ -9,7 +9,7 @@ OTHER_LOSSES = (
         "the loss of all pairs of labels and outputs of the batch",
         "Labels of shape (rows,) meet outputs of shape (rows, 1): their difference is (rows, rows), and the mean "
         "over it draws every output to every label of its batch.",
-        "`y = y[:, None]`, or a Keras loss, which gives both the same rank.",
+        "`y = y[:, None]` or `output = squeeze(output, -1)`, or a Keras loss, which gives both the same rank.",
         "tensorflow/tensorflow#33898, #28901, #52115",
     ),
     Cause(
@@ -33,7 +33,7 @@ OTHER_LOSSES = (
         "gradient",
         "the same loss without sample weights",
         "The sample weights do not reach the loss.",
-        "pass `sample_weight=` to the loss, or multiply the unreduced losses.",
+        "pass `sample_weight=` to the loss, or multiply the unreduced losses: `sum(w * values) / sum(w)`.",
         "keras-team/keras#13641",
     ),
     Cause(
@@ -41,7 +41,7 @@ OTHER_LOSSES = (
         "gradient",
         "the same loss with the squares of the sample weights",
         "The sample weights are multiplied in twice.",
-        "weigh once: either in the loss or after it.",
+        "weigh once: either in the loss or after it, and not by `sample_weight ** 2`.",
         NOWHERE,
     ),
     Cause(
@@ -49,7 +49,7 @@ OTHER_LOSSES = (
         "gradient",
         "the same loss of the outputs after one more softmax (or sigmoid)",
         "The outputs are logits, and go through a softmax or sigmoid before a loss that does so itself.",
-        "give the loss the logits, or say `from_logits=False`.",
+        "give the loss the logits, without a `softmax` before it, or say `from_logits=False`.",
         "tensorflow/tensorflow#35585",
     ),
     Cause(
@@ -57,7 +57,7 @@ OTHER_LOSSES = (
         "gradient",
         "the labels of the next or last row, or of the next or last place in a row",
         "Each row is trained on the label of its neighbour.",
-        "cut inputs and labels by the same index.",
+        "cut inputs and labels by the same index, `x[rows], y[rows]`, and `roll` neither.",
         NOWHERE,
     ),
     Cause(
@@ -65,7 +65,7 @@ OTHER_LOSSES = (
         "gradient",
         "the labels in the order of the data, the inputs in the order of the loop",
         "The inputs are shuffled and the labels are not: no row has its own label.",
-        "draw one order, and take both by it: `x[order], y[order]`.",
+        "draw one order, and take both by it: `rows = order[start:stop]`, then `x[rows], y[rows]`.",
         NOWHERE,
     ),
 )

@@ -5,14 +5,15 @@ import numpy as np
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import distance
 
-_SAME = 1e-3
+_SAME, _SAME_IN_PART = 1e-3, 0.1  # lengths; the latter where some places stand for a large gradient
 
 
 def clipped(all_evidence: list[Evidence], candidates: list[np.ndarray]) -> tuple[str, float]:
     """Return (by which clip the candidates become what was handed over, the distance then); "" if by none."""
-    fits = all_evidence[0].meant.replay.tolerance.fits
+    replay = all_evidence[0].meant.replay
+    fits, same = replay.tolerance.fits, _SAME_IN_PART if replay.is_in_part else _SAME
     pairs = [(e.handed, c) for e, c in zip(all_evidence, candidates, strict=True)]
-    if (apart := _by_norm(pairs, fits)) <= fits:
+    if (apart := _by_norm(pairs, fits, same)) <= fits:
         return "by their norm", apart
     bounds = [float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs]
     bound = max(bounds)
@@ -25,11 +26,11 @@ def clipped(all_evidence: list[Evidence], candidates: list[np.ndarray]) -> tuple
         parts.append([e.meant.replay.parts(vector) for vector in full])
     names = list(parts[0][0])
     one_by_one = [[(one[name], two[name]) for one, two in parts] for name in names]
-    apart = max(_by_norm(each, fits) for each in one_by_one)
+    apart = max(_by_norm(each, fits, same) for each in one_by_one)
     return ("variable by variable" if apart <= fits else ""), apart
 
 
-def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float) -> float:
+def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float) -> float:
     """Return how far each is from the candidate, or from the candidate shortened to one length that none exceeds."""
     worst = 0.0
     lengths: list[float] = []
@@ -46,4 +47,4 @@ def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float) -> float:
     if not min(lengths):  # nothing is left of it: that is no clip
         return float("inf")
     longest = max([*lengths, *whole])
-    return worst if longest <= min(lengths) * (1 + max(_SAME, fits)) else longest / min(lengths)
+    return worst if longest <= min(lengths) * (1 + max(same, fits)) else longest / min(lengths)

@@ -16,6 +16,9 @@ from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
+NUM_DRAWN = 4  # rows whose gradients stand for all rows' where their size is asked for
+_NEARLY = 1e-3
+
 
 class Meant:
     """How the gradients of updates are computed: a replay, the objective that is meant, and the modes that were seen.
@@ -70,7 +73,9 @@ class Evidence:
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
         meant.full = whole if meant.full is None else np.maximum(meant.full, whole)
         self._scale = 0.0
-        self._rows: dict[tuple[str, str], list[np.ndarray]] = {}
+        self._rows: list[np.ndarray] | None = None
+        self._groups: dict[tuple[int, int, str], tuple[np.ndarray, np.ndarray]] = {}
+        self._weighed = {"": self.weights}
 
     @property
     def window(self) -> Window:
@@ -131,35 +136,79 @@ class Evidence:
             for i, (piece, part) in enumerate(zip(self.update.pieces, parts, strict=True))
         ]
 
-    def rows(self, objective: Objective | None = None, weigh: str = "") -> list[np.ndarray]:
+    def rows(self) -> list[np.ndarray]:
         """Return the gradient of each row: by piece (terms x rows, parameters)."""
-        key = str(id(objective)), weigh
-        if key not in self._rows:
-            self._rows[key] = [self._each(i, objective, weigh) for i in range(len(self.update.pieces))]
-        return self._rows[key]
+        if self._rows is None:
+            self._rows = [
+                np.stack([self._one(i, entry) for entry in range(weights.size)])
+                for i, weights in enumerate(self.weights)
+            ]
+        return self._rows
 
     def weighed(self, way: Weighting, objective: Objective | None = None, weigh: str = "") -> np.ndarray:
         """Return the sum of the rows' gradients, weighed in one way; of another objective or batch if given."""
-        window = self.window if not weigh else replace(self.window, weights=self._weights(weigh))
+        window = replace(self.window, weights=self._weights(weigh))
         parts = weightings.factors(window, way(window))
-        pairs = zip(parts, self.rows(objective, weigh), strict=True)
-        return sum((part.reshape(-1).astype(rows.dtype) @ rows for part, rows in pairs), np.zeros_like(self.handed))
+        return sum(
+            (self._sum(i, part, objective, weigh) for i, part in enumerate(parts)),
+            np.zeros_like(self.handed),
+        )
+
+    def _sum(self, i: int, part: np.ndarray, objective: Objective | None, weigh: str) -> np.ndarray:
+        """Return the sum of a piece's rows with these factors (terms, rows).
+
+        Rows of one weight have one factor, whatever is wrong: their gradient is computed in one go, and kept.
+        """
+        key = i, id(objective), weigh
+        if key not in self._groups:
+            self._groups[key] = self._grouped(i, objective, weigh)
+        of_rows, grads = self._groups[key]
+        first = [np.flatnonzero(of_rows == group)[0] for group in range(of_rows.max() + 1)]
+        by_group = part[:, first]
+        if not np.array_equal(by_group[:, of_rows], part):
+            return self.gradient(i, part, objective, weigh=weigh)
+        return by_group.T.reshape(-1).astype(grads.dtype) @ grads
+
+    def _grouped(self, i: int, objective: Objective | None, weigh: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (of each row the number of its group, gradients (groups x terms, parameters)) of a piece."""
+        weights = self._weights(weigh)[i]
+        columns, of_rows = np.unique(weights, axis=1, return_inverse=True)
+        of_rows = np.reshape(of_rows, -1)
+        grads = np.zeros((columns.size, len(self.handed)), "float32")  # as the engine computes them
+        for entry, (group, term) in enumerate(np.ndindex(*columns.T.shape)):
+            if columns[term, group]:
+                factors = np.zeros(weights.shape)
+                factors[term, of_rows == group] = 1.0
+                grads[entry] = self.gradient(i, factors, objective, weigh=weigh)
+        return of_rows, grads
 
     def _weights(self, weigh: str) -> list[np.ndarray]:
-        """Return what the rows weigh where the sample weights are changed."""
+        """Return what the rows weigh, where the sample weights are changed in this way."""
         meant, replay = self.meant, self.meant.replay
-        found = []
-        for piece in self.update.pieces:
-            batch = replay.batch(piece, weigh=weigh)
-            terms = replay.terms(piece, meant.objective, batch, training=meant.modes.of(piece))
-            found.append(np.where(piece.rows[None] == PAD, 0.0, terms.weights))
-        return found
+        if weigh not in self._weighed:
+            self._weighed[weigh] = []
+            for piece in self.update.pieces:
+                batch = replay.batch(piece, weigh=weigh)
+                terms = replay.terms(piece, meant.objective, batch, training=meant.modes.of(piece))
+                self._weighed[weigh].append(np.where(piece.rows[None] == PAD, 0.0, terms.weights))
+        return self._weighed[weigh]
 
     def measure(self) -> None:
-        """Let distances be relative to what the gradient is summed from, where that nearly cancels."""
+        """Let distances be relative to what the gradient is summed from, where that nearly cancels.
+
+        That is the sum of the rows' lengths. It is drawn from a few rows, but where it matters much.
+        """
         parts = weightings.factors(self.window, weightings.right(self.window))
-        pairs = zip(parts, self.rows(), strict=True)
-        self._scale = 1e-3 * sum(float(np.abs(p.reshape(-1)) @ np.linalg.norm(rows, axis=1)) for p, rows in pairs)
+        entries = [(i, entry) for i, part in enumerate(parts) for entry in np.flatnonzero(part).tolist()]
+        if not entries or self._scale:
+            return
+        some = entries[:: -(-len(entries) // NUM_DRAWN)]
+        whole = sum(float(np.abs(part).sum()) for part in parts)
+        drawn = _NEARLY * whole * float(np.mean([np.linalg.norm(self._one(*entry)) for entry in some]))
+        if len(some) < len(entries) and 8 * drawn > np.linalg.norm(self.reference):
+            sizes = [abs(parts[i].flat[entry]) * np.linalg.norm(self._one(i, entry)) for i, entry in entries]
+            drawn = _NEARLY * float(np.sum(sizes))
+        self._scale = drawn
 
     def apart(self, candidate: np.ndarray) -> float:
         """Return the distance of what was handed over from a candidate, relative to it and to the reference."""
@@ -200,11 +249,10 @@ class Evidence:
         objective = self.meant.objective if objective is None else objective
         return replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)[self.mask]
 
-    def _each(self, i: int, objective: Objective | None, weigh: str) -> np.ndarray:
-        shape = self.weights[i].shape
-        found = np.zeros((self.weights[i].size, len(self.handed)), "float32")  # as the engine computes them
-        for entry in np.flatnonzero(self.weights[i]):
-            one = np.zeros(self.weights[i].size)
-            one[entry] = 1.0
-            found[entry] = self.gradient(i, one.reshape(shape), objective, weigh=weigh)
-        return found
+    def _one(self, i: int, entry: int) -> np.ndarray:
+        """Return the gradient of one row's loss, and one term's: the entry is its place in (terms, rows)."""
+        if not self.weights[i].flat[entry]:
+            return np.zeros(len(self.handed), "float32")
+        factors = np.zeros(self.weights[i].shape)
+        factors.flat[entry] = 1.0
+        return self.gradient(i, factors).astype("float32")  # as the engine computes them

@@ -112,4 +112,11 @@ def far(one: list[np.ndarray], two: list[np.ndarray]) -> float:
     """Return the distance of two lists of arrays, each taken as one vector."""
     if not one:
         return 0.0
-    return distance(np.concatenate([np.ravel(a) for a in one]), np.concatenate([np.ravel(b) for b in two]))
+    lengths = [np.array([_length(leaf) for leaf in leaves]) for leaves in (one, two)]
+    apart = np.array([_length(np.asarray(a, "float64") - b) for a, b in zip(one, two, strict=True)])
+    size = max(map(_length, lengths))
+    return _length(apart) / size if size else 0.0
+
+
+def _length(leaf: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(leaf, "float64")))

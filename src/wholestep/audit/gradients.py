@@ -7,14 +7,22 @@ import numpy as np
 
 from wholestep.audit.candidates import PENALTIES, Hypothesis
 from wholestep.audit.causes import BY_NAME
+from wholestep.audit.causes_of_losses import OTHER_LOSSES
 from wholestep.audit.clips import clipped
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Found, distance, found
 from wholestep.audit.hypotheses import hypotheses
+from wholestep.audit.log import Line
 from wholestep.audit.proof_of_gradients import proved
+from wholestep.audit.source import line_of_loss
 from wholestep.audit.unknown import unknown
 from wholestep.audit.windows import Update
 
+IN_THE_LOSS = {
+    *(cause.name for cause in OTHER_LOSSES),
+    *("padding counted", "padded places counted", "mean of row means", "divided by the weights", "divided by the rows"),
+}
+IN_THE_LOSS_OF_ONE = {"never divided", "divided by the full batch", "penalty forgotten", "penalty added twice"}
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
 Ways = list[list[np.ndarray]]  # by update, the gradients of a hypothesis
 
@@ -69,16 +77,17 @@ def _without(update: Update, left_out: set[int]) -> Update:
 def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Found], str]:
     """Return (causes, what is no cause) that reproduce what was handed over."""
     fitting: list[tuple[Hypothesis, float, Ways]] = []
-    tried = []
+    tried: list[tuple[Hypothesis, list[np.ndarray]]] = []
+    tolerance = meant.replay.tolerance
     without = max(e.without for e in chosen)
     for hypothesis in hypotheses(meant, chosen):
         if fitting and len(hypothesis.causes) > len(fitting[0][0].causes):
             break
-        ways = [hypothesis.gradients(e) for e in chosen]
-        if meant.replay.tolerance.shows(without, apart := _apart(hypothesis, chosen, ways)):
+        apart, ways = _tried(hypothesis, chosen, tolerance.fits)
+        if tolerance.shows(without, apart):
             fitting.append((hypothesis, apart, ways))
         if len(hypothesis.causes) == 1 and not hypothesis.is_free:
-            tried.append((hypothesis, ways))
+            tried.append((hypothesis, ways[0]))
     if fitting:
         if meant.replay.is_half:  # where more than one may fit by chance
             fitting.sort(key=lambda each: each[1])
@@ -89,22 +98,34 @@ def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -
         return _told([(Hypothesis((cause,), lambda e: []), apart, [[] for _ in chosen])], chosen), ""
     if how:
         return [], f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
-    for hypothesis, ways in tried:
-        for way in zip(*ways, strict=True):
-            how, apart = clipped(chosen, list(way))
+    for hypothesis, first in tried:
+        for i, way in enumerate(first):
+            if not clipped(chosen[:1], [way])[0]:
+                continue
+            same = [way, *(hypothesis.gradients(e)[i] for e in chosen[1:])]
+            how, apart = clipped(chosen, same)
             if how:
-                return _told([(hypothesis, apart, [[each] for each in way])], chosen), ""
+                return _told([(hypothesis, apart, [[each] for each in same])], chosen), ""
     return [], ""
 
 
-def _apart(hypothesis: Hypothesis, chosen: list[Evidence], ways: Ways) -> float:
-    """Return the distance of the worst update from a hypothesis, where it is wrong in its best way."""
-    if not all(ways):
-        return float("inf")
-    distances = [[_from(e, hypothesis, way) for way in each] for e, each in zip(chosen, ways, strict=True)]
-    if hypothesis.is_free:
-        return max(min(each) for each in distances)
-    return min(max(each) for each in zip(*distances, strict=True))
+def _tried(hypothesis: Hypothesis, chosen: list[Evidence], fits: float) -> tuple[float, Ways]:
+    """Return (the distance of the worst update from a hypothesis in its best way, its gradients by update).
+
+    After an update from which it is too far in every way, the others are not looked at.
+    """
+    ways: Ways = []
+    worst = np.zeros(0)
+    for e in chosen:
+        ways.append(hypothesis.gradients(e))
+        apart = np.array([_from(e, hypothesis, way) for way in ways[-1]])
+        if hypothesis.is_free:
+            apart = np.array([np.min(apart, initial=np.inf)])
+        num = min(len(apart), len(worst)) if len(ways) > 1 else len(apart)
+        worst = np.maximum(worst[:num], apart[:num]) if len(ways) > 1 else apart
+        if np.min(worst, initial=np.inf) > fits:
+            break
+    return float(np.min(worst, initial=np.inf)), ways
 
 
 def _from(e: Evidence, hypothesis: Hypothesis, way: np.ndarray) -> float:
@@ -123,8 +144,17 @@ def _told(fitting: list[tuple[Hypothesis, float, Ways]], chosen: list[Evidence])
     without, numbers = max(e.without for e, _ in differing), sorted(e.update.number for e, _ in differing)
     last, way = differing[-1]  # of the first one's step the slots know nothing yet
     proof = proved(last, min(way, key=partial(_from, last, hypothesis), default=None))
-    line = last.update.applied.line
-    return [found(cause, without, apart, line, numbers, detail, proof, tuple(twins)) for cause in hypothesis.causes]
+    lines = [line_of(cause.name, last.update) for cause in hypothesis.causes]
+    given = [(without, apart, line, numbers, detail, proof, tuple(twins)) for line in lines]
+    return [found(cause, *rest) for cause, rest in zip(hypothesis.causes, given, strict=True)]
+
+
+def line_of(name: str, update: Update) -> Line | None:
+    """Return the user's line of a cause: where the loss is computed, if that is wrong, or else the optimizer step."""
+    is_of_loss = name in IN_THE_LOSS or (name in IN_THE_LOSS_OF_ONE and len(update.pieces) == 1)
+    is_penalty = name.startswith("penalty")
+    line = line_of_loss(update.pieces[-1].called.line, is_penalty=is_penalty) if is_of_loss and update.pieces else None
+    return line or update.applied.line
 
 
 def _names(hypothesis: Hypothesis) -> set[str]:

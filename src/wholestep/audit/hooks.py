@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.keeping import places
 from wholestep.audit.log import Applied, Called, Log, Scaled, is_in_trainer, line_of_user
 from wholestep.engines.listener import Listener
 from wholestep.model.objective import uncast
@@ -156,8 +157,10 @@ class Hooks:
         line, replica = line_of_user(), self.listener.replica()
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
-            inputs, outputs, params, buffers = _apart(numbers, groups)
-            kept = (outputs, params, buffers) if self.log.has_room else ([], [], [])
+            given, outputs, params, buffers = _apart(numbers, groups)
+            inputs = [np.array(leaf) for leaf in given]
+            is_kept = self.log.wants(inputs)
+            kept = ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
             self.log.add(Called(order, inputs, *kept, differentiated, line, replica))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
@@ -181,11 +184,11 @@ class Hooks:
                 return apply(optimizer, grads, given)
             self._optimizers.append(optimizer)
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
-            held = [listener.dense(handed[id(params[i])]) for i in place]
+            held = [_in_part(listener.dense(handed[id(params[i])])) for i in place]
             numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
-            before = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
+            before = [[_in_part(listener.value(v)) for v in variables] for variables in (params, optimizer.variables)]
             result = apply(optimizer, grads, given)
-            after = [[listener.value(v) for v in variables] for variables in (params, optimizer.variables)]
+            after = [[_in_part(listener.value(v)) for v in variables] for variables in (params, optimizer.variables)]
             groups = (held, *before, *after, numbers)
             if self._is_told([leaf for group in groups for leaf in group]):
                 self._tell_apply(optimizer, place, len(params), groups)
@@ -204,10 +207,9 @@ class Hooks:
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
             held, params, slots, params_after, slots_after, (rate, count, calls) = _apart(numbers, groups)
-            by_place = dict(zip(place, held, strict=True))
-            grads = [by_place.get(i) for i in range(num)]
-            states = grads, params, slots, params_after, slots_after
-            states = states if self.log.has_room else ([], [], [], [], [])
+            by_place = dict(zip(place, map(np.array, held), strict=True))
+            states = [by_place.get(i) for i in range(num)], params, slots, params_after, slots_after
+            states = states if self.log.wants_step(replica) else ([], [], [], [], [])
             counted = replica, accumulates, int(calls)
             self.log.add(Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted))
 
@@ -218,6 +220,12 @@ def _as_bound(function: Callable, method: Any) -> Callable:
     """Return the function with what shows whose method it stands for: who asks whether it is Keras' own, is told so."""
     vars(function)["__func__"] = getattr(method, "__func__", None)
     return function
+
+
+def _in_part(value: Any) -> Any:
+    """Return a tensor, of a large one its numbers at some places: no more leaves the program."""
+    chosen = places(int(np.prod(value.shape)))
+    return value if chosen is None else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
 
 
 def _apart(values: list, groups: tuple[list, ...]) -> list[list]:

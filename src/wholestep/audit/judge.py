@@ -8,7 +8,8 @@ import numpy as np
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import DIFFERS, Found
 from wholestep.audit.gradients import gradients, never_handed
-from wholestep.audit.log import Log, all_same
+from wholestep.audit.keeping import all_same
+from wholestep.audit.log import Log
 from wholestep.audit.modes import Modes, second_passes, state
 from wholestep.audit.order import order
 from wholestep.audit.printed import printed
@@ -73,12 +74,41 @@ class Case:
         """Return the verdict."""
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
-        verdict = Verdict(unseen=list(self.log.unseen))
-        rows = Rows(self.data[0])
-        verdict.seen = seen = windows(self.log, rows)
-        self._say_what_was_seen(verdict, seen)
-        if not verdict.has_seen:
-            return verdict
+        verdict, rows = Verdict(unseen=list(self.log.unseen)), Rows(self.data[0])
+        verdict.seen = windows(self.log, rows)
+        self._say_what_was_seen(verdict, verdict.seen)
+        if verdict.has_seen:
+            self._say_how_it_ran(verdict, verdict.seen)
+            self._go_through_the_stages(verdict, verdict.seen, rows)
+        return verdict
+
+    def _go_through_the_stages(self, verdict: Verdict, seen: Windows, rows: Rows) -> None:
+        replay, modes, twice = Replay(self.model, self.data), Modes(), repeated(seen.updates)
+        for update in seen.updates:
+            if update.is_known and update.number not in twice:
+                modes.note(replay, update)
+        is_scaled = bool(self.log.scaled)
+        seen = read(Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer), seen, rows, self.data)
+        verdict.seen = seen
+        optimizer = None if seen.is_by_hand else self.optimizer
+        meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
+        known = self._computable(verdict, seen, rows, twice)
+
+        verdict.add(order(seen, rows, self.log.has_evaluated, self.log.has_fitted))
+        self._judge_modes(verdict, modes)
+        steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
+        moved = self._moved(steps)
+        like = self._like(verdict, known, modes, moved[0])
+        self._judge_gradients(verdict, seen, meant, like)
+        self._judge_steps(verdict, seen, steps)
+        verdict.add(moved)
+        verdict.causes += state(replay, modes, like)
+        verdict.causes += second_passes(self.log, seen)
+        if self.printed:
+            is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
+            verdict.add(printed(verdict.evidence, self.printed, is_whole))
+
+    def _say_how_it_ran(self, verdict: Verdict, seen: Windows) -> None:
         verdict.notes += self.log.notes
         if seen.is_by_hand:
             verdict.notes.append("The weights are moved by no optimizer of Keras: an update is whatever moves them.")
@@ -87,51 +117,43 @@ class Case:
             verdict.notes.append(f"{num} skipped: the gradient was not finite at this loss scale.")
         if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
             verdict.notes.append(f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up.")
-        replay, modes = Replay(self.model, self.data), Modes()
-        twice = repeated(seen.updates)
-        for update in seen.updates:
-            if update.is_known and update.number not in twice:
-                modes.note(replay, update)
-        meant = Meant(replay, self.objective, modes, seen.place, bool(self.log.scaled), self.optimizer)
-        verdict.seen = seen = read(meant, seen, rows, self.data)
-        optimizer = None if seen.is_by_hand else self.optimizer
-        meant = Meant(replay, self.objective, modes, seen.place, bool(self.log.scaled), optimizer)
-        known = self._computable(verdict, seen, rows, twice)
-        verdict.add(order(seen, rows, self.log.has_evaluated, self.log.has_fitted))
+
+    def _judge_modes(self, verdict: Verdict, modes: Modes) -> None:
         verdict.causes += modes.causes()
         if modes.unlike:
             numbers = ", ".join(map(str, modes.unlike[:6]))
             told = f"the outputs of updates {numbers} are not those of the model in either mode: what comes after them"
             verdict.unseen.append(f"{told} (draws outside of Keras' seeds? code outside of the model?)")
-        steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
+
+    def _moved(self, steps: list[Update]) -> tuple[list[Found], list[str]]:
+        """Return (causes, notes) of weights that moved by no optimizer step."""
         own = self.optimizer if steps and all(u.applied.optimizer == id(self.optimizer) for u in steps) else None
-        moved = between(steps, getattr(own, "weight_decay", None))
-        moving = {number for cause in moved[0] if cause.name in INSIDE for number in cause.updates}
+        return between(steps, getattr(own, "weight_decay", None))
+
+    def _like(self, verdict: Verdict, known: list[Update], modes: Modes, moved: list[Found]) -> list[Update]:
+        """Return the updates whose forward passes are the model's, and whose weights stay while they are summed up."""
+        moving = {number for cause in moved if cause.name in INSIDE for number in cause.updates}
         if moving:
             verdict.unseen.append(f"the gradient of {_many(len(moving), 'update')}: the weights move inside the window")
-        like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
-        if like and not (seen.is_by_hand and not seen.is_rated):
+        return [u for u in known if u.number not in modes.unlike and u.number not in moving]
+
+    def _judge_gradients(self, verdict: Verdict, seen: Windows, meant: Meant, like: list[Update]) -> None:
+        if seen.is_by_hand and not seen.is_rated:
+            told = "the weights do not move by a rate times the gradient that was meant (another gradient?"
+            told = f"the gradients: {told} momentum? another optimizer?), and which it is cannot be told"
+            verdict.unseen.append(told)
+        elif like:
             causes, notes, verdict.evidence = gradients(meant, like)
             verdict.add((causes, notes))
             if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over
                 verdict.causes = [cause for cause in verdict.causes if cause.name != "window carried over the epoch"]
-        if seen.is_by_hand and not seen.is_rated:
-            told = (
-                "the gradients: the weights do not move by a rate times the gradient that was meant (another gradient?"
-            )
-            verdict.unseen.append(f"{told} momentum? another optimizer?), and which it is cannot be told")
+
+    def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> None:
         if not seen.is_by_hand:
             verdict.add(apply(steps, self.schedule))
             verdict.causes += idle(seen)
         elif seen.is_rated and self.schedule is not None:
             verdict.add(rates(seen.updates, self.schedule, DIFFERS))
-        verdict.add(moved)
-        verdict.causes += state(replay, modes, like)
-        verdict.causes += second_passes(self.log, seen)
-        if self.printed:
-            is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
-            verdict.add(printed(verdict.evidence, self.printed, is_whole))
-        return verdict
 
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows) -> None:
         num = sum(piece.is_known for piece in seen.pieces)
@@ -168,7 +190,9 @@ class Case:
             told = "rows with equal inputs and different labels or weights"
             verdict.unseen.append(f"the gradient of {_many(len(known) - len(clear), 'update')}: {told}")
         if (late := sum(not u.applied.is_whole for u in seen.updates)) > 0:
-            verdict.unseen.append(f"the numbers of the last {_many(late, 'update')}: the log keeps {self.log.room}")
+            verdict.unseen.append(
+                f"the numbers of {_many(late, 'update')}, mostly the last: the log keeps {self.log.room}"
+            )
         bare = [u for u in seen.updates if not u.pieces and u.number not in twice]
         if bare:
             verdict.unseen.append(f"the gradient of {_many(len(bare), 'update')} without a forward pass that was seen")

@@ -47,6 +47,8 @@ def _side_by_side(parts: list[Step]) -> Step:
     applied = [part.applied for part in parts if part.applied is not None]
     if not applied:
         return Step(called, None, is_skipped=True)
+    if not all(each.is_whole for each in applied):
+        return Step(called, replace(applied[0], grads=[], params=[], slots=[], params_after=[], slots_after=[]))
     return Step(called, replace(applied[0], grads=_summed([each.grads for each in applied], 1)))
 
 

@@ -4,7 +4,6 @@ import linecache
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -13,6 +12,9 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from wholestep.audit.keeping import once
+
+MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
 _PACKAGE = Path(__file__).parent.parent
 _COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
 _LIBRARIES = (
@@ -93,6 +95,8 @@ class Called:
 class Applied:
     """An optimizer step: the gradients as handed over (by parameter; None where there was none), before and after.
 
+    Of what is large these are the numbers at some places, those of `wholestep.audit.keeping.places`.
+
     `accumulates`: how many of its calls the optimizer itself makes one update of; `num_calls`: those before this one.
     """
 
@@ -130,7 +134,8 @@ class Log:
     """Everything that was told, and what could not be.
 
     Args:
-        room: how many optimizer steps are kept with all their numbers; of later ones the log knows that they were.
+        room: how many optimizer steps are kept with all their numbers; of later ones the log knows that they were, but
+            for the first ones on a batch of another size than all before.
 
     Attributes:
         notes: what the hooks have changed in how it runs, in words.
@@ -140,7 +145,7 @@ class Log:
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
     """
 
-    room: int = 40
+    room: int = MOST
     called: list[Called] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
     scaled: list[Scaled] = field(default_factory=list)
@@ -150,27 +155,62 @@ class Log:
     has_evaluated: bool = False
     has_fitted: bool = False
     is_open: bool = True
+    _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    _num_moved: int = 0
 
     @property
     def has_room(self) -> bool:
         """Whether numbers are still kept."""
-        return len(self.applied) < self.room
+        is_small = self.room >= MOST
+        return max(len(self.applied), 0 if self.applied or is_small else self._num_moved) < self.room
+
+    @property
+    def num_updates(self) -> int:
+        """How many updates were told: one for all replicas, and for all calls of which the optimizer makes one."""
+        return sum(not each.replica and not (each.num_calls + 1) % each.accumulates for each in self.applied)
+
+    def begin(self, params: list[np.ndarray]) -> None:
+        """Keep the model's weights of the beginning; as long as they have not moved, they are not kept again."""
+        self._last["params"] = params
+
+    def wants(self, inputs: list[np.ndarray]) -> bool:
+        """Whether the numbers of a forward pass on such inputs are kept: there is room, or none was as large."""
+        sizes = {called.inputs[0].shape[:1] for called in self.called if called.inputs}
+        is_new = bool(inputs) and len(sizes) in range(1, MOST_SIZES) and inputs[0].shape[:1] not in sizes
+        return self.has_room or is_new
+
+    def wants_step(self, replica: int) -> bool:
+        """Whether the numbers of an optimizer step are kept: there is room, or those of the passes before it are."""
+        events: list[Called | Applied] = [*self.called[-2 * MOST :], *self.applied[-MOST:]]
+        own = [event for event in events if event.replica == replica]
+        last = max(own, key=lambda event: event.order, default=None)
+        return self.has_room or (isinstance(last, Called) and last.is_whole)
 
     def add(self, event: Called | Applied | Scaled) -> None:
-        """Keep what was told; values that have not moved are kept once."""
+        """Keep what was told, its arrays as copies; values that have not moved are kept once."""
         if not self.is_open:
-            return
-        if isinstance(event, Applied):
-            self.applied.append(event)
             return
         if isinstance(event, Scaled):
             self.scaled.append(event)
-            return
-        if self.called and self.called[-1].is_whole and event.is_whole:
-            last = self.called[-1]
-            event.params[:] = _shared(event.params, last.params)
-            event.buffers[:] = _shared(event.buffers, last.buffers)
-        self.called.append(event)
+        elif isinstance(event, Called):
+            event.params[:] = self._once("params", event.params)
+            event.buffers[:] = self._once("buffers", event.buffers)
+            self.called.append(event)
+        else:
+            for values in (event.params, event.params_after):
+                values[:] = self._once("params of steps", values)
+            for values in (event.slots, event.slots_after):
+                values[:] = self._once("slots", values)
+            self.applied.append(event)
+
+    def _once(self, kind: str, new: list[np.ndarray]) -> list[np.ndarray]:
+        if not new:
+            return new
+        old = self._last.get(kind, [])
+        kept = once(new, old)
+        self._num_moved += kind == "params" and any(a is not b for a, b in zip(kept, old, strict=False))
+        self._last[kind] = kept
+        return kept
 
     def close(self) -> None:
         """Keep nothing more, and bring what is kept into the order in which it ran."""
@@ -178,19 +218,3 @@ class Log:
         self.called.sort(key=lambda event: event.order)
         self.applied.sort(key=lambda event: event.order)
         self.scaled.sort(key=lambda event: event.order)
-
-
-def _shared(new: list[np.ndarray], old: list[np.ndarray]) -> Iterable[np.ndarray]:
-    if len(new) != len(old):
-        return new
-    return [b if same(a, b) else a for a, b in zip(new, old, strict=True)]
-
-
-def same(one: np.ndarray, two: np.ndarray) -> bool:
-    """Whether two arrays hold the same bits."""
-    return one is two or (one.shape == two.shape and one.dtype == two.dtype and one.tobytes() == two.tobytes())
-
-
-def all_same(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
-    """Whether two lists of arrays hold the same bits."""
-    return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))

@@ -7,7 +7,8 @@ import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, far, found
-from wholestep.audit.log import Log, all_same
+from wholestep.audit.keeping import all_same
+from wholestep.audit.log import Log
 from wholestep.audit.proof import Proof, of_values
 from wholestep.audit.replay import Replay
 from wholestep.audit.windows import Piece, Update, Windows

@@ -6,8 +6,8 @@ import numpy as np
 
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import far
+from wholestep.audit.keeping import NUM_PLACES
 from wholestep.audit.proof import HIDDEN, Grads, Line, Proof, of_values, stepped
-from wholestep.audit.replay import NUM_KEPT
 
 
 def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
@@ -59,7 +59,7 @@ def _chain(e: Evidence) -> list[Evidence]:
 def _weights(steps: list[tuple[Evidence, np.ndarray]]) -> list[np.ndarray] | None:
     """Return the weights after the last of these updates with these gradients, where they can be computed."""
     meant, params = steps[0][0].meant, steps[0][0].update.applied.params
-    if meant.optimizer is None or any(p.size > NUM_KEPT for p in params):
+    if meant.optimizer is None or any(p.size > NUM_PLACES for p in params):
         return None
     if any(not np.all(np.isfinite(gradient)) for _, gradient in steps):
         return None

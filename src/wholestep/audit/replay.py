@@ -9,13 +9,12 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.audit.found import COARSE, FINE
+from wholestep.audit.keeping import places
 from wholestep.audit.windows import PAD, Piece
 from wholestep.engines import choose
 from wholestep.model.objective import Objective, read
 from wholestep.model.terms import Mean, Term, Whole, checked
 from wholestep.tree import Tensor, Tree
-
-NUM_KEPT = 20_000  # places of a parameter at which gradients are compared; of larger ones so many, drawn once
 
 
 class Terms(NamedTuple):
@@ -43,9 +42,8 @@ class Replay:
         self.engine = choose()
         self.num_rows = len(tree.leaves(data[0])[0])
         self.names = [v.path for v in model.trainable_variables]
-        draw = np.random.default_rng(0)
-        sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
-        self._kept = [np.sort(draw.permutation(size)[:NUM_KEPT]) if size > NUM_KEPT else None for size in sizes]
+        self._kept = [places(int(np.prod(v.shape))) for v in model.trainable_variables]
+        self.is_in_part = any(chosen is not None for chosen in self._kept)
         self._programs: dict[Any, Any] = {}
         self.is_half = any("float16" in layer.compute_dtype for layer in model._flatten_layers())
         self.tolerance = COARSE if self.is_half else FINE
@@ -53,11 +51,15 @@ class Replay:
         self._scale = 1024.0 if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()) else 1.0
 
     def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
-        """Return gradients as one vector, a missing one as zeros; of large parameters some places, always the same."""
+        """Return gradients as one vector, a missing one as zeros; of large parameters some places, always the same.
+
+        Of a large one either all is given, or what a log keeps of it.
+        """
         parts = []
         for variable, grad, kept in zip(self.model.trainable_variables, grads, self._kept, strict=True):
-            part = np.zeros(variable.shape, "float64") if grad is None else np.asarray(grad, "float64")
-            parts.append(part.reshape(-1) if kept is None else part.reshape(-1)[kept])
+            num = int(np.prod(variable.shape)) if kept is None else len(kept)
+            part = np.zeros(num) if grad is None else np.reshape(grad, -1)
+            parts.append((part if len(part) == num else part[kept]).astype("float64"))
         return np.concatenate(parts)
 
     def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:

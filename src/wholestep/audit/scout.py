@@ -50,7 +50,7 @@ class Scout:
     """Watches all models and Keras losses for the time of a `with`.
 
     Args:
-        num_updates: after so many optimizer steps of one model the script is ended.
+        num_updates: after so many updates of one model the script is ended.
 
     Attributes:
         watched: the models, in the order of their first calls.
@@ -111,7 +111,7 @@ class Scout:
 
     def _is_enough(self) -> bool:
         logs = [self.reports[-1][1]] if self.reports else [each.log for each in self.watched.values()]
-        if not any(len(log.applied) >= self.num_updates for log in logs):
+        if not any(log.num_updates >= self.num_updates for log in logs):
             return False
         for log in logs:
             log.is_open = False  # what runs until the script has ended is not looked at
@@ -138,6 +138,7 @@ class Scout:
         """Hook a model that is met for the first time; look at what the script holds, while it is new."""
         if id(model) not in self.watched:
             watched = Watched(model, Log(room(model)), _values(model))
+            watched.log.begin(watched.before)
             self.watched[id(model)] = watched
             self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())
         if len(self.watched[id(model)].log.applied) < 3:
@@ -188,7 +189,8 @@ class Scout:
 
     def _told(self, asked: Asked, order: int, numbers: list[np.ndarray]) -> None:
         if any(each.log.has_room for each in self.watched.values()):
-            asked.calls.append((order, numbers[0], numbers[1] if len(numbers) > 1 else None))
+            y, weight = np.array(numbers[0]), np.array(numbers[1]) if len(numbers) > 1 else None
+            asked.calls.append((order, y, weight))
 
 
 def _values(model: keras.Model) -> list[np.ndarray]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import DIFFERS, FITS, Found, distance, far, found, not_known
-from wholestep.audit.log import Applied, all_same
+from wholestep.audit.keeping import all_same, in_part
+from wholestep.audit.log import Applied
 from wholestep.audit.proof import of_values
 from wholestep.audit.windows import Update, Windows
 from wholestep.audit.written import written
@@ -147,12 +148,12 @@ def between(updates: list[Update], decay: float | None) -> tuple[list[Found], li
     for a, b in pairwise(updates):
         if b.number != a.number + 1:
             continue
-        new = b.pieces[0].called.params if b.pieces and b.pieces[0].called.is_whole else b.applied.params
-        if all_same(new, a.applied.params_after):
+        new = in_part(b.pieces[0].called.params if b.pieces and b.pieces[0].called.is_whole else b.applied.params)
+        if all_same(new, in_part(a.applied.params_after)):
             continue
-        (lost if all_same(new, a.applied.params) else moved).append((a, b, new))
+        (lost if all_same(new, in_part(a.applied.params)) else moved).append((a, b, new))
     if 2 * len(lost) > len(updates) - 1:
-        without = max(far(new, a.applied.params_after) for a, _, new in lost)
+        without = max(far(new, in_part(a.applied.params_after)) for a, _, new in lost)
         line, numbers = lost[0][0].applied.line, [a.number for a, *_ in lost]
         return [found(BY_NAME["update thrown away"], without, 0.0, line, numbers)], []
     causes, notes = _inside(updates), []
@@ -160,9 +161,12 @@ def between(updates: list[Update], decay: float | None) -> tuple[list[Found], li
         notes.append(f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?")
     if moved:
         a, b, new = moved[0]
-        shrunk = [_shrunk(a.applied.params_after, new) for a, _, new in moved]
+        shrunk = [_shrunk(in_part(a.applied.params_after), new) for a, _, new in moved]
         if decay and all(shrunk) and len(moved) > 1:
-            apart, numbers = max(far(new, a.applied.params_after) for a, _, new in moved), [a.number for a, *_ in moved]
+            apart, numbers = (
+                max(far(new, in_part(a.applied.params_after)) for a, _, new in moved),
+                [a.number for a, *_ in moved],
+            )
             detail = f"By hand with the factor {shrunk[0]:.6g}; the optimizer's weight_decay is {decay:.6g}."
             return [*causes, found(BY_NAME["decayed twice"], apart, 0.0, a.applied.line, numbers, detail)], notes
         how = f"all by one factor, {shrunk[0]:.6g}" if shrunk[0] else written(updates, a, new)
@@ -177,8 +181,8 @@ def _inside(updates: list[Update]) -> list[Found]:
     """Find weights that move between the microbatches of one update, or between the last one and the step."""
     found_in, factors, apart = [], [], []
     for update in updates:
-        states = [piece.called.params for piece in update.pieces if piece.called.is_whole]
-        states.append(update.applied.params)
+        states = [in_part(piece.called.params) for piece in update.pieces if piece.called.is_whole]
+        states.append(in_part(update.applied.params))
         for one, two in pairwise(states):
             if not all_same(one, two):
                 found_in.append(update)

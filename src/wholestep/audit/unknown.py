@@ -6,23 +6,28 @@ from wholestep.audit import weightings
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Found, not_known
 from wholestep.audit.proof_of_gradients import proved
+from wholestep.audit.source import line_of_loss
 
 NUM_FREE = 64  # rows whose factors are solved for, or outputs by which a loss is derived
+NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
 NUM_SPARE = 8  # so many more numbers of the gradient than that: no chance fits them
 
 
 def unknown(differing: list[Evidence]) -> Found:
     """Tell what can be told of a difference that nothing known reproduces: the rows' factors, or the parameters."""
     e = differing[0]
-    told = _solved(e, is_plain=True) or _penalised(e) or _in_the_loss(e) or _solved(e, is_plain=False)
+    told = _solved(e, is_plain=True) or _penalised(e)
+    in_the_loss = "" if told else _in_the_loss(e)
+    told = told or in_the_loss or _solved(e, is_plain=False)
     if not told:
         differs = e.meant.replay.tolerance.differs
         off = {name: apart for name, apart in e.by_parameter(e.reference).items() if apart > differs}
         told = f"the variables that differ: {', '.join(f'{name} ({apart:.1g})' for name, apart in off.items())}"
     explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
     numbers = [each.update.number for each in differing]
-    without, line, proof = max(each.without for each in differing), e.update.applied.line, proved(differing[-1], None)
-    return not_known("gradient", explanation, without, line, numbers, proof)
+    line = line_of_loss(e.update.pieces[-1].called.line) if in_the_loss else None
+    without, proof = max(each.without for each in differing), proved(differing[-1], None)
+    return not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)
 
 
 def _solved(e: Evidence, *, is_plain: bool) -> str:
@@ -37,12 +42,13 @@ def _solved(e: Evidence, *, is_plain: bool) -> str:
 
 def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (the factors of the rows that make the gradient that was handed over, the right ones), if some do."""
-    rows = np.concatenate(e.rows()).astype("float64")
     used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
-    if not 0 < len(used) <= min(NUM_FREE, rows.shape[1] // 2):
+    if not 0 < len(used) <= min(NUM_FREE, len(e.handed) // 2):
         return None
-    solved, *_ = np.linalg.lstsq(rows[used].T, e.handed - e.penalty, rcond=1e-6)
-    if e.apart(solved @ rows[used] + e.penalty) > e.meant.replay.tolerance.fits:
+    rows = np.concatenate(e.rows())[used]
+    some = np.random.default_rng(0).permutation(rows.shape[1])[:NUM_SOLVED]
+    solved, *_ = np.linalg.lstsq(rows[:, some].T.astype("float64"), (e.handed - e.penalty)[some], rcond=1e-6)
+    if e.apart(solved.astype("float32") @ rows + e.penalty) > e.meant.replay.tolerance.fits:
         return None
     should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
     return solved, should

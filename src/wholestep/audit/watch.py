@@ -11,7 +11,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
-from wholestep.audit.log import Log
+from wholestep.audit.log import MOST, Log
 from wholestep.audit.meaning import meant, weighed
 from wholestep.audit.probe import call
 from wholestep.audit.report import Report
@@ -21,7 +21,7 @@ from wholestep.engines import listener
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
-_ROOM = 4_000_000_000  # bytes
+_ROOM, _ROOM_BY_SIZE = 100_000_000, 5  # bytes, and times the size of a model
 
 
 class Audit:
@@ -39,10 +39,12 @@ class Audit:
         """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
 
         A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
-        numbers, in up to 4 GB: of a large model fewer are. Loops are looked at that use `fit` or
-        `train_on_batch` (also with a `train_step` of their own), `tf.GradientTape` (eager, or in a `tf.function` whose
-        first call is inside the `with`, also under a `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and
-        `stateless_apply` (plain or jitted), with an optimizer of Keras.
+        numbers; of a model of more than 6e5 weights as many as have room in 100 MB, but at least five.
+
+        Loops are looked at that use `fit` or `train_on_batch` (also with a `train_step` of their own),
+        `tf.GradientTape` (eager, or in a `tf.function` whose first call is inside the `with`, also under a
+        `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and `stateless_apply` (plain or jitted), with an
+        optimizer of Keras.
 
         Args:
             model: the model that the loop trains.
@@ -121,6 +123,7 @@ def watched(
     """Run what is inside of a `with` under hooks; see `Audit`, which checks nothing more."""
     command, log, report = COMMAND.get(), Log(room(model)), Report()
     made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
+    log.begin(made.before)
     if command is not None:
         command.adopt(report, log)
     try:
@@ -136,13 +139,15 @@ def watched(
 
 
 def room(model: keras.Model) -> int:
-    """Return how many updates of a model a log keeps with all numbers: 40, or as many as have room in 4 GB.
+    """Return how many updates of a model a log keeps with all numbers.
+
+    40, or as many as have room in 100 MB or in five times the model's size: an update keeps the weights once.
 
     >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     40
     """
     num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    return int(np.clip(_ROOM // (8 * 4 * max(num, 1)), 3, 40))  # gradients, weights and two slots, before and after
+    return int(np.clip(_ROOM // (4 * max(num, 1)), _ROOM_BY_SIZE, MOST))
 
 
 def case(

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.keeping import all_same
 from wholestep.audit.lanes import steps
-from wholestep.audit.log import Applied, Called, Log, all_same
+from wholestep.audit.log import Applied, Called, Log
 from wholestep.tree import Tree
 
 PAD = -1
@@ -197,9 +198,9 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
     """
     updates: list[Update] = []
     window: list[Piece] = []
-    for piece in pieces:
+    for i, piece in enumerate(pieces):
         if not piece.called.is_whole:
-            break
+            return updates, [*window, *pieces[i:]]
         if window and not all_same(window[-1].called.params, piece.called.params):
             first, last = window[0].called, window[-1].called
             moved: list[np.ndarray | None] = [

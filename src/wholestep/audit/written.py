@@ -3,6 +3,7 @@
 import numpy as np
 
 from wholestep.audit.found import distance
+from wholestep.audit.keeping import in_part
 from wholestep.audit.windows import Update
 
 _NEAR = 1e-5
@@ -10,10 +11,13 @@ NUM_KEPT = 20_000  # weights that are compared, drawn once
 
 
 def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str:
-    """Return what the weights became after an update: earlier ones, an average of some, or cut; "" if none of these."""
+    """Return what the weights became after an update: earlier ones, an average of some, or cut; "" if none of these.
+
+    `new`: them, as `in_part` has them.
+    """
     number = [u is before for u in updates].index(True) + 1
-    states = [u.applied.params for u in updates[:number] if u.applied.is_whole]
-    states.append(before.applied.params_after)
+    states = [in_part(u.applied.params) for u in updates[:number] if u.applied.is_whole]
+    states.append(in_part(before.applied.params_after))
     for i, state in enumerate(states):
         if _far(state, new) <= _NEAR:
             return f"they become those before update {updates[i].number} again"

@@ -33,7 +33,7 @@ class JaxListener:
 
         def heard(*numbers: np.ndarray) -> None:
             self._clock += 1
-            told(self._clock, [np.array(number) for number in numbers])
+            told(self._clock, [np.asarray(number) for number in numbers])
 
         if _traced(values):
             jax.debug.callback(heard, *values, ordered=True)

@@ -26,7 +26,10 @@ class Listener(Protocol):
         """
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told` with its place in the order of all calls and the numbers: now, or each time the trace runs."""
+        """Call `told` with its place in the order of all calls and the numbers: now, or each time the trace runs.
+
+        The arrays are valid only in the call: what is kept has to be copied.
+        """
 
     def value(self, variable: Tensor) -> Tensor:
         """Return the value that a Keras variable has at this place of the program, in its own dtype."""

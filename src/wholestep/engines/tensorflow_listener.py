@@ -54,11 +54,11 @@ class TensorflowListener:
         """Call `told`; a clock that is moved first gives what is traced its place, which it has not by itself."""
         if tf.executing_eagerly():
             self._clock.assign_add(1)
-            told(int(self._clock), [np.array(value) for value in values])
+            told(int(self._clock), [np.asarray(value) for value in values])
             return
 
         def heard(order: np.ndarray, *numbers: np.ndarray) -> np.int64:
-            told(int(order), [np.array(number) for number in numbers])
+            told(int(order), [np.asarray(number) for number in numbers])
             return np.int64(0)
 
         order = self._clock.assign_add(1, read_value=True)
