@@ -134,7 +134,7 @@ CAUSES_OF_GRADIENTS = (
         "gradient",
         "a = 0 for the first microbatch",
         f"{_LOST}: the first is lost.",
-        "reset the sum after the optimizer step, not after the first microbatch.",
+        "reset the sum after the optimizer step, not after `parts[0]`.",
         NOWHERE,
         (weightings.first_lost, weightings.first_lost_of_whole),
     ),
@@ -143,7 +143,7 @@ CAUSES_OF_GRADIENTS = (
         "gradient",
         "a = 0 for the last microbatch",
         f"{_LOST}: the last comes after the optimizer step, or never.",
-        "add the gradient first, then ask whether it is time for the step.",
+        "add the gradient first, of all `parts`, then ask whether it is time for the step.",
         NOWHERE,
         (weightings.last_lost, weightings.last_lost_of_whole),
     ),
@@ -230,7 +230,8 @@ CAUSES_OF_GRADIENTS = (
         "a part of the gradient handed over before is added",
         "A part of the gradient before is in this one: the sum is not reset, or momentum comes on top of the "
         "optimizer's own.",
-        "set the sum to zero after each optimizer step, and leave momentum to the optimizer.",
+        "set the sum to zero after each optimizer step, `total = [zeros_like(v) for v in variables]`, and leave "
+        "momentum to the optimizer.",
         NOWHERE,
     ),
     Cause(

@@ -35,7 +35,9 @@ def add_command(commands: argparse._SubParsersAction, count: Callable[[str], int
 
 
 def _add_options(parser: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
-    parser.add_argument("--updates", type=count, default=30, help="end the script after so many (default: %(default)s)")
+    parser.add_argument(
+        "--updates", type=count, default=30, help="end the script after so many updates (default: %(default)s)"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report with pictures, too")
     parser.add_argument("--json", action="store_true", help="print JSON; what the script prints goes to stderr")
 

@@ -121,8 +121,9 @@ def watched(
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Iterator[Report]:
     """Run what is inside of a `with` under hooks; see `Audit`, which checks nothing more."""
-    command, log, report = COMMAND.get(), Log(room(model)), Report()
+    command, log, report = COMMAND.get(), Log(), Report()
     made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
+    log.room = room(model)
     log.begin(made.before)
     if command is not None:
         command.adopt(report, log)

@@ -1,0 +1,155 @@
+"""What a report proposes: the printed change names what an edit took away, and the line is the one that is wrong."""
+
+import inspect
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import audit_mutants
+import audit_route_mutants
+import numpy as np
+import pytest
+from audit_loops import X, Y
+from audit_routes import LOOPS
+from shares import on
+from test_audit import audited, edited
+
+import wholestep as ws
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.keeping import NUM_PLACES, all_same, in_part, once, places
+from wholestep.audit.log import Applied, Called, Line, Log
+from wholestep.audit.source import line_of_loss
+
+MUTANTS = [*audit_mutants.MUTANTS, *audit_route_mutants.MUTANTS]
+PLAIN = {"_", "for", "in", "if", "is", "or", "not", "a", "and", "with", "of", "like", "by", "the", "first", "to"}
+WORD = re.compile(r"[A-Za-z_]\w*|\*\*")
+
+
+def words(text):
+    return Counter(part for word in WORD.findall(text) for part in {word, *word.split("_")} if part)
+
+
+def names_of(mutant):
+    """Return the names that one of the right loop and the mutant has and the other lacks; or all, if numbers differ."""
+    changed, both = Counter(), Counter()
+    for old, new in mutant.edits:
+        changed |= (words(old) - words(new)) | (words(new) - words(old))
+        both |= words(old)
+    return set(changed or both) - PLAIN
+
+
+def test_the_printed_change_names_what_the_edit_took_away():
+    named = [bool(set(words(BY_NAME[m.cause].fix)) & names_of(m)) for m in MUTANTS]
+    assert len(named) > 50
+    assert np.mean(named) >= 0.9
+
+
+TEXT = """
+def train(model, x, y):
+    @tf.function
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            output = model(a, training=True)
+            loss = mean((b - output) ** 2)
+            full = loss + sum(model.losses)
+        grads = tape.gradient(full, model.trainable_variables)
+        return loss
+    for i in range(3):
+        step(x, y)
+    return model
+
+def value_at(tv, ntv, a, b):
+    output, ntv = model.stateless_call(tv, ntv, a)
+    error = mean((b - output) ** 2)
+    error += sum(model.losses)
+    return error, ntv
+
+def direct(tv, a, b):
+    output = model.stateless_call(tv, [], a)[0]
+    return mean((b - output) ** 2)
+
+def by_layers(model, x):
+    for part in x:
+        output = model(part)
+    return output
+"""
+
+
+@pytest.mark.parametrize(
+    ("called", "is_penalty", "found"),
+    [
+        ("output = model(a, training=True)", False, "loss = mean((b - output) ** 2)"),
+        ("output = model(a, training=True)", True, "full = loss + sum(model.losses)"),
+        ("step(x, y)", False, "loss = mean((b - output) ** 2)"),
+        ("output, ntv = model.stateless_call(tv, ntv, a)", False, "error = mean((b - output) ** 2)"),
+        ("output, ntv = model.stateless_call(tv, ntv, a)", True, "error += sum(model.losses)"),
+        ("output = model.stateless_call(tv, [], a)[0]", False, "return mean((b - output) ** 2)"),
+        ("output = model(part)", False, ""),
+    ],
+)
+def test_the_line_of_a_loss_is_read_off_the_source(called, is_penalty, found, tmp_path):
+    path = tmp_path / "loop.py"
+    path.write_text(TEXT)
+    number = [line.strip() for line in TEXT.splitlines()].index(called) + 1
+    line = line_of_loss(Line(str(path), number), is_penalty=is_penalty)
+    assert (line.text if line else "") == found
+    assert line_of_loss(Line(str(tmp_path / "none.py"), 3)) is None
+
+
+@on("tensorflow")
+def test_a_fault_in_the_loss_is_shown_where_the_loss_is_computed(tmp_path):
+    mutant = next(m for m in audit_mutants.MUTANTS if m.cause == "broadcast")
+    (cause,) = audited(LOOPS[mutant.loop], edited(mutant.loop, mutant.edits), tmp_path).causes
+    assert mutant.edits[0][1] in cause.line.text
+
+
+def test_the_audit_is_one_thing_whatever_was_imported_before():
+    text = """
+import wholestep as ws
+first = ws.audit
+import wholestep.audit.log as log, wholestep.audit.watch as watch
+import wholestep.audit
+assert ws.audit is first is wholestep.audit
+assert ws.audit.log is log and ws.audit.watch is watch
+assert callable(ws.audit) and callable(ws.audit.call)
+"""
+    assert subprocess.run([sys.executable, "-c", text], capture_output=True, check=False).returncode == 0
+    assert list(inspect.signature(ws.audit).parameters)[:3] == ["model", "data", "loss"]
+    with pytest.raises(ws.SpecificationError, match="needs a Keras model"), ws.audit(None, data=(X, Y)):
+        pass
+
+
+def test_what_has_not_moved_is_kept_once_and_of_what_is_large_some_numbers():
+    large, small = np.arange(NUM_PLACES + 5.0), np.arange(3.0)
+    kept = once([large, small], [])
+    assert not any(np.shares_memory(a, b) for a, b in zip(kept, [large, small], strict=True))
+    again = once([large, small + 1], kept)
+    assert again[0] is kept[0]
+    assert again[1] is not kept[1]
+    assert all_same(in_part([large, small]), [large[places(large.size)], small])
+    assert not all_same([large], [np.nextafter(large, 1e9)])
+
+
+def step(order, replica=0, accumulates=1, num_calls=0, num=3):
+    states = [[np.full(num, float(order))] for _ in range(5)]
+    return Applied(order, 1, *states, 0.1, order, None, replica, accumulates, num_calls)
+
+
+def test_calls_that_make_one_update_count_as_one():
+    log = Log()
+    for order in range(6):
+        log.add(step(order, replica=order % 2, accumulates=3, num_calls=order // 2))
+    assert (len(log.applied), log.num_updates) == (6, 1)
+
+
+def test_beyond_its_room_a_log_keeps_the_first_batch_of_another_size():
+    log = Log(room=1)
+    for order, num in enumerate((8, 8, 5, 8, 5)):
+        inputs = [np.zeros((num, 2))]
+        is_kept = log.wants(inputs)
+        numbers = ([np.zeros(1)], [np.full(3, float(order))], []) if is_kept else ([], [], [])
+        log.add(Called(2 * order, inputs, *numbers, True, None))
+        assert log.wants_step(0) is is_kept
+        log.add(step(2 * order + 1))
+    assert [called.is_whole for called in log.called] == [True, False, True, False, False]
