@@ -2,6 +2,7 @@
 
 from wholestep.audit.cause import NOWHERE, Cause
 from wholestep.audit.causes_of_gradients import CAUSES_OF_GRADIENTS
+from wholestep.audit.causes_of_handing import CAUSES_OF_HANDING
 
 STAGES = ("rows", "forward", "gradient", "apply", "between", "state", "report")
 
@@ -78,6 +79,7 @@ CAUSES = (
         "wkentaro/pytorch-fcn#56",
     ),
     *CAUSES_OF_GRADIENTS,
+    *CAUSES_OF_HANDING,
     # ---- apply ----
     Cause(
         "applied twice",
@@ -88,10 +90,18 @@ CAUSES = (
         "keras-team/keras#19990",
     ),
     Cause(
+        "variable updated twice",
+        "apply",
+        "another optimizer applies the same gradient of a variable once more",
+        "Two optimizers take the same gradient of a variable: it moves twice in every update.",
+        "give each optimizer the variables that are its own, `zip(grads, variables)`, and no variable to both.",
+        NOWHERE,
+    ),
+    Cause(
         "optimizer re-created",
         "apply",
         "another optimizer, which begins at 0",
-        "Every update has an optimizer of its own: moments and the count of updates start at 0 each time.",
+        "The optimizer is made anew again and again: moments and the count of updates start at 0 each time.",
         "make the optimizer once, before the loop.",
         "keras-team/keras#13027",
     ),
@@ -137,15 +147,6 @@ CAUSES = (
         "The learning rate was read while the step was traced: it moves only when another batch size traces anew.",
         "pass the rate in as a tensor, or assign `optimizer.learning_rate` outside of the traced step.",
         "the FAQ of jax-ml/jax on impure functions",
-    ),
-    Cause(
-        "variable left out",
-        "apply",
-        "a trainable variable never gets a gradient",
-        "Trainable, but no gradient of it reaches the optimizer.",
-        "take `model.trainable_variables`, or set `trainable = False` on what is frozen.",
-        NOWHERE,
-        is_note=True,
     ),
     Cause(
         "schedule one ahead",

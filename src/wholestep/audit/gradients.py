@@ -32,22 +32,21 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
     everything = _evidence(meant, updates)
     if zeroed := _zeroed(meant, everything):
         everything = _evidence(meant, [_without(update, zeroed) for update in updates])
-    notes = _never_handed(meant, everything)
     differs = meant.replay.tolerance.differs
     differing = [e for e in everything if e.without > differs]
     for e in differing:
         e.measure()
     differing = [e for e in differing if e.without > differs]
     if not differing:
-        return [], notes, everything
+        return [], [], everything
     alike = [e for e in everything if all(e is not other for other in differing)]
     chosen = [*_spread(differing, NUM_DIFFERING), *_spread(alike, NUM_ALIKE)]
     for e in chosen:
         e.measure()
     causes, benign = _explain(meant, chosen, everything)
     if benign:
-        return [], [*notes, benign], everything
-    return causes or [unknown(differing)], notes, everything
+        return [], [benign], everything
+    return causes or [unknown(differing)], [], everything
 
 
 def _evidence(meant: Meant, updates: list[Update]) -> list[Evidence]:
@@ -169,17 +168,3 @@ def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
     chosen: list[Evidence] = [each[0] for each in kinds.values()][:num]
     rest = [e for e in evidence if all(e is not other for other in chosen)]
     return [*chosen, *rest[::-1][: num - len(chosen)]]
-
-
-def _never_handed(meant: Meant, everything: list[Evidence]) -> list[str]:
-    return never_handed(meant.replay.names, [e.update for e in everything])
-
-
-def never_handed(names: list[str], updates: list[Update]) -> list[str]:
-    """Return a note on parameters of these names whose gradient is in no update."""
-    handed = np.zeros(len(names), bool)
-    for update in updates:
-        handed |= [grad is not None for grad in update.applied.grads]
-    missing = [name for name, is_one in zip(names, handed, strict=True) if not is_one]
-    told = f"{BY_NAME['variable left out'].explanation} It is so with {', '.join(missing)}."
-    return [told] if missing and updates else []

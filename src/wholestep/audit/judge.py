@@ -7,7 +7,8 @@ import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import DIFFERS, Found
-from wholestep.audit.gradients import gradients, never_handed
+from wholestep.audit.gradients import gradients
+from wholestep.audit.handing import left_out
 from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Log
 from wholestep.audit.modes import Modes, second_passes, state
@@ -100,6 +101,7 @@ class Case:
         moved = self._moved(steps)
         like = self._like(verdict, known, modes, moved[0])
         self._judge_gradients(verdict, seen, meant, like)
+        verdict.add(self._left_out(replay, seen))
         self._judge_steps(verdict, seen, steps)
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)
@@ -129,6 +131,10 @@ class Case:
         """Return (causes, notes) of weights that moved by no optimizer step."""
         own = self.optimizer if steps and all(u.applied.optimizer == id(self.optimizer) for u in steps) else None
         return between(steps, getattr(own, "weight_decay", None))
+
+    def _left_out(self, replay: Replay, seen: Windows) -> tuple[list[Found], list[str]]:
+        """Return (causes, notes) of trainable variables that nothing moves."""
+        return left_out(replay, self.objective, seen.updates, self.log.applied, self.before)
 
     def _like(self, verdict: Verdict, known: list[Update], modes: Modes, moved: list[Found]) -> list[Update]:
         """Return the updates whose forward passes are the model's, and whose weights stay while they are summed up."""
@@ -162,8 +168,7 @@ class Case:
         if seen.updates and not seen.pieces:
             told = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
             verdict.unseen.append(told)
-            names = [v.path for v in self.model.trainable_variables]
-            verdict.notes += never_handed(names, [u for u in seen.updates if u.applied.is_whole])
+            verdict.add(self._left_out(Replay(self.model, self.data), seen))
         elif seen.updates and not num:
             told = (
                 "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"

@@ -19,14 +19,25 @@ INSIDE = "decay by microbatch", "weights moved inside a window"
 
 
 def repeated(updates: list[Update]) -> list[int]:
-    """Return the numbers of the updates that apply the gradient of the one before once more."""
+    """Return the numbers of the updates that apply the gradient of the one before once more, or a part of it."""
     pairs = pairwise(updates)
     return [b.number for a, b in pairs if not b.pieces and b.applied.is_whole and _are_same(a.applied, b.applied)]
 
 
 def _are_same(one: Applied, two: Applied) -> bool:
-    grads = [(a, b) for a, b in zip(one.grads, two.grads, strict=True) if a is not None and b is not None]
-    return bool(grads) and one.optimizer == two.optimizer and far(*map(list, zip(*grads, strict=True))) <= FITS
+    grads = [(a, b) for a, b in zip(one.grads, two.grads, strict=False) if a is not None and b is not None]
+    return any(np.any(a) for a, _ in grads) and far(*map(list, zip(*grads, strict=True))) <= FITS
+
+
+def _again(updates: list[Update], numbers: list[int]) -> list[Found]:
+    """Return the causes of these updates, which are repeated: by the same optimizer, or by another one."""
+    by_name: dict[str, list[int]] = {}
+    for a, b in pairwise(updates):
+        if b.number in numbers:
+            name = "applied twice" if a.applied.optimizer == b.applied.optimizer else "variable updated twice"
+            by_name.setdefault(name, []).append(b.number)
+    line = {u.number: u.applied.line for u in updates}
+    return [found(BY_NAME[name], 1.0, 0.0, line[each[0]], each) for name, each in by_name.items()]
 
 
 def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found], list[str]]:
@@ -37,9 +48,8 @@ def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found]
     """
     causes: list[Found] = []
     notes: list[str] = []
-    if twice := repeated(updates):
-        line = updates[twice[0] - 1].applied.line
-        causes.append(found(BY_NAME["applied twice"], 1.0, 0.0, line, twice))
+    twice = repeated(updates)
+    causes += _again(updates, twice)
     known = [u for u in updates if u.number not in twice]
     state, told = _state([u.applied for u in known], known)
     causes, notes = [*causes, *state], [*notes, *told]
@@ -56,12 +66,24 @@ def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], li
     anew = [b for a, b in pairs if b.optimizer != a.optimizer and b.iterations == 0 and _overlap(a, b)]
     lost = [b for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
     for name, some in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
-        numbers = [u.number for u in updates if any(u.applied is each for each in some)]
-        if 2 * len(some) > len(pairs):
-            return [found(BY_NAME[name], 1.0, 0.0, some[0].line, numbers)], []
+        numbers = [u.number for u in updates if _is_one(u.applied, some)]
+        is_often = name == "optimizer re-created" and sum(_goes_on(a, b) for a, b in pairs if _is_one(b, some)) > 1
+        if is_often or 2 * len(some) > len(pairs):
+            told = f"It begins anew at update {', '.join(map(str, numbers[:8]))}{', ...' if numbers[8:] else ''}."
+            return [found(BY_NAME[name], 1.0, 0.0, some[0].line, numbers, told)], []
         if some:
             return [], [f"The optimizer begins anew at update {', '.join(map(str, numbers))}."]
     return [], []
+
+
+def _is_one(step: Applied, some: list[Applied]) -> bool:
+    return any(step is each for each in some)
+
+
+def _goes_on(one: Applied, two: Applied) -> bool:
+    """Whether another optimizer of the same kind goes on with the weights of the one before."""
+    is_alike = [v.shape for v in one.slots_after] == [v.shape for v in two.slots_after]
+    return is_alike and all_same(in_part(one.params_after), in_part(two.params))
 
 
 def _overlap(one: Applied, two: Applied) -> bool:

@@ -1,0 +1,85 @@
+"""What of a gradient reaches the variables: those that no step moves, and those that should not move."""
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.found import DIFFERS, Found, found
+from wholestep.audit.keeping import same
+from wholestep.audit.log import Applied, Called
+from wholestep.audit.replay import Replay
+from wholestep.audit.windows import Piece, Update
+from wholestep.model.objective import Objective
+
+NUM_ROWS = 32  # on so many the gradient of what is left out is computed, where no forward pass was seen
+
+
+def left_out(
+    replay: Replay, objective: Objective, updates: list[Update], steps: list[Applied], before: list[np.ndarray]
+) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of trainable variables that no step of an optimizer moves.
+
+    Args:
+        steps: all that were told.
+        before: the weights when the loop began.
+    """
+    whole = [step for step in steps if step.is_whole] or [u.applied for u in updates if u.applied.is_whole]
+    names = replay.names
+    if not whole or any(len(step.grads) != len(names) for step in whole) or len(before) != len(names):
+        return [], []
+    missing = [i for i in range(len(names)) if not any(s.grads[i] is not None and np.any(s.grads[i]) for s in whole)]
+    if not missing or len(missing) == len(names):
+        return [], []
+    shares = _shares(replay, objective, updates, before)
+    wrong = [i for i in missing if shares is not None and shares[i] > DIFFERS]
+    is_known = len(whole) == len(steps) or not steps
+    wrong = [i for i in wrong if not _moves(replay.model, updates, before, i, is_known=is_known)]
+    if (
+        wrong
+        and shares is not None
+        and not (replay.is_half and any(s.grads[i] is not None for s in whole for i in wrong))
+    ):
+        numbers = [u.number for u in updates if u.applied.is_whole]
+        size = float(np.sqrt(sum(shares[i] ** 2 for i in wrong)))
+        detail = f"It is so with {', '.join(names[i] for i in wrong)}."
+        return [found(BY_NAME["variable left out"], size, 0.0, whole[0].line, numbers, detail)], []
+    bare = [names[i] for i in missing if all(step.grads[i] is None for step in whole)]
+    told = f"{BY_NAME['variable left out'].explanation} It is so with {', '.join(bare)}."
+    return [], [told] if bare else []
+
+
+def _shares(
+    replay: Replay, objective: Objective, updates: list[Update], before: list[np.ndarray]
+) -> list[float] | None:
+    """Return how long each variable's gradient is, as a share of the whole; None if it cannot be computed."""
+    pieces = [piece for u in updates if u.is_known for piece in u.pieces] or [_first(replay, before)]
+    try:
+        grads = replay.parts(_gradient(replay, objective, pieces[0]))
+    except Exception:  # a model that does not take the data as they are
+        return None
+    sizes = [float(np.linalg.norm(grad)) for grad in grads.values()]
+    whole = float(np.linalg.norm(sizes))
+    return [size / whole for size in sizes] if 0 < whole < np.inf else None
+
+
+def _first(replay: Replay, before: list[np.ndarray]) -> Piece:
+    """Return a forward pass on the first rows of the data, as none was seen."""
+    inputs = [np.asarray(leaf)[:NUM_ROWS] for leaf in tree.leaves(replay.data[0])]
+    buffers = [np.array(keras.ops.convert_to_numpy(v)) for v in replay.model.non_trainable_variables]
+    return Piece(Called(0, inputs, [], before, buffers, True, None), np.arange(len(inputs[0])))
+
+
+def _gradient(replay: Replay, objective: Objective, piece: Piece) -> np.ndarray:
+    """Return the gradient of the sum over rows, and of the model's own losses as often."""
+    batch = replay.batch(piece)
+    weights = replay.terms(piece, objective, batch, training=False).weights
+    return replay.gradient(piece, objective, batch, np.ones_like(weights), training=False, penalty=len(piece.rows))
+
+
+def _moves(model: keras.Model, updates: list[Update], before: list[np.ndarray], i: int, *, is_known: bool) -> bool:
+    """Whether a variable moves by something else; as it may if steps are not known and no weight tells at the end."""
+    now = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
+    is_told = is_known or any(not same(a, b) for a, b in zip(before, now, strict=True))
+    later = [piece.called.params[i] for u in updates for piece in u.pieces if piece.called.is_whole]
+    return not is_told or any(not same(before[i], value) for value in (now[i], *later))
