@@ -4,6 +4,7 @@ import keras
 from audit_mutants import ADD, DIVIDE, EACH, of
 
 APPLY = "model.optimizer.apply_gradients(zip(grads, model.trainable_variables))"
+APPLY_OTHER = "other.apply_gradients(zip(grads[2:], model.trainable_variables[2:]))"
 STEP = {"tensorflow": "step", "jax": "count"}[keras.backend.backend()]
 JAX_APPLY = "tv, ov = optimizer.stateless_apply(ov, grads, tv)"
 
@@ -198,6 +199,18 @@ TF = [
         ("tape.gradient(full, model.trainable_variables)", "tape.gradient(full, model.trainable_variables[:2])"),
         ("zip(grads, model.trainable_variables)", "zip(grads, model.trainable_variables[:2])"),
     ),
+    of(
+        "variable updated twice",
+        "deep",
+        (f"            {APPLY}", f"            {APPLY}\n            {APPLY_OTHER}"),
+        ("    printed = []", "    printed, other = [], keras.optimizers.Adam(0.01)"),
+    ),
+    of(
+        "optimizer re-created",
+        "deep",
+        ("range(2):", "range(4):\n        optimizer = keras.optimizers.Adam(0.01)"),
+        ("model.optimizer.", "optimizer."),
+    ),
     of("printed: without penalty", "deep", ("float(full)", "float(loss)")),
     of("printed: last batch", "deep", ("printed.append(total / count)", "printed.append(float(full))")),
     of("penalty once per microbatch", "even", ("+ o ", "+ len(parts) * o ")),
@@ -268,6 +281,7 @@ JAX = [
         ("            tv, ntv, ov = step(", "            rates.append(rate(count))\n            tv, ntv, ov = step("),
         ("    @jax.jit", "    rates = []\n\n    @jax.jit"),
     ),
+    of("variable left out", "deep", (JAX_APPLY, f"grads = [*grads[:4], *(0 * g for g in grads[4:])]; {JAX_APPLY}")),
     of("printed: without penalty", "deep", ("float(full)", "float(loss)")),
     of("printed: last batch", "deep", ("printed.append(total / count)", "printed.append(float(full))")),
     of("optimizer state thrown away", "with decay", ("tv, ntv, ov = step", "tv, ntv, _ = step")),

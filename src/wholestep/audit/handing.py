@@ -26,7 +26,9 @@ def left_out(
     """
     whole = [step for step in steps if step.is_whole] or [u.applied for u in updates if u.applied.is_whole]
     names = replay.names
-    if not whole or any(len(step.grads) != len(names) for step in whole) or len(before) != len(names):
+    if len(before) != len(names):  # the model was not built
+        before = next((p.called.params for u in updates for p in u.pieces if p.called.is_whole), [])
+    if not whole or any(len(numbers) != len(names) for numbers in [before, *(step.grads for step in whole)]):
         return [], []
     missing = [i for i in range(len(names)) if not any(s.grads[i] is not None and np.any(s.grads[i]) for s in whole)]
     if not missing or len(missing) == len(names):
@@ -35,11 +37,9 @@ def left_out(
     wrong = [i for i in missing if shares is not None and shares[i] > DIFFERS]
     is_known = len(whole) == len(steps) or not steps
     wrong = [i for i in wrong if not _moves(replay.model, updates, before, i, is_known=is_known)]
-    if (
-        wrong
-        and shares is not None
-        and not (replay.is_half and any(s.grads[i] is not None for s in whole for i in wrong))
-    ):
+    if replay.is_half:  # where what is small becomes zero
+        wrong = [i for i in wrong if all(step.grads[i] is None for step in whole)]
+    if wrong and shares is not None:
         numbers = [u.number for u in updates if u.applied.is_whole]
         size = float(np.sqrt(sum(shares[i] ** 2 for i in wrong)))
         detail = f"It is so with {', '.join(names[i] for i in wrong)}."
