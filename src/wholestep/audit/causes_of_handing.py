@@ -12,4 +12,22 @@ CAUSES_OF_HANDING = (
         "`layer.trainable = False` on what is frozen.",
         NOWHERE,
     ),
+    Cause(
+        "clip forgotten",
+        "gradient",
+        "the gradient is not clipped",
+        "The optimizer that was meant clips the gradient; nothing clips it here.",
+        "give the loop's optimizer the same `clipnorm`, `global_clipnorm` or `clipvalue`, or hand it the gradients "
+        "that were clipped: `clipped, _ = tf.clip_by_global_norm(grads, bound)`, then `zip(clipped, variables)`.",
+        NOWHERE,
+    ),
+    Cause(
+        "clipped otherwise",
+        "gradient",
+        "the gradient is clipped by another bound, or another part of it",
+        "The gradient is clipped, but not as the optimizer that was meant does it.",
+        "leave it to the optimizer's own `clipnorm` (each variable), `global_clipnorm` (all together) or `clipvalue`; "
+        "`tf.clip_by_global_norm(grads, bound)` once is all together.",
+        NOWHERE,
+    ),
 )

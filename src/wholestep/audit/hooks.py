@@ -11,7 +11,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.keeping import places
-from wholestep.audit.log import Applied, Called, Log, Scaled, is_in_trainer, line_of_user
+from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of, is_in_trainer, line_of_user
 from wholestep.engines.listener import Listener
 from wholestep.model.objective import uncast
 
@@ -203,14 +203,14 @@ class Hooks:
 
     def _tell_apply(self, optimizer: Any, place: list[int], num: int, groups: tuple[list, ...]) -> None:
         line, replica = line_of_user(), self.listener.replica()
-        accumulates = optimizer.gradient_accumulation_steps or 1
+        accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
             held, params, slots, params_after, slots_after, (rate, count, calls) = _apart(numbers, groups)
             by_place = dict(zip(place, map(np.array, held), strict=True))
             states = [by_place.get(i) for i in range(num)], params, slots, params_after, slots_after
             states = states if self.log.wants_step(replica) else ([], [], [], [], [])
-            counted = replica, accumulates, int(calls)
+            counted = replica, accumulates, int(calls), clips
             self.log.add(Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import keras
 import numpy as np
 
+from wholestep.audit.clips import otherwise
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import DIFFERS, Found
 from wholestep.audit.gradients import gradients
@@ -58,6 +59,7 @@ class Case:
         schedule: the learning rate that is meant, if it is known.
         before: the model's weights when the loop began.
         optimizer: the one that was meant, if it is known.
+        is_told: whether the user said that it is.
         compiled: the optimizer whose schedule it is, by its id, if nobody said that it is the one that was meant.
     """
 
@@ -70,6 +72,7 @@ class Case:
     printed: list[float] = field(default_factory=list)
     compiled: int | None = None
     optimizer: keras.optimizers.Optimizer | None = None
+    is_told: bool = False
 
     def judge(self) -> Verdict:
         """Return the verdict."""
@@ -153,6 +156,8 @@ class Case:
             verdict.add((causes, notes))
             if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over
                 verdict.causes = [cause for cause in verdict.causes if cause.name != "window carried over the epoch"]
+            if self.is_told and not causes and not seen.is_by_hand:
+                verdict.causes += otherwise(verdict.evidence, self.optimizer)
 
     def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> None:
         if not seen.is_by_hand:

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -68,6 +68,12 @@ def _innermost(frame: FrameType | None) -> Line | None:
     return None
 
 
+def clips_of(optimizer: Any) -> tuple[float, float, float]:
+    """Return the bounds of an optimizer: of each gradient's norm, of the norm of all, of each number; 0 for none."""
+    norm, whole, value = (getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+    return float(norm or 0), float(whole or 0), float(value or 0)
+
+
 @dataclass(frozen=True)
 class Called:
     """A forward pass: the leaves of its input and output, and all values that the model had before.
@@ -97,6 +103,7 @@ class Applied:
 
     Of what is large these are the numbers at some places, those of `wholestep.audit.keeping.places`.
 
+    `clips`: the optimizer's own bounds, of each gradient's norm, of the norm of all and of each number; 0 for none.
     `accumulates`: how many of its calls the optimizer itself makes one update of; `num_calls`: those before this one.
     """
 
@@ -113,6 +120,7 @@ class Applied:
     replica: int = 0
     accumulates: int = 1
     num_calls: int = 0
+    clips: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
     def is_whole(self) -> bool:

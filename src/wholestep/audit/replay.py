@@ -46,6 +46,7 @@ class Replay:
         self.is_in_part = any(chosen is not None for chosen in self._kept)
         self._programs: dict[Any, Any] = {}
         self.is_half = any("float16" in layer.compute_dtype for layer in model._flatten_layers())
+        self.is_sparse = any(isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers())
         self.tolerance = COARSE if self.is_half else FINE
         # Small gradients are zeros in float16: they are computed of a larger loss, and divided.
         self._scale = 1024.0 if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()) else 1.0

@@ -177,7 +177,7 @@ def case(
     schedule = _schedule(own, learning_rate)
     if before is None:
         before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
-    made = Case(model, given, objective, schedule, log, before, optimizer=own)
+    made = Case(model, given, objective, schedule, log, before, optimizer=own, is_told=optimizer is not None)
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)
     return made
