@@ -29,6 +29,13 @@ def on_both():
             ("range(0, len(x), 8)", "range(0, len(x) - 8, 8)"),
             ("permutation(len(x))", "permutation(len(x) - 4)"),
         ),
+        of(
+            "batches of few labels",
+            "sorted",
+            (f"np.random.{EACH}.permutation(len(x))", "np.arange(20) if epoch else np.roll(np.arange(20), -8)"),
+            ("range(0, len(x), 8)", "(0, 8, 16) if epoch else (0, 12, 8)"),
+            ("[start : start + 8]", "[start : start + (4 if start == (16 if epoch else 8) else 8)]"),
+        ),
         of("labels shifted", "on batch", ("y[rows])", "y[(rows + 1) % len(x)])")),
         of("labels shifted", "generated", ("y[rows]", "np.roll(y[rows], 1)")),
         of("drawn with replacement", "on batch", ("permutation(len(x))", "integers(0, len(x), len(x))")),
@@ -196,8 +203,26 @@ TF = [
     of(
         "variable left out",
         "deep",
-        ("tape.gradient(full, model.trainable_variables)", "tape.gradient(full, model.trainable_variables[:2])"),
-        ("zip(grads, model.trainable_variables)", "zip(grads, model.trainable_variables[:2])"),
+        ("tape.gradient(full, model.trainable_variables)", "tape.gradient(full, model.trainable_variables[:-1])"),
+        ("zip(grads, model.trainable_variables)", "zip(grads, model.trainable_variables[:-1])"),
+    ),
+    of("clip forgotten", "clipped as meant", ("            grads, _ = tf.clip_by_global_norm(grads, 0.4)\n", "")),
+    of("clipped otherwise", "clipped as meant", ("clip_by_global_norm(grads, 0.4)", "clip_by_global_norm(grads, 0.2)")),
+    of(
+        "frozen variable trained",
+        "frozen",
+        (
+            "            with tf.GradientTape() as tape:\n",
+            "            with tf.GradientTape() as tape:\n                tape.watch(model.layers[0].kernel.value)\n",
+        ),
+        (
+            "tape.gradient(full, model.trainable_variables)",
+            "tape.gradient(full, [*(v.value for v in model.trainable_variables), model.layers[0].kernel.value])",
+        ),
+        (
+            f"            {APPLY}",
+            f"            {APPLY}\n            model.layers[0].kernel.assign_sub(0.01 * grads[-1])",
+        ),
     ),
     of(
         "variable updated twice",

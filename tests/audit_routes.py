@@ -5,6 +5,7 @@ import numpy as np
 from audit_loops import (
     DATA,
     JAX_ACCUMULATED,
+    JAX_CLIPPED,
     JAX_HEAD,
     JAX_JITTED,
     JAX_SIMPLE,
@@ -14,6 +15,7 @@ from audit_loops import (
     RIGHT,
     ROWS,
     TF_ACCUMULATED,
+    TF_CLIPPED,
     TF_FUNCTION,
     TF_SIMPLE,
     Loop,
@@ -23,6 +25,7 @@ from audit_loops import (
 )
 from keras import layers
 
+CLIPPED = {"optimizer": keras.optimizers.Adam(0.01, global_clipnorm=0.4)}
 ENGINE = keras.backend.backend()
 
 
@@ -88,6 +91,7 @@ MODELS |= {
     "average": lambda: network(optimizer=keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3)),
     "sum": lambda: network(loss=keras.losses.MeanSquaredError(reduction="sum")),
     "logits": lambda: network(num=3, loss=keras.losses.CategoricalCrossentropy(from_logits=True)),
+    "sorted": lambda: network(num=5, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
     "eager": lambda: network(layers.BatchNormalization(), layers.Dropout(0.4)),
 }
 draw = np.random.default_rng(7)
@@ -95,6 +99,7 @@ DATA |= {
     "words": (draw.integers(0, 6, (ROWS, 4)), Y),
     "two inputs": ({"left": X, "right": draw.normal(size=(ROWS, 2)).astype("float32")}, Y),
     "logits": (X, ONE_HOT),
+    "sorted": (X, np.repeat(np.arange(5), 4)),
 }
 
 # ---- Keras' own loops, on both engines ----
@@ -419,6 +424,7 @@ BOTH = {
         "eager",
     ),
     "on batch": Loop(ON_BATCH, "norm"),
+    "sorted": Loop(ON_BATCH, "sorted"),
     "generated": Loop(GENERATED, "frozen"),
     "fit words": Loop(FIT, "words"),
     "fit with decay": Loop(FIT, "decay"),
@@ -443,6 +449,7 @@ TF_MORE = {
     "with decay": Loop(TF_FUNCTION, "decay"),
     "average": Loop(TF_SIMPLE.replace("float(loss)", "float(full)"), "average"),
     "sum": Loop(TF_SUM, "sum"),
+    "clipped as meant": Loop(TF_CLIPPED, options=CLIPPED),
 }
 JAX_MORE = {
     **BOTH,
@@ -461,6 +468,7 @@ JAX_MORE = {
     "even": Loop(JAX_EVEN),
     "with decay": Loop(JAX_JITTED, "decay"),
     "traced rate": Loop(JAX_RATES, "schedule", options={"learning_rate": RATE}),
+    "clipped as meant": Loop(JAX_CLIPPED, "dropout", options=CLIPPED),
 }
 MORE = {"tensorflow": TF_MORE, "jax": JAX_MORE}[ENGINE]
 LOOPS = RIGHT | MORE

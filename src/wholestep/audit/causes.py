@@ -35,6 +35,14 @@ CAUSES = (
         is_note=True,
     ),
     Cause(
+        "batches of few labels",
+        "rows",
+        "batches of sorted rows, in another order",
+        "The rows are sorted by label, and batches are shuffled, not rows: each batch holds one or two of the labels.",
+        "`.shuffle(len(x)).batch(size)`, in this order.",
+        NOWHERE,
+    ),
+    Cause(
         "window carried over the epoch",
         "rows",
         "microbatches of two passes make one update",

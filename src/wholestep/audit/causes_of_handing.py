@@ -13,6 +13,15 @@ CAUSES_OF_HANDING = (
         NOWHERE,
     ),
     Cause(
+        "frozen variable trained",
+        "gradient",
+        "a variable of a layer with trainable=False moves against its gradient",
+        "The layer is set to `trainable = False`, and its variables are trained all the same.",
+        "take the gradient of `model.trainable_variables` (`trainable_weights`), and not of `model.variables` or "
+        "`model.weights`.",
+        NOWHERE,
+    ),
+    Cause(
         "clip forgotten",
         "gradient",
         "the gradient is not clipped",

@@ -1,5 +1,7 @@
 """What of a gradient reaches the variables: those that no step moves, and those that should not move."""
 
+from itertools import pairwise
+
 import keras
 import numpy as np
 
@@ -12,6 +14,7 @@ from wholestep.audit.replay import Replay
 from wholestep.audit.windows import Piece, Update
 from wholestep.model.objective import Objective
 
+_AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
 NUM_ROWS = 32  # on so many the gradient of what is left out is computed, where no forward pass was seen
 
 
@@ -37,6 +40,7 @@ def left_out(
     wrong = [i for i in missing if shares is not None and shares[i] > DIFFERS]
     is_known = len(whole) == len(steps) or not steps
     wrong = [i for i in wrong if not _moves(replay.model, updates, before, i, is_known=is_known)]
+    wrong = [i for i in wrong if _is_meant(replay.model, steps, missing, i)]
     if replay.is_half:  # where what is small becomes zero
         wrong = [i for i in wrong if all(step.grads[i] is None for step in whole)]
     if wrong and shares is not None:
@@ -47,6 +51,48 @@ def left_out(
     bare = [names[i] for i in missing if all(step.grads[i] is None for step in whole)]
     told = f"{BY_NAME['variable left out'].explanation} It is so with {', '.join(bare)}."
     return [], [told] if bare else []
+
+
+def _is_meant(model: keras.Model, steps: list[Applied], missing: list[int], i: int) -> bool:
+    """Whether a variable was meant to be trained.
+
+    So it is if zeros are handed over for it, if an optimizer is built with it, or if a larger one of its layer is
+    trained. Else the loop may have chosen what it trains.
+    """
+    if any(i in step.built or (step.is_whole and step.grads[i] is not None) for step in steps):
+        return True
+    variables = model.trainable_variables
+    home = [
+        v
+        for layer in model._flatten_layers()
+        for v in [layer._trainable_variables]
+        if any(variables[i] is w for w in v)
+    ]
+    others = [j for j, v in enumerate(variables) if j not in missing and any(v is w for own in home for w in own)]
+    return any(np.prod(variables[j].shape) > np.prod(variables[i].shape) for j in others)
+
+
+def frozen(replay: Replay, objective: Objective, updates: list[Update]) -> list[Found]:
+    """Return variables that are set to be frozen, and move against their gradient all the same."""
+    model = replay.model
+    own = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+    pieces = [piece for u in updates for piece in u.pieces if piece.called.is_whole and piece.is_known]
+    names, shares, numbers = [], [], set()
+    for i, variable in enumerate(model.non_trainable_variables):
+        moved = [(a, b) for a, b in pairwise(pieces) if not same(a.called.buffers[i], b.called.buffers[i])]
+        if id(variable) not in own or len(moved) < 2:
+            continue
+        steps = [np.subtract(b.called.buffers[i], a.called.buffers[i], dtype="float64") for a, b in moved]
+        grad = replay.of_frozen(moved[0][0], objective, i, training=True)
+        if -float(np.vdot(steps[0], grad)) > _AGAINST * float(np.linalg.norm(steps[0]) * np.linalg.norm(grad)):
+            names.append(variable.path)
+            shares.append(float(np.linalg.norm(steps[0]) / max(np.linalg.norm(moved[0][0].called.buffers[i]), 1e-30)))
+            numbers |= {u.number for u in updates for a, _ in moved if any(a is piece for piece in u.pieces)}
+    if not names:
+        return []
+    line = next(u.applied.line for u in updates if u.number in numbers)
+    detail = f"It is so with {', '.join(names)}."
+    return [found(BY_NAME["frozen variable trained"], max(shares), 0.0, line, sorted(numbers), detail)]
 
 
 def _shares(

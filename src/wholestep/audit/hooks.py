@@ -203,6 +203,8 @@ class Hooks:
 
     def _tell_apply(self, optimizer: Any, place: list[int], num: int, groups: tuple[list, ...]) -> None:
         line, replica = line_of_user(), self.listener.replica()
+        slots = {id(v) for v in optimizer._trainable_variables}
+        built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
         accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
@@ -210,7 +212,7 @@ class Hooks:
             by_place = dict(zip(place, map(np.array, held), strict=True))
             states = [by_place.get(i) for i in range(num)], params, slots, params_after, slots_after
             states = states if self.log.wants_step(replica) else ([], [], [], [], [])
-            counted = replica, accumulates, int(calls), clips
+            counted = replica, accumulates, int(calls), clips, built
             self.log.add(Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])

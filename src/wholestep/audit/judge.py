@@ -9,11 +9,11 @@ from wholestep.audit.clips import otherwise
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import DIFFERS, Found
 from wholestep.audit.gradients import gradients
-from wholestep.audit.handing import left_out
+from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Log
 from wholestep.audit.modes import Modes, second_passes, state
-from wholestep.audit.order import order
+from wholestep.audit.order import classes, order
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
@@ -98,13 +98,14 @@ class Case:
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice)
 
-        verdict.add(order(seen, rows, self.log.has_evaluated, self.log.has_fitted))
+        verdict.add(order(seen, rows, self.log.has_evaluated, self.log.has_fitted, classes(self.data[1])))
         self._judge_modes(verdict, modes)
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
         moved = self._moved(steps)
         like = self._like(verdict, known, modes, moved[0])
         self._judge_gradients(verdict, seen, meant, like)
-        verdict.add(self._left_out(replay, seen))
+        is_told = any(cause.stage == "gradient" for cause in verdict.causes)
+        verdict.add(self._left_out(replay, seen) if not is_told else ([], []))
         self._judge_steps(verdict, seen, steps)
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)
@@ -136,8 +137,9 @@ class Case:
         return between(steps, getattr(own, "weight_decay", None))
 
     def _left_out(self, replay: Replay, seen: Windows) -> tuple[list[Found], list[str]]:
-        """Return (causes, notes) of trainable variables that nothing moves."""
-        return left_out(replay, self.objective, seen.updates, self.log.applied, self.before)
+        """Return (causes, notes) of trainable variables that nothing moves, and of frozen ones that something does."""
+        causes, notes = left_out(replay, self.objective, seen.updates, self.log.applied, self.before)
+        return [*causes, *frozen(replay, self.objective, seen.updates)], notes
 
     def _like(self, verdict: Verdict, known: list[Update], modes: Modes, moved: list[Found]) -> list[Update]:
         """Return the updates whose forward passes are the model's, and whose weights stay while they are summed up."""

@@ -103,6 +103,7 @@ class Applied:
 
     Of what is large these are the numbers at some places, those of `wholestep.audit.keeping.places`.
 
+    `built`: of which parameters of the model the optimizer has slots, by their places.
     `clips`: the optimizer's own bounds, of each gradient's norm, of the norm of all and of each number; 0 for none.
     `accumulates`: how many of its calls the optimizer itself makes one update of; `num_calls`: those before this one.
     """
@@ -121,6 +122,7 @@ class Applied:
     accumulates: int = 1
     num_calls: int = 0
     clips: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    built: tuple[int, ...] = ()
 
     @property
     def is_whole(self) -> bool:

@@ -7,7 +7,9 @@ import numpy as np
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, found
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, passes
+from wholestep.tree import Tree
 
+FEW, LEAST = 3, 4  # labels that make batches of fewer ones strange, and half the rows that such a batch has
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
     "each pass, give it a dataset that is shuffled."
@@ -15,13 +17,18 @@ _OF_FIT = (
 
 
 def order(
-    windows: Windows, rows: Rows, has_evaluated: bool = False, has_fitted: bool = False
+    windows: Windows,
+    rows: Rows,
+    has_evaluated: bool = False,
+    has_fitted: bool = False,
+    labels: np.ndarray | None = None,
 ) -> tuple[list[Found], list[str]]:
     """Return (causes, notes) of the order of the rows.
 
     Args:
         has_evaluated: whether rows may have been held out on purpose.
         has_fitted: whether Keras' `fit` has cut the batches.
+        labels: by row the number of its class, where there are any.
     """
     pieces = [piece for piece in windows.pieces if piece.is_known]
     if not pieces or any(rows.twins(piece.rows) for piece in pieces):
@@ -32,11 +39,45 @@ def order(
     if (overlap := _overlap(windows, pieces)) is not None:
         return [overlap], []
     causes, notes = _passes(windows, rows, pieces, has_evaluated)
+    few, told = _few_labels(windows, pieces, labels), BY_NAME["same batches every pass"].explanation
+    if few and told in notes:
+        return [*causes, *few, *_carried(windows)], [note for note in notes if note != told]
     if has_fitted and (same := [cause for cause in causes if cause.name == "same order every pass"]):
         notes.append(f"{same[0].explanation} {_OF_FIT}")
         causes = [cause for cause in causes if cause is not same[0]]
     carried = _carried(windows)
     return [*causes, *carried], notes
+
+
+def classes(y: Tree) -> np.ndarray | None:
+    """Return the number of each row's class; None where the labels are no classes.
+
+    >>> classes(np.array([[0, 1], [1, 0]])).tolist()
+    [1, 0]
+    """
+    if not hasattr(y, "shape"):
+        return None
+    values = np.asarray(y)
+    is_one_hot = values.ndim == 2 and values.shape[1] > 1 and set(np.unique(values)) == {0, 1}
+    if is_one_hot and np.all(values.sum(axis=1) == 1):
+        return np.argmax(values, axis=1)
+    is_column = values.size == len(values)
+    return values.reshape(-1) if is_column and np.array_equal(values, np.round(values)) else None
+
+
+def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None) -> list[Found]:
+    """Find batches of one or two of the labels, where the data have many."""
+    if labels is None or not FEW < len(np.unique(labels)) <= len(labels) // LEAST:
+        return []
+    whole = [piece for piece in pieces if np.count_nonzero(piece.rows != PAD) >= 2 * LEAST]
+    few = [piece for piece in whole if len(np.unique(labels[piece.rows[piece.rows != PAD]])) <= FEW - 1]
+    if 2 * len(few) <= len(pieces):
+        return []
+    detail = f"{len(few)} of {len(pieces)} batches hold at most {FEW - 1} of {len(np.unique(labels))} labels."
+    numbers = [update.number for update in windows.updates]
+    return [
+        found(BY_NAME["batches of few labels"], len(few) / len(pieces), 0.0, pieces[0].called.line, numbers, detail)
+    ]
 
 
 def _carried(windows: Windows) -> list[Found]:

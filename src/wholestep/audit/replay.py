@@ -164,6 +164,25 @@ class Replay:
         grads, _ = program(params, piece.called.buffers, batch, *given)
         return self.flat([np.asarray(grad) for grad in grads]) / self._scale
 
+    def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the rows' losses by one of the model's values that are not trained."""
+        num = len(piece.called.inputs[0])
+
+        def run(params: list, buffers: list, chosen: list, batch: Tree) -> tuple:
+            def loss(chosen: list) -> tuple:
+                with self._scope(params, [*buffers[:i], *chosen, *buffers[i + 1 :]]):
+                    terms = checked(read(objective(self.model, batch, training), {}).terms, num)
+                    total = sum((ops.sum(_by_row(term, num)[0]) for term in terms.values()), ops.zeros(()))
+                return total, total
+
+            return self.engine.differentiate(loss, chosen)
+
+        program = self._program(("frozen", training, id(objective), num, i), run)
+        called = piece.called
+        chosen = [ops.convert_to_tensor(called.buffers[i])]
+        (grad,), _ = program(called.params, called.buffers, chosen, self.batch(piece))
+        return np.asarray(grad, "float64")
+
     def of_outputs(self, piece: Piece, *, training: bool) -> np.ndarray:
         """Return the gradient of each single number of the output: (numbers, parameters)."""
 
