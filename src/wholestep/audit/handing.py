@@ -31,7 +31,7 @@ def left_out(
     names = replay.names
     if len(before) != len(names):  # the model was not built
         before = next((p.called.params for u in updates for p in u.pieces if p.called.is_whole), [])
-    if not whole or any(len(numbers) != len(names) for numbers in [before, *(step.grads for step in whole)]):
+    if not whole or len(before) != len(names) or any(len(step.grads) != len(names) for step in whole):
         return [], []
     missing = [i for i in range(len(names)) if not any(s.grads[i] is not None and np.any(s.grads[i]) for s in whole)]
     if not missing or len(missing) == len(names):
@@ -77,16 +77,19 @@ def frozen(replay: Replay, objective: Objective, updates: list[Update]) -> list[
     model = replay.model
     own = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
     pieces = [piece for u in updates for piece in u.pieces if piece.called.is_whole and piece.is_known]
-    names, shares, numbers = [], [], set()
+    names: list[str] = []
+    shares: list[float] = []
+    numbers: set[int] = set()
     for i, variable in enumerate(model.non_trainable_variables):
         moved = [(a, b) for a, b in pairwise(pieces) if not same(a.called.buffers[i], b.called.buffers[i])]
         if id(variable) not in own or len(moved) < 2:
             continue
-        steps = [np.subtract(b.called.buffers[i], a.called.buffers[i], dtype="float64") for a, b in moved]
+        old, new = (np.asarray(piece.called.buffers[i], "float64") for piece in moved[0])
         grad = replay.of_frozen(moved[0][0], objective, i, training=True)
-        if -float(np.vdot(steps[0], grad)) > _AGAINST * float(np.linalg.norm(steps[0]) * np.linalg.norm(grad)):
+        size = float(np.linalg.norm(new - old))
+        if float(np.vdot(old - new, grad)) > _AGAINST * size * float(np.linalg.norm(grad)):
             names.append(variable.path)
-            shares.append(float(np.linalg.norm(steps[0]) / max(np.linalg.norm(moved[0][0].called.buffers[i]), 1e-30)))
+            shares.append(size / max(float(np.linalg.norm(old)), size))
             numbers |= {u.number for u in updates for a, _ in moved if any(a is piece for piece in u.pieces)}
     if not names:
         return []

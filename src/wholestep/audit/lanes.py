@@ -74,8 +74,8 @@ def _accumulated(found: list[Step]) -> list[Step]:
         first = parts[0] if is_whole else replace(parts[0], params=[], slots=[])
         after = (last.params_after, last.slots_after) if is_whole else ([], [])
         given = last.order, last.optimizer, grads, first.params, first.slots, *after
-        step = Applied(*given, last.learning_rate, last.iterations, last.line, clips=last.clips, built=last.built)
-        merged.append(Step(called, step))
+        made = Applied(*given, last.learning_rate, last.iterations, last.line, clips=last.clips, built=last.built)
+        merged.append(Step(called, made))
     return [*merged, *(Step(each.called, None, is_skipped=True) for each in window)]
 
 
