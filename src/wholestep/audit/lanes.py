@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+import keras
 import numpy as np
 
+from wholestep.audit.keeping import in_part
 from wholestep.audit.log import Applied, Called, Log, Scaled
 
 
@@ -20,6 +22,8 @@ def steps(log: Log) -> list[Step]:
     """Return the steps of a log in order, the last one for what comes after the last optimizer step."""
     events: list[Called | Applied | Scaled] = [*log.called, *log.applied, *log.scaled]
     events.sort(key=lambda event: event.order)
+    if keras.backend.backend() == "jax":
+        events = _filled(events)
     lanes: dict[int, list[Step]] = {event.replica: [] for event in events} or {0: []}
     for replica, lane in lanes.items():
         lane += _cut([event for event in events if event.replica == replica])
@@ -27,6 +31,24 @@ def steps(log: Log) -> list[Step]:
     merged = [_side_by_side([lane[i] for lane in lanes.values() if i < len(lane) - 1]) for i in range(num - 1)]
     rest = [called for lane in lanes.values() for called in lane[-1].called]
     return [*_accumulated(merged), Step(sorted(rest, key=lambda called: called.order), None)]
+
+
+def _filled(events: list[Called | Applied | Scaled]) -> list[Called | Applied | Scaled]:
+    """Return events where a stateless step of some variables has the others' values from the event before.
+
+    It is told no values of them but those that the model itself holds, which are the first ones.
+    """
+    last: list[np.ndarray] = []
+    filled: list[Called | Applied | Scaled] = []
+    for event in events:
+        if isinstance(event, Applied) and event.built and len(last) == len(event.params) > len(event.built):
+            after = [v if i in event.built else last[i] for i, v in enumerate(event.params_after)]
+            before = [v if i in event.built else last[i] for i, v in enumerate(event.params)]
+            event = replace(event, params=before, params_after=after)
+        if not isinstance(event, Scaled):
+            last = event.params_after if isinstance(event, Applied) else in_part(event.params)
+        filled.append(event)
+    return filled
 
 
 def _cut(events: list[Called | Applied | Scaled]) -> list[Step]:
