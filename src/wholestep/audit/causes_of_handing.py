@@ -8,8 +8,8 @@ CAUSES_OF_HANDING = (
         "gradient",
         "a trainable variable never gets a gradient",
         "Trainable, but no gradient of it reaches the optimizer.",
-        "take the gradient of `model.trainable_variables`, inside of the tape and up to the optimizer step, or set "
-        "`layer.trainable = False` on what is frozen.",
+        "take the gradient of `model.trainable_variables` with the whole model inside of the tape, and hand over all: "
+        "`zip(grads, model.trainable_variables)`; or set `layer.trainable = False` on what is frozen.",
         NOWHERE,
     ),
     Cause(
