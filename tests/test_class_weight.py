@@ -1,5 +1,6 @@
 """Class weights become the weight of every row, by its class; what has no meaning is refused."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -45,3 +46,11 @@ def test_the_weights_are_floatx_and_the_batch_stays():
 def test_what_does_not_map_classes_to_weights_is_refused_at_once(given, way):
     with pytest.raises(ws.SpecificationError, match=f"must map class numbers to finite weights.*Try: .*{way}"):
         class_weighted(given)
+
+
+def test_classes_that_are_no_numbers_are_refused_in_words():
+    made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    for labels in (np.array(["a", "b"] * 4), np.array([None, 1] * 4)):
+        with pytest.raises(ws.BatchError, match=r"class_weight needs classes that are numbers\."):
+            ws.Trainer(made).fit(np.ones((8, 1)), labels, class_weight={0: 1.0, 1: 2.0}, verbose=0)

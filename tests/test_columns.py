@@ -82,7 +82,10 @@ def test_a_model_without_names_takes_all_but_the_label():
 @pytest.mark.parametrize(
     ("model", "names", "what"),
     [
-        (net(), ["x", "y", "z"], "which column is the label"),
+        (net(), ["x", "id"], "which column is the label"),
+        (net(), ["x", "v", "z"], "which column is the label"),
+        (net(outputs=("a", "b")), ["x", "a", "label"], "which column is the label"),
+        (net(compiled=False), ["x", "sample_weight"], "which column is the label"),
         (net(), ["x"], "which column is the label"),
         (net(), ["a", "b"], "which column is the label"),
         (net(), ["x", "label", "labels"], "which column is the label"),
@@ -111,3 +114,33 @@ def test_several_datasets_by_name_are_refused():
     several.column_names = {"train": ["x", "y"], "test": ["x", "y"]}
     with pytest.raises(ws.SpecificationError, match=r"several: train, test.*dataset\['train'\]"):
         ws.Trainer(net()).fit(several, verbose=0)
+
+
+class Scaled(keras.Model):
+    """A task whose preprocessor takes the raw column."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.last(x)
+
+    def preprocessor(self, x, y=None, sample_weight=None):
+        return keras.utils.pack_x_y_sample_weight(x / 2, y, sample_weight)
+
+    def fit(self, *args, **kwargs):
+        raise NotImplementedError
+
+    evaluate = predict = fit
+
+
+def test_columns_are_told_apart_before_a_preprocessor_has_them():
+    found = []
+    for data in (of("more", "y"), (2 * X, TABLE["y"])):
+        model = Scaled()
+        model.compile("sgd", "mse")
+        given = {"x": data} if isinstance(data, Dataset) else dict(zip("xy", data, strict=True))
+        losses = ws.Trainer(model).fit(**given, batch_size=5, verbose=0).history["loss"]
+        found.append([*losses, ws.Trainer(model).evaluate(**given, verbose=0)])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)

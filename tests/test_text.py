@@ -138,5 +138,21 @@ def test_what_jax_cannot_hold_is_refused_with_the_way_out(data):
 
 @pytest.mark.parametrize("data", [(WORDS[:4], Y[:4]), iter([(list(WORDS[:4]), Y[:4])])])
 def test_text_may_be_made_numbers_by_a_transform(data):
-    batches = ws.Batches(data, transform=lambda batch: (ops.convert_to_tensor(np.char.str_len(batch[0])), batch[1]))
+    batches = ws.Batches(data, transform=lambda batch: (ops.convert_to_tensor([len(t) for t in batch[0]]), batch[1]))
     assert sorted(next(batches)[0].tolist()) == [3, 3, 3, 5]
+
+
+@on_tensorflow
+def test_text_in_lists_is_text_to_its_last_byte():
+    import tensorflow as tf
+
+    class Length(layers.Layer):
+        def call(self, text):
+            return ops.cast(tf.strings.length(text), "float32")[:, None]
+
+    model = keras.Sequential([keras.Input((), dtype="string"), Length()])
+    model.compile(loss="mse")
+    trainer, texts = ws.Trainer(model), [b"ab\0\0", b"abcd"]
+    assert trainer.predict(texts, verbose=0).tolist() == [[4.0], [4.0]]
+    rows = [(text, np.zeros(1, "float32")) for text in texts]
+    assert trainer.evaluate(ws.Batches(rows, 2), verbose=0) == 16.0

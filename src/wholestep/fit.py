@@ -15,6 +15,7 @@ from wholestep.checkpoints.snapshot import Snapshot
 from wholestep.checkpoints.unsaved import Unsaved
 from wholestep.data.batches import Batches
 from wholestep.data.epochs import go_to_epoch, kept
+from wholestep.data.leaves import text_as_arrays
 from wholestep.epoch import run_epoch
 from wholestep.errors import BatchError, message
 from wholestep.evaluation.evaluate import Look, Pass
@@ -65,7 +66,7 @@ def fit(
 ) -> keras.callbacks.History:
     """Train for `epochs`; see `Trainer.fit`."""
     if validation.split and validation.data is None:
-        parts, held_out = arguments.split((given.x, given.y, given.sample_weight), validation.split)
+        parts, held_out = arguments.split(text_as_arrays((given.x, given.y, given.sample_weight)), validation.split)
         given = given._replace(x=parts[0], y=parts[1], sample_weight=parts[2])
         validation = validation._replace(data=held_out)
     if watching.checkpoints is not None:

@@ -103,14 +103,14 @@ class Setup:
         prepare = self._preparation(method)
         x, y, take = text_as_arrays(x), text_as_arrays(y), None
         if has_columns(x) and not self._is_own:
-            x, take = open_columns(x, self.model)
+            x, take = open_columns(x, self.model, is_prepared=prepare is not None)
         arguments.check_data(x, y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
         alone = y is None and sample_weight is None and (self.objective is not None or not is_nest_of_arrays(x))
         is_custom = self.steps.trains if method == "fit" else self.steps.tests
         alone |= is_custom and y is sample_weight is None and not isinstance(x, list | tuple)  # as Keras has it
         source = x if alone else without_none((x, y, sample_weight))
-        transform = in_turn(take, None if class_weight is None else class_weighted(class_weight))
+        prepare, transform = in_turn(take, prepare), None if class_weight is None else class_weighted(class_weight)
         how = {"seed": self.seed, "shuffle": shuffle if shuffle == "batch" else bool(shuffle), "transform": transform}
         batches = open_prepared(source, batch_size, prepare, **how)
         if batches.is_ready and batch_size is not None:
@@ -141,6 +141,8 @@ class Setup:
         return batches, whole or batches.is_ready
 
     def _by_columns(self, data: Tree, batch_size: int | None, **how: Any) -> Tree:
+        if not self._is_own and has_columns(data):
+            how["is_prepared"] = self._preparation("fit") is not None
         return data if self._is_own else by_columns(data, self.model, batch_size, **how)
 
     def _preparation(self, method: str) -> Prepare | None:

@@ -57,6 +57,9 @@ def _classes(y: Tree) -> np.ndarray:
         raise BatchError(
             message("class_weight needs one class a row.", f"labels of shape {shape}", "pass sample_weight instead.")
         )
+    if y.dtype.kind not in "biuf":
+        must, attempt = "class_weight needs classes that are numbers.", "encode the labels as integers first."
+        raise BatchError(message(must, f"labels of dtype {y.dtype}", attempt))
     if len(y.shape) == 2 and y.shape[1] > 1:
         return np.argmax(y, axis=1)
     return np.round(np.reshape(y, (-1,))).astype(np.int64)

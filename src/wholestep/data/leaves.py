@@ -32,7 +32,7 @@ def text_as_arrays(source: Tree) -> Tree:
     if type(source) is dict:
         return {name: text_as_arrays(part) for name, part in source.items()}
     is_text = isinstance(source, list) and source and all(isinstance(each, str | bytes) for each in source)
-    return np.asarray(source) if is_text else source
+    return np.array(source, dtype=object) if is_text else source  # or each takes the longest one's room
 
 
 def raw_batch(batch: Tree) -> Tree:
@@ -100,7 +100,8 @@ def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarr
             must = f"{tree.name(path, 'row')} must have one shape in all rows of a batch."
             received = f"{tuple(shape)} in row {row}, {tuple(shapes[0])} in row {rows[0]}"
             raise BatchError(message(must, received, attempt))
-    return to_numpy(np.stack(column))
+    is_text = all(isinstance(leaf, str | bytes) for leaf in column)
+    return np.array(column, dtype=object) if is_text else to_numpy(np.stack(column))
 
 
 def to_numpy(leaf: object) -> np.ndarray:
@@ -113,7 +114,7 @@ def to_numpy(leaf: object) -> np.ndarray:
         leaf = leaf.detach().cpu()
         leaf = leaf.float() if "bfloat16" in str(leaf.dtype) else leaf  # type: ignore[attr-defined]
     elif _is_column(leaf):
-        leaf = leaf[:]  # type: ignore[index]
+        leaf = text_as_arrays(leaf[:])  # type: ignore[index]
     array = _of_pandas(leaf) if hasattr(leaf, "to_numpy") else np.asarray(leaf)
     is_float = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(keras.config.floatx(), copy=False) if is_float else array
@@ -157,7 +158,12 @@ def _unknown_kind(label: str, leaf: np.ndarray) -> BatchError:
     must = f"{label} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
     holds_text = leaf.dtype.kind == "O" and any(isinstance(each, str | bytes) for each in leaf.flat)
     kind = "U" if holds_text or leaf.dtype.kind not in _ATTEMPTS else leaf.dtype.kind
-    received = "text" if holds_text else "rows of uneven length" if tree.is_ragged(leaf) else f"dtype {leaf.dtype}"
+    received = "text" if holds_text else f"dtype {leaf.dtype}"
+    if tree.is_ragged(leaf):
+        dtypes = sorted({str(np.asarray(row).dtype) for row in leaf})
+        received = "rows of uneven length" + (
+            f" and of several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else ""
+        )
     return BatchError(message(must, received, _ATTEMPTS[kind]))
 
 

@@ -11,7 +11,7 @@ from wholestep.errors import SpecificationError, message
 from wholestep.model.compiled import takes_labels
 from wholestep.tree import Tree
 
-_LABELS = "label", "labels"
+_LABELS = "label", "labels", "target", "y"
 _WEIGHT = "sample_weight"
 
 
@@ -26,7 +26,7 @@ class Columns:
     """What the columns of a dataset are to a model.
 
     Columns that are named as the model's inputs, or as the keys of its dict of inputs, are those. Labels are the
-    columns that are named as its outputs; else `label` or `labels`; else the one column that remains. `sample_weight`
+    columns that are named as its outputs; else, of one output, `label`, `labels`, `target` or `y`. `sample_weight`
     weighs rows. A model that names no inputs, or has one that no column is named after, takes what then remains.
 
     Args:
@@ -55,7 +55,7 @@ class Columns:
         return tuple(keras.tree.map_structure(lambda name: batch[name], part) for part in parts)
 
 
-def open_columns(source: Any, model: keras.Model, *, inputs_only: bool = False) -> tuple[Any, Callable[[Tree], tuple]]:
+def open_columns(source: Any, model: keras.Model, **how: bool) -> tuple[Any, Callable[[Tree], tuple]]:
     """Return a dataset of those columns that a model uses, and what makes its batches of them.
 
     Raises:
@@ -72,7 +72,7 @@ def open_columns(source: Any, model: keras.Model, *, inputs_only: bool = False) 
             "yield (x, y) from a generator over dataset.batch(32).",
         )
         raise SpecificationError(message(must, f"an {type(source).__name__}", attempt))
-    columns = find(model, source.column_names, inputs_only=inputs_only)
+    columns = find(model, source.column_names, **how)
     return _Rows(source.select_columns(columns.names)), columns
 
 
@@ -97,9 +97,9 @@ def by_columns(
     model: keras.Model,
     batch_size: int | None,
     *,
-    inputs_only: bool = False,
     shuffle: bool = False,
     seed: int = 0,
+    **how: bool,
 ) -> Tree:
     """Return the batches of a Hugging Face dataset by the names of its columns; other data as they are.
 
@@ -108,22 +108,24 @@ def by_columns(
     """
     if not has_columns(data):
         return data
-    source, take = open_columns(data, model, inputs_only=inputs_only)
+    source, take = open_columns(data, model, **how)
     return Batches(source, batch_size, shuffle=shuffle, seed=seed, transform=take)
 
 
-def find(model: keras.Model, names: Collection[str], *, inputs_only: bool = False) -> Columns:
-    """Return what columns of these names are to a model.
+def find(
+    model: keras.Model, names: Collection[str], *, inputs_only: bool = False, is_prepared: bool = False
+) -> Columns:
+    """Return what columns of these names are to a model, or to what prepares its inputs, which names none.
 
     Raises:
         SpecificationError: as `open_columns`.
     """
-    wanted, outputs = _names_of(model, "input"), _names_of(model, "output")
+    wanted, outputs = None if is_prepared else _names_of(model, "input"), _names_of(model, "output")
     weight = _WEIGHT if _WEIGHT in names and _WEIGHT not in _flat(wanted) else None
     are_named = bool(_flat(wanted)) and all(name in names for name in _flat(wanted))
     rest = [name for name in names if name != weight and not (are_named and name in _flat(wanted))]
-    labels = _labels(outputs, rest, are_named=are_named)
-    if labels is None and takes_labels(model) and not inputs_only:
+    labels = _labels(outputs, rest)
+    if labels is None and (takes_labels(model) or weight) and not inputs_only:
         raise _unclear(model, names, "which column is the label")
     weight = None if inputs_only or labels is None else weight
     if are_named:
@@ -135,13 +137,11 @@ def find(model: keras.Model, names: Collection[str], *, inputs_only: bool = Fals
     return Columns(inputs, None if inputs_only else labels, weight)
 
 
-def _labels(outputs: Tree, rest: list[str], *, are_named: bool) -> Tree:
+def _labels(outputs: Tree, rest: list[str]) -> Tree:
     if _flat(outputs) and all(name in rest for name in _flat(outputs)):
         return outputs
     known = [name for name in _LABELS if name in rest]
-    if len(known) == 1:
-        return known[0]
-    return rest[0] if are_named and len(rest) == 1 else None
+    return known[0] if len(known) == 1 and len(_flat(outputs)) < 2 else None
 
 
 def _names_of(model: keras.Model, kind: str) -> Tree:
