@@ -137,3 +137,52 @@ def test_no_row_without_a_number_is_read_and_jax_stays_as_it_was():
     used(made(Looking, eager=True))
     with pytest.raises(jax.errors.TracerArrayConversionError):
         jax.grad(lambda x: x * np.asarray(x))(1.0)
+    assert not {"__array_ufunc__", "__array_function__", "__format__"} & set(vars(jax.core.Tracer))
+
+
+class Numpying(keras.Model):
+    """Lets numpy compute between two layers."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.hidden, self.out, self.compute = L.Dense(4), L.Dense(1), compute
+
+    def call(self, x):
+        return self.out(self.compute(self.hidden(x)))
+
+
+def updated(compute, *, eager=True):
+    """Return the weights after one update of a model in which numpy computes."""
+    keras.utils.set_random_seed(3)
+    model = Numpying(compute)
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eager)
+    ws.Trainer(model).update((ROWS, LABELS.astype("float32")[:, None]))
+    return model.get_weights()
+
+
+@on("jax")
+@pytest.mark.parametrize("name", ["tanh", "where"])
+def test_what_numpy_computes_without_a_gradient_is_refused_on_jax(name):
+    compute = {"tanh": np.tanh, "where": lambda h: np.where(np.asarray(h) > 0, h, 0)}[name]
+    if ENGINE == "jax":
+        with pytest.raises(ws.SpecificationError, match=f"must not go through np.{name}.*Try: keras.ops.{name}"):
+            updated(compute)
+
+
+def test_numpys_numbers_and_predicates_beside_a_value_keep_its_gradient():
+    def looked(hidden):
+        assert np.isfinite(hidden).all()
+        assert np.allclose(hidden, np.asarray(hidden))
+        assert np.shape(hidden) == hidden.shape
+        assert f"{keras.ops.sum(hidden):.0f}"
+        return np.float32(2) * hidden + np.ones((4,), "float32")
+
+    close(updated(looked), updated(lambda hidden: 2 * hidden + 1, eager=False))
+
+
+@on("jax")
+def test_no_compiler_beside_run_eagerly_is_no_cause_for_a_warning(recwarn):
+    model = keras.Sequential([keras.Input((6,)), L.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    ws.Trainer(model, jit_compile=False).update((ROWS, LABELS.astype("float32")[:, None]))
+    assert [str(told.message) for told in recwarn] == []

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from shares import ENGINE
 
 from wholestep.errors import SpecificationError
 from wholestep.model.terms import Mean, Sum, Whole, accumulate, check, ratio
 
+on_tensorflow = pytest.mark.skipif(ENGINE != "tensorflow", reason="shapes are known on JAX")
 small = st.integers(-8, 8).map(float)
 
 
@@ -77,3 +79,38 @@ def test_wrong_shapes_are_named(term, message):
 
 def test_whole_numbers_become_floats():
     assert "float32" in str(check(Mean(keras.ops.zeros((4,), "int32")), "the loss", 4).values.dtype)
+
+
+def of_unknown_shape(function, *values, shape=None):
+    """Return what a function makes of values whose static shape TensorFlow does not know."""
+    import tensorflow as tf
+
+    traced = tf.function(function, input_signature=[tf.TensorSpec(shape, "float32")] * len(values))
+    return traced(*map(tf.constant, values))
+
+
+@on_tensorflow
+def test_rows_that_nobody_counted_are_never_mixed():
+    import tensorflow as tf
+
+    def checked(values):
+        return check(Mean(values), "the loss", 2).values
+
+    two = np.array([[1.0, 10.0], [1.0, 10.0]], "float32")
+    np.testing.assert_array_equal(of_unknown_shape(checked, two, shape=(None, None)), two)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        of_unknown_shape(checked, np.array([[1.0, 10.0]] * 3 + [[2.0, 20.0]], "float32"), shape=(None, None))
+
+
+@on_tensorflow
+@pytest.mark.parametrize("weighs", ["rows", "tokens", "nobody"])
+def test_a_loss_per_token_of_any_length_is_weighed(weighs):
+    values = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "float32")
+    mask = np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]], "float32")
+
+    def summed(values, mask):
+        term = check(Mean(values, mask if weighs == "tokens" else None), "the loss", 2)
+        return term.sums(tensor([0.0, 2.0]) if weighs == "rows" else None)
+
+    expected = {"rows": (30.0, 6.0), "tokens": (7.0, 3.0), "nobody": (21.0, 6.0)}[weighs]
+    assert tuple(map(float, of_unknown_shape(summed, values, mask, shape=(None, None)))) == expected

@@ -156,3 +156,26 @@ def test_text_in_lists_is_text_to_its_last_byte():
     assert trainer.predict(texts, verbose=0).tolist() == [[4.0], [4.0]]
     rows = [(text, np.zeros(1, "float32")) for text in texts]
     assert trainer.evaluate(ws.Batches(rows, 2), verbose=0) == 16.0
+
+
+def test_an_objective_builds_all_parts_of_a_model_of_ragged_rows():
+    class Two(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = of_rows(), of_rows()
+
+        def build(self, shape):
+            pass
+
+        def call(self, ragged, training=False):
+            return (self.one if training else self.other)(ragged)
+
+    class Squares(ws.Objective):
+        def __call__(self, model, batch, training):
+            return ws.Mean((model(batch[0], training=training) - batch[1]) ** 2)
+
+    model = Two()
+    trainer = ws.Trainer(model, Squares(), optimizer="sgd")
+    trainer.fit(inputs("ragged"), Y, batch_size=4, verbose=0)
+    assert np.isfinite(trainer.evaluate(inputs("ragged"), Y, batch_size=4, verbose=0))
+    assert all(part.built for part in (model.one, model.other))

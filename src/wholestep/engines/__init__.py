@@ -14,7 +14,7 @@ from wholestep.engines.listener import Listener
 from wholestep.engines.protocol import Engine
 from wholestep.processes.protocol import Processes
 from wholestep.processes.single import SingleProcess
-from wholestep.tree import Tree
+from wholestep.tree import Tensor, Tree
 
 
 def choose(
@@ -42,14 +42,14 @@ def choose(
     else:
         raise unknown(backend)
     compiling, eager = kinds
-    engine = compiling(optimizer, model, replicas, jit_compile)
     if not getattr(model, "run_eagerly", False):
-        return engine
+        return compiling(optimizer, model, replicas, jit_compile)
+    engine = eager(optimizer, model, replicas, "auto")
     if engine.num_replicas > 1 or engine.processes.count > 1:
         told = "run_eagerly has no effect: on several devices, or in several processes, an update is always compiled."
         warnings.warn(told, UserWarning, stacklevel=2)
-        return engine
-    return eager(optimizer, model, replicas, "auto")
+        return compiling(optimizer, model, replicas, jit_compile)
+    return engine
 
 
 def scope(model: keras.Model) -> AbstractContextManager:
@@ -90,6 +90,15 @@ def make_variables(function: Callable, batch: Tree) -> None:
     from wholestep.engines import tensorflow_steps
 
     tensorflow_steps.make_variables(function, batch)
+
+
+def with_rows(values: Tensor, num_rows: int) -> Tensor:
+    """Return values whose shape says how many rows there are. Nothing is moved; a run with other rows fails."""
+    if keras.backend.backend() != "tensorflow":
+        return values  # shapes are known
+    import tensorflow as tf
+
+    return tf.ensure_shape(values, (num_rows, *values.shape[1:]))
 
 
 def connect() -> Processes:

@@ -14,19 +14,25 @@ import numpy as np
 from wholestep.engines.eager import Eager
 from wholestep.engines.jax import JaxEngine
 from wholestep.engines.jax_words import JaxWords
+from wholestep.errors import SpecificationError, message
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _LOCK = threading.Lock()
 _READS = "__array__", "__float__", "__complex__", "__format__", "tolist"  # int, bool and item find the value themselves
 _OWN = {name: getattr(jax.core.Tracer, name) for name in _READS}
+_ARITHMETIC = "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "divmod", "power", "matmul"
+_BITWISE = "left_shift", "right_shift", "bitwise_and", "bitwise_or", "bitwise_xor"
+_COMPARISONS = "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
+_OPERATORS = {*_ARITHMETIC, *_BITWISE, *_COMPARISONS}  # numpy calls these for `array * tracer`, if a tracer takes them
 _holders: list[None] = []
 
 
 class EagerJaxEngine(Eager, JaxEngine):
     """The verbs of `wholestep.engines.protocol` on JAX, for one device, without `jax.jit`.
 
-    While a gradient is taken, JAX hands values about in tracers; numpy and Python can read these here.
+    While a gradient is taken, JAX hands values about in tracers; numpy and Python can read these here, but
+    numpy computes nothing from them that would have no gradient.
     """
 
     def staged(self, data: Tree) -> Tree:
@@ -94,17 +100,50 @@ def _reading(name: str) -> Callable:
     return read
 
 
+def _ufunc(_: jax.core.Tracer, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    """Return what a ufunc of numpy makes of tracers: an operator is JAX's own, others may look but not compute on."""
+    if method == "__call__" and not kwargs and ufunc.__name__ in _OPERATORS:
+        return getattr(jnp, ufunc.__name__)(*inputs)
+    inputs = tuple(np.asarray(leaf) if isinstance(leaf, jax.core.Tracer) else leaf for leaf in inputs)
+    return _looked(getattr(ufunc, method)(*inputs, **kwargs), ufunc.__name__)
+
+
+def _function(_: jax.core.Tracer, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+    """Return what another function of numpy makes of tracers."""
+    return _looked(function._implementation(*args, **kwargs), function.__name__)
+
+
+def _looked(found: Any, name: str) -> Any:
+    """Return what numpy found, unless it is a value through which no gradient would flow.
+
+    Raises:
+        SpecificationError: it is one.
+    """
+    if any(isinstance(leaf, np.ndarray | np.inexact) and leaf.dtype.kind in "fcV" for leaf in jax.tree.leaves(found)):
+        must = f"A value whose gradient is taken must not go through np.{name}: numpy's result has no gradient."
+        try_ = f"keras.ops.{name}, or what it is called there; to look at the numbers, np.{name}(np.asarray(x))."
+        raise SpecificationError(message(must, "a tracer of JAX, under run_eagerly=True", try_))
+    return found
+
+
+_PATCHES = {name: _reading(name) for name in _READS} | {"__array_ufunc__": _ufunc, "__array_function__": _function}
+_BEFORE = {name: vars(jax.core.Tracer)[name] for name in _PATCHES if name in vars(jax.core.Tracer)}
+
+
 @contextmanager
 def _readable() -> Iterator[None]:
     """Let numpy and Python read tracers that stand for a value. Who goes last lets JAX be as it was."""
     with _LOCK:
         _holders.append(None)
-        for name in _READS:
-            setattr(jax.core.Tracer, name, _reading(name))
+        for name, method in _PATCHES.items():
+            setattr(jax.core.Tracer, name, method)
     try:
         yield
     finally:
         with _LOCK:
             _holders.pop()
-            for name in _READS if not _holders else ():
-                setattr(jax.core.Tracer, name, _OWN[name])
+            for name in _PATCHES if not _holders else ():
+                if name in _BEFORE:
+                    setattr(jax.core.Tracer, name, _BEFORE[name])
+                else:
+                    delattr(jax.core.Tracer, name)

@@ -1,6 +1,7 @@
 """The variables of a model that nobody has called yet: made from the shapes of the first batch, as `fit` makes them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import keras
 
@@ -12,7 +13,7 @@ from wholestep.errors import SpecificationError, message
 from wholestep.model import compiled, objective
 from wholestep.model.misfit import check_labels_are_numbers, explained
 from wholestep.model.objective import Objective
-from wholestep.tree import Tree
+from wholestep.tree import Tensor, Tree
 
 _OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."
 _OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, MyObjective(), optimizer=...)."
@@ -123,9 +124,18 @@ class Builder:
 def _build(function: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:
     """Create the variables that (model, batch, training) asks for; shapes alone say nothing of ragged rows."""
     if _has_ragged(batch):
-        engines.make_variables(engines.as_function(lambda batch: function(model, batch, False)), batch)
+        for training in (True, False):  # a model may have parts that only one of them calls
+            engines.make_variables(engines.as_function(partial(_traced, function, model, training)), batch)
     else:
         objective.build(function, model, batch)
+
+
+def _traced(
+    function: Callable[[keras.Model, Tree, bool], object], model: keras.Model, training: bool, batch: Tree
+) -> Tensor:
+    """Call the function, and return what any program may return."""
+    function(model, batch, training)
+    return keras.ops.zeros(())
 
 
 def _has_ragged(batch: Tree) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import keras
 from keras import ops
 
+from wholestep import engines
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor
 
@@ -110,17 +111,16 @@ def _with_rows(term: Term, num_rows: int) -> Term:
 
 
 def _counted(values: Tensor, num_rows: int) -> Tensor:
-    """Return values of so many rows, which is said where it is not known; other shapes that are not known stay."""
-    rest = tuple(values.shape)[1:]
-    is_lost = len(values.shape) > 0 and values.shape[0] is None and rest.count(None) < 2
-    return ops.reshape(values, (num_rows, *(-1 if size is None else size for size in rest))) if is_lost else values
+    """Return values of so many rows, which is said where it is not known; other sizes that are not known stay."""
+    is_lost = len(values.shape) > 0 and values.shape[0] is None
+    return engines.with_rows(values, num_rows) if is_lost else values
 
 
 def _check_weights(term: Term, label: str, shape: tuple) -> None:
     if term.weights is None:
         return
     weights = tuple(term.weights.shape)
-    fits = 0 < len(weights) <= len(shape) and all(w in (1, v) for w, v in zip(weights[1:], shape[1:], strict=False))
+    fits = 0 < len(weights) <= len(shape) and all(map(_may_fit, weights[1:], shape[1:]))
     if not fits or weights[0] != shape[0]:
         raise SpecificationError(
             message(
@@ -131,9 +131,14 @@ def _check_weights(term: Term, label: str, shape: tuple) -> None:
         )
 
 
-def _size(values: Tensor) -> int:
+def _may_fit(weights: int | None, values: int | None) -> bool:
+    """Whether an axis of weights fits that of the values, as far as is known before it is computed."""
+    return weights in (None, 1, values) or values is None
+
+
+def _size(values: Tensor) -> Tensor | int:
     size = 1
-    for length in values.shape:
+    for length in ops.shape(values):
         size *= length
     return size
 
@@ -141,8 +146,8 @@ def _size(values: Tensor) -> int:
 def _align(weights: Tensor, values: Tensor) -> Tensor:
     """Broadcast weights of shape (rows, ...) to the values: their axes are the leading ones."""
     missing = len(values.shape) - len(weights.shape)
-    weights = ops.reshape(weights, tuple(weights.shape) + (1,) * missing)
-    return ops.broadcast_to(ops.cast(weights, values.dtype), values.shape)
+    weights = ops.reshape(weights, ops.shape(weights) + (1,) * missing)
+    return ops.broadcast_to(ops.cast(weights, values.dtype), ops.shape(values))
 
 
 def _weigh(values: Tensor, weights: Tensor, row_weights: Tensor) -> Tensor:
