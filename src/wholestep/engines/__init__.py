@@ -14,7 +14,7 @@ from wholestep.engines.listener import Listener
 from wholestep.engines.protocol import Engine
 from wholestep.processes.protocol import Processes
 from wholestep.processes.single import SingleProcess
-from wholestep.tree import Tensor, Tree
+from wholestep.tree import Tree
 
 
 def choose(
@@ -90,15 +90,6 @@ def make_variables(function: Callable, batch: Tree) -> None:
     from wholestep.engines import tensorflow_steps
 
     tensorflow_steps.make_variables(function, batch)
-
-
-def with_rows(values: Tensor, num_rows: int) -> Tensor:
-    """Return values whose shape says how many rows there are. Nothing is moved; a run with other rows fails."""
-    if keras.backend.backend() != "tensorflow":
-        return values  # shapes are known
-    import tensorflow as tf
-
-    return tf.ensure_shape(values, (num_rows, *values.shape[1:]))
 
 
 def connect() -> Processes:

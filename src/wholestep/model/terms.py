@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import keras
 from keras import ops
 
-from wholestep import engines
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor
 
@@ -112,8 +111,9 @@ def _with_rows(term: Term, num_rows: int) -> Term:
 
 def _counted(values: Tensor, num_rows: int) -> Tensor:
     """Return values of so many rows, which is said where it is not known; other sizes that are not known stay."""
-    is_lost = len(values.shape) > 0 and values.shape[0] is None
-    return engines.with_rows(values, num_rows) if is_lost else values
+    if len(values.shape) == 0 or values.shape[0] is not None:
+        return values
+    return ops.reshape(values, (num_rows, *ops.shape(values)[1:]))  # no -1: other rows than that fail, and never mix
 
 
 def _check_weights(term: Term, label: str, shape: tuple) -> None:
