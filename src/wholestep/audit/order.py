@@ -9,6 +9,7 @@ from wholestep.audit.found import Found, found
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, passes
 from wholestep.tree import Tree
 
+NUM_DRAWS, CHANCE = 20, 0.1  # rows in so many orders have such batches less often than that
 FEW, LEAST = 3, 4  # labels that make batches of fewer ones strange, and half the rows that such a batch has
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
@@ -66,18 +67,21 @@ def classes(y: Tree) -> np.ndarray | None:
 
 
 def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None) -> list[Found]:
-    """Find batches of one or two of the labels, where the data have many."""
+    """Find batches of one or two of the labels, where the data have many and rows by chance have more in a batch."""
     if labels is None or not FEW < len(np.unique(labels)) <= len(labels) // LEAST:
         return []
     whole = [piece for piece in pieces if np.count_nonzero(piece.rows != PAD) >= 2 * LEAST]
-    few = [piece for piece in whole if len(np.unique(labels[piece.rows[piece.rows != PAD]])) <= FEW - 1]
-    if 2 * len(few) <= len(pieces):
+
+    def num_few(labels: np.ndarray) -> int:
+        return sum(len(np.unique(labels[piece.rows[piece.rows != PAD]])) <= FEW - 1 for piece in whole)
+
+    few, draw = num_few(labels), np.random.default_rng(0)
+    by_chance = float(np.median([num_few(draw.permutation(labels)) for _ in range(NUM_DRAWS)]))
+    if 2 * few <= len(pieces) or by_chance >= CHANCE * len(pieces):
         return []
-    detail = f"{len(few)} of {len(pieces)} batches hold at most {FEW - 1} of {len(np.unique(labels))} labels."
+    detail = f"{few} of {len(pieces)} batches hold at most {FEW - 1} of {len(np.unique(labels))} labels."
     numbers = [update.number for update in windows.updates]
-    return [
-        found(BY_NAME["batches of few labels"], len(few) / len(pieces), 0.0, pieces[0].called.line, numbers, detail)
-    ]
+    return [found(BY_NAME["batches of few labels"], few / len(pieces), 0.0, pieces[0].called.line, numbers, detail)]
 
 
 def _carried(windows: Windows) -> list[Found]:
