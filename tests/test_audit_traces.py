@@ -9,6 +9,7 @@ from keras import layers
 from test_audit import trainer
 
 import wholestep as ws
+from wholestep.audit.causes import BY_NAME
 
 ENGINE = keras.backend.backend()
 ONLY_JAX = pytest.mark.skipif(ENGINE != "jax", reason="a route of JAX")
@@ -299,6 +300,46 @@ def test_an_optimizer_that_is_made_anew_once_is_a_note(tmp_path):
         trainer(text, tmp_path)(model, X, Y, None)
     assert report.causes == []
     assert any("begins anew at update 3" in note for note in report.notes)
+
+
+@ONLY_TENSORFLOW
+def test_stages_of_other_learning_rates_are_a_note(tmp_path):
+    text = RIGHT["accumulated"].text.replace(
+        "    for epoch in range(2):\n",
+        "    for epoch in range(4):\n        optimizer = keras.optimizers.Adam(0.01 / 2**epoch)\n",
+    )
+    model = network()
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(text, tmp_path)(model, X, Y, None)
+    assert report.causes == []
+    assert any("begins anew at update 3, 5, 7" in note for note in report.notes)
+
+
+def test_gradients_that_are_masked_by_zeros_are_a_note(tmp_path):
+    apply = {"tensorflow": "model.optimizer.apply_gradients", "jax": "tv, ov = optimizer.stateless_apply"}[ENGINE]
+    text = LOOPS["deep"].text.replace(apply, f"grads = [*grads[:4], *(0 * g for g in grads[4:])]; {apply}")
+    assert "0 * g" in text
+    model = MODELS["deep"]()
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(text, tmp_path)(model, X, Y, None)
+    assert report.causes == []
+    assert ["is zero in every update" in note for note in report.notes].count(True) == 1
+
+
+def test_batches_of_few_labels_that_chance_makes_are_a_note(tmp_path):
+    labels = np.concatenate([np.zeros(34, int), np.ones(3, int), [2, 3, 4]])
+    text = """
+def train(model, x, y, w):
+    for epoch in range(2):
+        for start in np.random.default_rng(epoch).permutation(5) * 8:
+            model.train_on_batch(x[start : start + 8], y[start : start + 8])
+"""
+    model = MODELS["sorted"]()
+    x = np.random.default_rng(1).normal(size=(40, 5)).astype("float32")
+    with ws.audit(model, data=(x, labels)) as report:
+        trainer(text, tmp_path)(model, x, labels, None)
+    assert report.causes == []
+    assert BY_NAME["same batches every pass"].explanation in report.notes
 
 
 # ---- what it refuses ----

@@ -15,6 +15,7 @@ from wholestep.audit.windows import Piece, Update
 from wholestep.model.objective import Objective
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
+_ZEROS = "The gradient that is handed over for a trainable variable is zero in every update: something makes it so."
 NUM_ROWS = 32  # on so many the gradient of what is left out is computed, where no forward pass was seen
 
 
@@ -40,26 +41,26 @@ def left_out(
     wrong = [i for i in missing if shares is not None and shares[i] > DIFFERS]
     is_known = len(whole) == len(steps) or not steps
     wrong = [i for i in wrong if not _moves(replay.model, updates, before, i, is_known=is_known)]
-    wrong = [i for i in wrong if _is_meant(replay.model, steps, missing, i)]
-    if replay.is_half:  # where what is small becomes zero
-        wrong = [i for i in wrong if all(step.grads[i] is None for step in whole)]
+    bare = [i for i in missing if all(step.grads[i] is None for step in whole)]
+    zeros = [names[i] for i in wrong if i not in bare and not replay.is_half]  # where what is small becomes zero
+    notes = [f"{_ZEROS} It is so with {', '.join(zeros)}."] if zeros else []
+    wrong = [i for i in wrong if i in bare and _is_meant(replay.model, steps, missing, i)]
     if wrong and shares is not None:
         numbers = [u.number for u in updates if u.applied.is_whole]
         size = float(np.sqrt(sum(shares[i] ** 2 for i in wrong)))
         detail = f"It is so with {', '.join(names[i] for i in wrong)}."
-        return [found(BY_NAME["variable left out"], size, 0.0, whole[0].line, numbers, detail)], []
-    bare = [names[i] for i in missing if all(step.grads[i] is None for step in whole)]
-    told = f"{BY_NAME['variable left out'].explanation} It is so with {', '.join(bare)}."
-    return [], [told] if bare else []
+        return [found(BY_NAME["variable left out"], size, 0.0, whole[0].line, numbers, detail)], notes
+    told = f"{BY_NAME['variable left out'].explanation} It is so with {', '.join(names[i] for i in bare)}."
+    return [], [*notes, told] if bare else notes
 
 
 def _is_meant(model: keras.Model, steps: list[Applied], missing: list[int], i: int) -> bool:
     """Whether a variable was meant to be trained.
 
-    So it is if zeros are handed over for it, if an optimizer is built with it, or if a larger one of its layer is
-    trained. Else the loop may have chosen what it trains.
+    So it is if it is handed over with None for a gradient, or if a larger one of its layer is trained. Else the loop
+    may have chosen what it trains.
     """
-    if any(i in step.built or (step.is_whole and step.grads[i] is not None) for step in steps):
+    if any(i in step.lost for step in steps):
         return True
     variables = model.trainable_variables
     home = [

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -181,6 +182,7 @@ class Hooks:
             }
             params = self.model.trainable_variables
             if not any(id(v) in handed for v in params):
+                self.log.has_others = True
                 return apply(optimizer, grads, given)
             self._optimizers.append(optimizer)
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
@@ -191,7 +193,8 @@ class Hooks:
             after = [[_in_part(listener.value(v)) for v in variables] for variables in (params, optimizer.variables)]
             groups = (held, *before, *after, numbers)
             if self._is_told([leaf for group in groups for leaf in group]):
-                self._tell_apply(optimizer, place, len(params), groups)
+                lost = [i for i, v in enumerate(params) if id(v) in handed and handed[id(v)] is None]
+                self._tell_apply(optimizer, (place, lost, len(params)), groups)
             return result
 
         return listener.unhooked(told)
@@ -201,8 +204,9 @@ class Hooks:
         is_variable = isinstance(number, keras.Variable)
         return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
 
-    def _tell_apply(self, optimizer: Any, place: list[int], num: int, groups: tuple[list, ...]) -> None:
+    def _tell_apply(self, optimizer: Any, handed: tuple[list[int], list[int], int], groups: tuple[list, ...]) -> None:
         line, replica = line_of_user(), self.listener.replica()
+        (place, lost, num), kind = handed, type(optimizer).__name__
         slots = {id(v) for v in optimizer._trainable_variables}
         built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
         accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
@@ -213,7 +217,8 @@ class Hooks:
             states = [by_place.get(i) for i in range(num)], params, slots, params_after, slots_after
             states = states if self.log.wants_step(replica) else ([], [], [], [], [])
             counted = replica, accumulates, int(calls), clips, built
-            self.log.add(Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted))
+            applied = Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted)
+            self.log.add(replace(applied, lost=tuple(lost), kind=kind))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 

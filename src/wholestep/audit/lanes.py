@@ -95,9 +95,8 @@ def _accumulated(found: list[Step]) -> list[Step]:
         grads = _summed([each.grads for each in parts], len(parts)) if is_whole else []
         first = parts[0] if is_whole else replace(parts[0], params=[], slots=[])
         after = (last.params_after, last.slots_after) if is_whole else ([], [])
-        given = last.order, last.optimizer, grads, first.params, first.slots, *after
-        made = Applied(*given, last.learning_rate, last.iterations, last.line, clips=last.clips, built=last.built)
-        merged.append(Step(called, made))
+        made = replace(last, grads=grads, params=first.params, slots=first.slots, replica=0, accumulates=1, num_calls=0)
+        merged.append(Step(called, replace(made, params_after=after[0], slots_after=after[1])))
     return [*merged, *(Step(each.called, None, is_skipped=True) for each in window)]
 
 

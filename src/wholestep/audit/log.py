@@ -104,6 +104,8 @@ class Applied:
     Of what is large these are the numbers at some places, those of `wholestep.audit.keeping.places`.
 
     `built`: of which parameters of the model the optimizer has slots, by their places.
+    `lost`: the places of the parameters that were handed over with None for a gradient.
+    `kind`: the class of the optimizer.
     `clips`: the optimizer's own bounds, of each gradient's norm, of the norm of all and of each number; 0 for none.
     `accumulates`: how many of its calls the optimizer itself makes one update of; `num_calls`: those before this one.
     """
@@ -123,6 +125,8 @@ class Applied:
     num_calls: int = 0
     clips: tuple[float, float, float] = (0.0, 0.0, 0.0)
     built: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    kind: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -151,6 +155,7 @@ class Log:
         notes: what the hooks have changed in how it runs, in words.
         unseen: what ran and could not be looked at, in words.
         has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
+        has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the model's own `fit` has cut the batches.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
     """
@@ -164,6 +169,7 @@ class Log:
     targets: list[tuple[tuple[int, ...], Line | None]] = field(default_factory=list)
     has_evaluated: bool = False
     has_fitted: bool = False
+    has_others: bool = False
     is_open: bool = True
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0

@@ -67,8 +67,9 @@ def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], li
     lost = [b for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
     for name, some in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
         numbers = [u.number for u in updates if _is_one(u.applied, some)]
-        is_often = name == "optimizer re-created" and sum(_goes_on(a, b) for a, b in pairs if _is_one(b, some)) > 1
-        if is_often or 2 * len(some) > len(pairs):
+        alike = [b for b in some if name != "optimizer re-created" or _is_alike(_beginning(steps, b), b)]
+        is_often = name == "optimizer re-created" and sum(_goes_on(a, b) for a, b in pairs if _is_one(b, alike)) > 1
+        if is_often or 2 * len(alike) > len(pairs):
             told = f"It begins anew at update {', '.join(map(str, numbers[:8]))}{', ...' if numbers[8:] else ''}."
             return [found(BY_NAME[name], 1.0, 0.0, some[0].line, numbers, told)], []
         if some:
@@ -78,6 +79,17 @@ def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], li
 
 def _is_one(step: Applied, some: list[Applied]) -> bool:
     return any(step is each for each in some)
+
+
+def _beginning(steps: list[Applied], step: Applied) -> Applied:
+    """Return the first step of the optimizer that made the step before this one."""
+    place = next(i for i, each in enumerate(steps) if each is step)
+    return next(each for each in steps if each.optimizer == steps[place - 1].optimizer)
+
+
+def _is_alike(one: Applied, two: Applied) -> bool:
+    """Whether two optimizers have one class and begin with one rate: another rate is a new stage of the training."""
+    return one.kind == two.kind and abs(one.learning_rate - two.learning_rate) <= DIFFERS * abs(one.learning_rate)
 
 
 def _goes_on(one: Applied, two: Applied) -> bool:
