@@ -342,6 +342,29 @@ def train(model, x, y, w):
     assert BY_NAME["same batches every pass"].explanation in report.notes
 
 
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("has_optimizer", [True, large(False)])
+def test_frozen_variables_that_another_optimizer_trains_are_a_note(has_optimizer, tmp_path):
+    step = "adam.apply([grads[-1]], [kernel])" if has_optimizer else "kernel.assign_sub(0.01 * grads[-1])"
+    apply = "            model.optimizer.apply_gradients"
+    text = (
+        LOOPS["frozen"]
+        .text.replace("as tape:\n", "as tape:\n                tape.watch(kernel.value)\n")
+        .replace(
+            "full, model.trainable_variables)", "full, [*(v.value for v in model.trainable_variables), kernel.value])"
+        )
+        .replace(apply, f"            {step}\n            grads = grads[:-1]\n{apply}")
+        .replace(
+            "    printed = []", "    printed, adam, kernel = [], keras.optimizers.Adam(0.01), model.layers[0].kernel"
+        )
+    )
+    model = MODELS["frozen"]()
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(text, tmp_path)(model, X, Y, None)
+    assert [cause.name for cause in report.causes] == ([] if has_optimizer else ["frozen variable trained"])
+    assert any("trained all the same" in note for note in report.notes) == has_optimizer
+
+
 # ---- what it refuses ----
 
 

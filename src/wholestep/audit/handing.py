@@ -16,6 +16,8 @@ from wholestep.model.objective import Objective
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
 _ZEROS = "The gradient that is handed over for a trainable variable is zero in every update: something makes it so."
+_BY_OTHERS = "Something else may train them on purpose, as each part of a GAN has an optimizer of its own."
+NUM_MOVES, FEW = 5, 4  # moves that are compared with their gradient; numbers that move against it by chance
 NUM_ROWS = 32  # on so many the gradient of what is left out is computed, where no forward pass was seen
 
 
@@ -73,30 +75,49 @@ def _is_meant(model: keras.Model, steps: list[Applied], missing: list[int], i: i
     return any(np.prod(variables[j].shape) > np.prod(variables[i].shape) for j in others)
 
 
-def frozen(replay: Replay, objective: Objective, updates: list[Update]) -> list[Found]:
-    """Return variables that are set to be frozen, and move against their gradient all the same."""
+def frozen(
+    replay: Replay, objective: Objective, updates: list[Update], has_others: bool
+) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes) of variables that are set to be frozen, and move against their gradient all the same.
+
+    Args:
+        has_others: whether other optimizers made steps too, which may train such variables on purpose.
+    """
     model = replay.model
     own = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
     pieces = [piece for u in updates for piece in u.pieces if piece.called.is_whole and piece.is_known]
     names: list[str] = []
     shares: list[float] = []
     numbers: set[int] = set()
+    most = 0
     for i, variable in enumerate(model.non_trainable_variables):
         moved = [(a, b) for a, b in pairwise(pieces) if not same(a.called.buffers[i], b.called.buffers[i])]
         if id(variable) not in own or len(moved) < 2:
             continue
-        old, new = (np.asarray(piece.called.buffers[i], "float64") for piece in moved[0])
-        grad = replay.of_frozen(moved[0][0], objective, i, training=True)
-        size = float(np.linalg.norm(new - old))
-        if float(np.vdot(old - new, grad)) > _AGAINST * size * float(np.linalg.norm(grad)):
+        if _cosine(replay, objective, i, moved[0]) > _AGAINST and all(
+            _cosine(replay, objective, i, pair) > 0 for pair in moved[1:NUM_MOVES]
+        ):
+            old, new = (np.asarray(piece.called.buffers[i], "float64") for piece in moved[0])
+            size = float(np.linalg.norm(new - old))
             names.append(variable.path)
             shares.append(size / max(float(np.linalg.norm(old)), size))
             numbers |= {u.number for u in updates for a, _ in moved if any(a is piece for piece in u.pieces)}
+            most = max(most, new.size)
     if not names:
-        return []
-    line = next(u.applied.line for u in updates if u.number in numbers)
+        return [], []
     detail = f"It is so with {', '.join(names)}."
-    return [found(BY_NAME["frozen variable trained"], max(shares), 0.0, line, sorted(numbers), detail)]
+    if has_others or most <= FEW:
+        return [], [f"{BY_NAME['frozen variable trained'].explanation} {_BY_OTHERS} {detail}"]
+    line = next(u.applied.line for u in updates if u.number in numbers)
+    return [found(BY_NAME["frozen variable trained"], max(shares), 0.0, line, sorted(numbers), detail)], []
+
+
+def _cosine(replay: Replay, objective: Objective, i: int, moved: tuple[Piece, Piece]) -> float:
+    """Return the cosine between a move of a frozen variable from one pass to the next and the fall of the loss."""
+    old, new = (np.asarray(piece.called.buffers[i], "float64") for piece in moved)
+    grad = replay.of_frozen(moved[0], objective, i, training=True)
+    size = float(np.linalg.norm(new - old)) * float(np.linalg.norm(grad))
+    return float(np.vdot(old - new, grad)) / size if size else 0.0
 
 
 def _shares(

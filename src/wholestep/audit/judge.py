@@ -139,7 +139,9 @@ class Case:
     def _left_out(self, replay: Replay, seen: Windows) -> tuple[list[Found], list[str]]:
         """Return (causes, notes) of trainable variables that nothing moves, and of frozen ones that something does."""
         causes, notes = left_out(replay, self.objective, seen.updates, self.log.applied, self.before)
-        return [*causes, *frozen(replay, self.objective, seen.updates)], notes
+        has_others = self.log.has_others or len({step.optimizer for step in self.log.applied}) > 1
+        moved, told = frozen(replay, self.objective, seen.updates, has_others)
+        return [*causes, *moved], [*notes, *told]
 
     def _like(self, verdict: Verdict, known: list[Update], modes: Modes, moved: list[Found]) -> list[Update]:
         """Return the updates whose forward passes are the model's, and whose weights stay while they are summed up."""
