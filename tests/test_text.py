@@ -158,6 +158,7 @@ def test_text_in_lists_is_text_to_its_last_byte():
     assert trainer.evaluate(ws.Batches(rows, 2), verbose=0) == 16.0
 
 
+@on_tensorflow
 def test_an_objective_builds_all_parts_of_a_model_of_ragged_rows():
     class Two(keras.Model):
         def __init__(self):
