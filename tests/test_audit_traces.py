@@ -400,3 +400,22 @@ def test_printed_losses_must_be_numbers():
             with pytest.raises(ws.SpecificationError, match="Received"):
                 report.printed(loss=loss)
         assert "not over" in str(report)
+
+
+@ONLY_TENSORFLOW
+def test_what_is_trainable_may_change_inside_of_a_loop_and_is_said_to():
+    import tensorflow as tf
+
+    judge = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), judge])
+    optimizers, x, y = [keras.optimizers.SGD(0.1) for _ in range(2)], np.eye(8, 2, dtype="float32"), np.ones((8, 1))
+    x += np.arange(8, dtype="float32")[:, None]
+    with ws.audit(made, data=(x, y), loss="mse") as report:
+        for start in range(0, 8, 4):
+            for optimizer, judge.trainable in zip(optimizers, (True, False), strict=True):
+                variables = judge.trainable_variables or made.trainable_variables
+                with tf.GradientTape() as tape:
+                    loss = keras.ops.mean((made(x[start : start + 4], training=True) - y[start : start + 4]) ** 2)
+                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    assert report.causes == []
+    assert "which variables are trainable changes inside of the loop" in str(report)

@@ -9,7 +9,8 @@ CAUSES_OF_HANDING = (
         "a trainable variable never gets a gradient",
         "Trainable, but no gradient of it reaches the optimizer.",
         "take the gradient of `model.trainable_variables` with the whole model inside of the tape, and hand over all: "
-        "`zip(grads, model.trainable_variables)`; or set `layer.trainable = False` on what is frozen.",
+        "`zip(grads, model.trainable_variables)`, or `stateless_apply(ov, grads, tv)`; or set `layer.trainable = "
+        "False` on what is frozen.",
         NOWHERE,
     ),
     Cause(

@@ -81,10 +81,17 @@ class Case:
         verdict, rows = Verdict(unseen=list(self.log.unseen)), Rows(self.data[0])
         verdict.seen = windows(self.log, rows)
         self._say_what_was_seen(verdict, verdict.seen)
+        if self._trainable_changes():
+            verdict.has_seen = False
+            verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
         if verdict.has_seen:
             self._say_how_it_ran(verdict, verdict.seen)
             self._go_through_the_stages(verdict, verdict.seen, rows)
         return verdict
+
+    def _trainable_changes(self) -> bool:
+        called = {len(each.params) for each in self.log.called if each.is_whole}
+        return len(called | {len(each.params) for each in self.log.applied if each.is_whole}) > 1
 
     def _go_through_the_stages(self, verdict: Verdict, seen: Windows, rows: Rows) -> None:
         replay, modes, twice = Replay(self.model, self.data), Modes(), repeated(seen.updates)
