@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+from exact import spread_over
 from keras import layers, ops
 from shares import ENGINE, later
 
@@ -89,6 +90,28 @@ def test_text_and_ragged_rows_train_as_in_keras(make, kind, stream):
 
 
 @on_tensorflow
+@pytest.mark.parametrize(
+    ("make", "kind", "stream"),
+    [
+        (of_rows, "ragged", False),
+        *later([(of_rows, "ragged", True), (of_text, "text", False), (of_text, "text", True)]),
+    ],
+)
+def test_replicas_share_text_and_ragged_rows(make, kind, stream):
+    import tensorflow as tf
+
+    def logs(replicas):
+        with spread_over(replicas):
+            model = make()
+        trainer, data = ws.Trainer(model, microbatch_size=3), (inputs(kind), Y)
+        stream_of = tf.data.Dataset.from_tensor_slices(data).batch(4) if stream else ws.Batches(data, 4)
+        told = [step.logs for step in trainer.steps(stream_of, epochs=2)]  # the last batch of an epoch is one row
+        return [number for each in told for number in each.values()]
+
+    np.testing.assert_allclose(logs(2), logs(None), rtol=2e-5, atol=1e-6)
+
+
+@on_tensorflow
 @pytest.mark.parametrize("text", [list(WORDS), *later([WORDS, WORDS.astype(object), np.char.encode(WORDS)])])
 def test_text_of_every_kind_is_the_same_text(text):
     x = inputs("text")
@@ -156,6 +179,22 @@ def test_text_in_lists_is_text_to_its_last_byte():
     assert trainer.predict(texts, verbose=0).tolist() == [[4.0], [4.0]]
     rows = [(text, np.zeros(1, "float32")) for text in texts]
     assert trainer.evaluate(ws.Batches(rows, 2), verbose=0) == 16.0
+
+
+@on_tensorflow
+def test_ragged_rows_are_not_blamed_for_an_error_of_the_model():
+    class Broken(layers.Layer):
+        def call(self, ragged):
+            raise ValueError("broken on purpose")
+
+        def compute_output_spec(self, ragged):
+            return keras.KerasTensor((None, 1))
+
+    rows = keras.Input((None,), dtype="int64")
+    model = keras.Model(rows, Broken()(rows))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="broken on purpose"):
+        ws.Trainer(model).fit(inputs("ragged"), Y, batch_size=4, verbose=0)
 
 
 @on_tensorflow

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from wholestep import tree
+from wholestep.engines.tensorflow_leaves import joined, rows_of, tensor_of
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor, Tree
 
@@ -45,23 +46,17 @@ class Replicas:
     def put(self, function: Callable[[int], np.ndarray]) -> tf.distribute.DistributedValues:
         """Return one value for each replica, on its device."""
         return self.strategy.experimental_distribute_values_from_function(
-            lambda context: tf.convert_to_tensor(function(context.replica_id_in_sync_group))
+            lambda context: tensor_of(function(context.replica_id_in_sync_group))
         )
 
     def gather(self, data: Tree, rows: Tensor) -> Tree:
         """Return the rows of a batch outside of the replicas, from all of them."""
+        results = self.strategy.experimental_local_results
         if not isinstance(data, Shares):
-            return tree.map_leaves(
-                lambda leaf: tf.gather(self.strategy.experimental_local_results(leaf)[0], rows), data
-            )
+            return tree.map_leaves(lambda leaf: rows_of(results(leaf)[0], rows), data)
         each = -(-rows.shape[0] // self.count)
-        replica = np.arange(rows.shape[0]) // each
-
-        def of(leaf: tf.distribute.DistributedValues) -> tf.Tensor:
-            stacked = tf.stack(self.strategy.experimental_local_results(leaf))
-            return tf.gather_nd(stacked, tf.stack([tf.constant(replica, rows.dtype), rows], axis=1))
-
-        return tree.map_leaves(of, data.leaves)
+        places = [rows[start : start + each] for start in range(0, rows.shape[0], each)]
+        return tree.map_leaves(lambda leaf: joined(list(map(rows_of, results(leaf), places))), data.leaves)
 
     def total(self, function: Callable, data: Tree, carried: Tree, syncs: bool) -> tuple[Tree, Tree, Tree]:
         """Run (data, carried) -> (sums, carried, alike) on every replica; add up sums and carried changes."""

@@ -28,11 +28,21 @@ def array_of(value: Tensor) -> np.ndarray:
 
 def rows_of(leaf: Tensor, rows: Tensor) -> Tensor:
     """Return these rows of a leaf; their number is known where that of `rows` is."""
-    found = tf.gather(leaf, rows)
-    if not isinstance(found, tf.RaggedTensor):
-        return found
-    splits = tf.ensure_shape(found.row_splits, [None if rows.shape[0] is None else rows.shape[0] + 1])
-    return tf.RaggedTensor.from_row_splits(found.values, splits, validate=False)
+    return _of_rows(tf.gather(leaf, rows), rows.shape[0] if rows.shape.rank else None)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Return the rows of all parts; their number is known where that of each part is."""
+    numbers = [part.shape[0] for part in parts]
+    return _of_rows(tf.concat(parts, axis=0), None if None in numbers else sum(numbers))
+
+
+def _of_rows(leaf: Tensor, number: int | None) -> Tensor:
+    """Return a leaf with its number of rows; TensorFlow forgets that of ragged ones."""
+    if not isinstance(leaf, tf.RaggedTensor):
+        return leaf
+    splits = tf.ensure_shape(leaf.row_splits, [None if number is None else number + 1])
+    return tf.RaggedTensor.from_row_splits(leaf.values, splits, validate=False)
 
 
 def spec_of(value: Tensor | None) -> tf.TypeSpec | None:

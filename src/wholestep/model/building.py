@@ -125,7 +125,8 @@ def _build(function: Callable[[keras.Model, Tree, bool], object], model: keras.M
     """Create the variables that (model, batch, training) asks for; shapes alone say nothing of ragged rows."""
     if _has_ragged(batch):
         for training in (True, False):  # a model may have parts that only one of them calls
-            engines.make_variables(engines.as_function(partial(_traced, function, model, training)), batch)
+            with keras.StatelessScope():  # or a strategy could not copy what a graph initialises
+                engines.make_variables(engines.as_function(partial(_traced, function, model, training)), batch)
     else:
         objective.build(function, model, batch)
 

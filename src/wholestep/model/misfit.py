@@ -11,7 +11,7 @@ from wholestep.errors import BatchError, SpecificationError, WholestepError, mes
 from wholestep.model.compiled import is_overridden, layers, unpack
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective
-from wholestep.tree import Tree
+from wholestep.tree import Tensor, Tree
 
 _MISFITS = (
     "is incompatible with the layer",
@@ -142,7 +142,7 @@ def _wanted(model: keras.Model) -> list[tuple[str, tuple]]:
 
 
 def _given(x: Tree, root: str = "x") -> list[tuple[str, tuple]]:
-    return [(name, tuple(leaf.shape)) for name, leaf in tree.named_leaves(x, root)]
+    return [(name, _shape(leaf)) for name, leaf in tree.named_leaves(x, root)]
 
 
 def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
@@ -160,8 +160,13 @@ def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
     if len(given) != len(wanted):
         return "pass as many arrays as the model has inputs."
     pairs = [(leaf, shape) for leaf, (_, shape) in zip(given, wanted, strict=True) if leaf is not None]
-    shapes = [(tuple(leaf.shape), shape) for leaf, shape in pairs]
-    return None if all(_fits(*pair) for pair in shapes) else "give the rows this shape, or build the model for theirs."
+    fit = all(_fits(_shape(leaf), shape) for leaf, shape in pairs)
+    return None if fit else "give the rows this shape, or build the model for theirs."
+
+
+def _shape(leaf: Tensor) -> tuple:
+    """Return a leaf's shape; ragged rows have an axis of no one length."""
+    return (len(leaf), None, *leaf[0].shape[1:]) if tree.is_ragged(leaf) else tuple(leaf.shape)
 
 
 def _fits(given: tuple, wanted: tuple) -> bool:
