@@ -55,7 +55,10 @@ def some(cases, every, first=0):
     """Return the cases, all but every so many of them for the larger runs; each engine has others."""
     first += {"tensorflow": 0, "jax": every // 2}[keras.backend.backend()]
     given = [case if type(case) is tuple else (case,) for case in cases]
-    return [pytest.param(*case) if i % every == first else later([case])[0] for i, case in enumerate(given)]
+    return [
+        pytest.param(*case, marks=pytest.mark.own) if i % every == first else later([case])[0]
+        for i, case in enumerate(given)
+    ]
 
 
 def seeded(loop, seed):

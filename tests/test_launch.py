@@ -67,7 +67,8 @@ def test_no_bit_differs_between_processes(num, ended_well):
     import processes
 
     output, _ = ended_well(num)
-    alone, runs, losses = processes.all_cases(many=num == 4), processes.whole_runs(), processes.losses_in_buckets()
+    alone, losses = processes.all_cases(many=num == 4), processes.losses_in_buckets()
+    runs = processes.whole_runs() if num == 4 else []
     loaded = []
     for process in range(num):
         own = found(output, process)
@@ -111,7 +112,7 @@ FAULTS = {
     "other calls": "wait for each other: process 0 is comparing what must be alike, process 1 is comparing",
     "uneven": r"process 1 is comparing places \(stands at batch 0 of epoch 1\)",
 }
-QUICK = ("killed 1", "error 0", "uneven")
+QUICK = ("killed 1", "error 0")
 
 
 @only_jax

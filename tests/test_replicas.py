@@ -39,6 +39,7 @@ def check(case, replicas, size, **options):
     assert differing(alone, shared) == [], trainer.explain()
 
 
+@pytest.mark.own
 @pytest.mark.parametrize(("case", "plan"), [(CASES[i], SMALL[n % len(SMALL)]) for n, i in enumerate(SOME)], ids=str)
 def test_no_bit_differs_between_replicas(case, plan):
     check(case, *plan)
