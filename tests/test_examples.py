@@ -38,7 +38,7 @@ def test_an_example_is_read_in_one_sitting(path):
 
 
 @pytest.mark.filterwarnings("default")
-@on("jax")
+@on("tensorflow")
 def test_accumulation(monkeypatch, tmp_path, capsys):
     shown = run("accumulation", monkeypatch, tmp_path)
     assert shown["accumulation"]["difference"] < 2e-5
