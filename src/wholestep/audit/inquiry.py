@@ -14,6 +14,7 @@ from wholestep.audit.scout import Asked, Scout, Watched
 from wholestep.audit.surroundings import Named, Surroundings, is_stream
 from wholestep.audit.windows import PAD, Rows
 from wholestep.data.class_weight import class_weighted
+from wholestep.tree import Tree
 
 _LABELS = ("y", "label", "target", "count", "output")
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
@@ -28,6 +29,7 @@ class Meaning:
     """What was taken for meant.
 
     Attributes:
+        is_supposed: whether the loss has to be supposed, as the script computes it by itself.
         told: the same in words.
         unseen: what cannot be looked at as the data are only known from what was seen of them.
     """
@@ -36,6 +38,7 @@ class Meaning:
     data: tuple
     loss: Any
     optimizer: keras.optimizers.Optimizer | None
+    is_supposed: bool = False
     told: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
 
@@ -60,12 +63,18 @@ def inquire(scout: Scout) -> Meaning:
     calls = [c for c in log.called if c.differentiated is not False]
     labels = list(_labels(calls, log.called, asked))
     optimizer = _optimizer(watched, scout.around)
-    meaning = Meaning(watched, (), loss, optimizer, [f"model: {_name(model)}", told])
+    meaning = Meaning(watched, (), loss, optimizer, not told, [f"model: {_name(model)}", *([told] if told else [])])
+    unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
     for find in (_fitted, _from_arrays, _from_datasets, _from_labels):
-        if (found := find(scout, meaning, calls, labels)) is not None:
+        try:
+            found = find(scout, meaning, calls, labels)
+        except UnknownError as error:
+            unknown = error
+            continue
+        if found is not None:
             meaning.data = found
             return meaning
-    raise UnknownError("the data: no array of the script holds the rows that the model was given, nor does a dataset")
+    raise unknown
 
 
 def _trained(scout: Scout) -> Watched:
@@ -91,7 +100,7 @@ def _loss(model: keras.Model, scout: Scout, watched: Watched) -> tuple[Any, Aske
     if asked:
         names = ", ".join(sorted(_of(each.loss) for each in asked))
         raise UnknownError(f"the loss: the script calls several of Keras ({names}), and the model is not compiled")
-    raise UnknownError("the loss: the model is not compiled with one, and the script calls none of Keras")
+    return None, None, ""
 
 
 def _of(loss: Any) -> str:
@@ -154,11 +163,19 @@ def _from_arrays(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
     x = [named.value for named in chosen]
     others = [a for a in arrays if len(a.value) == len(x[0]) and not any(a.value is each for each in x)]
     y, name = _beside(chosen, others, x, labels)
-    data = (x[0] if len(x) == 1 else x), y
+    data = _nested(meaning, x), y
     weight, weight_name = _weights(others, x, labels)
     names = ", ".join([*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])])
     meaning.told.append(f"data: {names}, {len(y)} rows")
     return data if weight is None else (*data, weight)
+
+
+def _nested(meaning: Meaning, x: list[np.ndarray]) -> Tree:
+    """Return the model's inputs as the script nests them."""
+    like = meaning.watched.like
+    if isinstance(like, dict) and len(keras.tree.flatten(like)) == len(x):
+        return keras.tree.pack_sequence_as(like, x)
+    return x[0] if len(x) == 1 else x
 
 
 def _beside(chosen: list[Named], others: list[Named], x: list[np.ndarray], labels: list[_Labels]) -> tuple:
@@ -170,6 +187,8 @@ def _beside(chosen: list[Named], others: list[Named], x: list[np.ndarray], label
                 return named.value, named.name
         if (y := assembled(len(x[0]), pairs)) is not None:
             return y, "the labels that the loss was given"
+    told = [np.unique(each.y) for each in labels]
+    others = [named for named in others if all(np.isin(values, named.value).all() for values in told)]
     home = [named for named in others if named.home == chosen[0].home] or others
     home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
     called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
@@ -221,7 +240,7 @@ def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
     x = [leaf[first] for leaf in leaves]
     meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
     meaning.unseen.append("whether all rows of the data are used, and with their own labels: the data are not known")
-    data = (x[0] if len(x) == 1 else x), y[first]
+    data = _nested(meaning, x), y[first]
     if any(w is None for w in weights):
         return data
     return (*data, np.concatenate(weights)[first])  # type: ignore[arg-type]

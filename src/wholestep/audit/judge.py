@@ -18,6 +18,7 @@ from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
 from wholestep.audit.steps import INSIDE, Schedule, apply, between, idle, rates, repeated
+from wholestep.audit.supposing import apart
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
@@ -32,6 +33,7 @@ class Verdict:
         notes: what is no cause, or may be meant.
         unseen: what could not be looked at.
         looked_at: what was, in words.
+        has_loss: whether it is known, or can be supposed, which loss is meant.
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
     """
@@ -41,6 +43,7 @@ class Verdict:
     unseen: list[str] = field(default_factory=list)
     looked_at: str = ""
     has_seen: bool = False
+    has_loss: bool = True
     seen: Windows | None = None
     evidence: list[Evidence] = field(default_factory=list)
 
@@ -60,6 +63,8 @@ class Case:
         before: the model's weights when the loop began.
         optimizer: the one that was meant, if it is known.
         is_told: whether the user said that it is.
+        supposed: what the loss is called, if nobody said which one is meant; None if it is not even supposed, and no
+            gradient is judged.
         compiled: the optimizer whose schedule it is, by its id, if nobody said that it is the one that was meant.
     """
 
@@ -73,6 +78,7 @@ class Case:
     compiled: int | None = None
     optimizer: keras.optimizers.Optimizer | None = None
     is_told: bool = False
+    supposed: str | None = ""
 
     def judge(self) -> Verdict:
         """Return the verdict."""
@@ -112,7 +118,7 @@ class Case:
         like = self._like(verdict, known, modes, moved[0])
         self._judge_gradients(verdict, seen, meant, like)
         is_told = any(cause.stage == "gradient" for cause in verdict.causes)
-        verdict.add(self._left_out(replay, seen) if not is_told else ([], []))
+        verdict.add(self._left_out(replay, seen) if not is_told and self.supposed is not None else ([], []))
         self._judge_steps(verdict, seen, steps)
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)
@@ -158,12 +164,18 @@ class Case:
         return [u for u in known if u.number not in modes.unlike and u.number not in moving]
 
     def _judge_gradients(self, verdict: Verdict, seen: Windows, meant: Meant, like: list[Update]) -> None:
+        if self.supposed is None:
+            verdict.has_loss = False
+            return
         if seen.is_by_hand and not seen.is_rated:
             told = "the weights do not move by a rate times the gradient that was meant (another gradient?"
             told = f"the gradients: {told} momentum? another optimizer?), and which it is cannot be told"
             verdict.unseen.append(told)
         elif like:
             causes, notes, verdict.evidence = gradients(meant, like)
+            if self.supposed:
+                causes, more = apart(causes, self.supposed)
+                notes = [*notes, *more]
             verdict.add((causes, notes))
             if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over
                 verdict.causes = [cause for cause in verdict.causes if cause.name != "window carried over the epoch"]

@@ -60,6 +60,11 @@ class Report:
         """Whether at least one update on rows of the data was seen."""
         return self._judged().has_seen
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether the gradients were judged; `wholestep audit` cannot, if it does not find out which loss is meant."""
+        return self._judged().has_loss
+
     def printed(self, *, loss: object) -> None:
         """Tell the audit what the loop prints: the loss of each pass over the data, or of the last one.
 
@@ -81,9 +86,9 @@ class Report:
         if self._case is not None:
             self._case.printed, self._verdict = numbers, None
 
-    def close(self, case: Case) -> None:
-        """Take what there is to judge, once the loop has ended."""
-        self._case = case
+    def close(self, case: Case, verdict: Verdict | None = None) -> None:
+        """Take what there is to judge, once the loop has ended; and the verdict, if it is known."""
+        self._case, self._verdict = case, verdict
         case.printed = self._printed
 
     def fail(self) -> None:

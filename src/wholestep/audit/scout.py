@@ -19,6 +19,7 @@ from wholestep.audit.surroundings import Surroundings
 from wholestep.audit.watch import room
 from wholestep.engines import listener
 from wholestep.engines.listener import Listener
+from wholestep.tree import Tree
 
 _FITS = ("fit", "train_on_batch")
 _GIVEN = "x", "y", "sample_weight", "class_weight"
@@ -28,11 +29,15 @@ _GONE = object()
 
 @dataclass
 class Watched:
-    """A model that the script calls by itself, not as a part of another, and what it does."""
+    """A model that the script calls by itself, not as a part of another, and what it does.
+
+    `like` is its first call's inputs, as they are nested, with None for leaves.
+    """
 
     model: keras.Model
     log: Log
     before: list[np.ndarray]
+    like: Tree = None
 
 
 @dataclass
@@ -125,7 +130,7 @@ class Scout:
             depth = self._depth()
             leaves = tree.leaves((arguments, others)) if depth == 0 and isinstance(layer, keras.Model) else []
             if leaves and not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
-                self._meet(layer)
+                self._meet(layer, arguments[0] if arguments else None)
             self._here.depth = depth + 1
             try:
                 return call(layer, *arguments, **others)
@@ -134,10 +139,11 @@ class Scout:
 
         return self._listener.unhooked(called)
 
-    def _meet(self, model: keras.Model) -> None:
+    def _meet(self, model: keras.Model, inputs: Tree = None) -> None:
         """Hook a model that is met for the first time; look at what the script holds, while it is new."""
         if id(model) not in self.watched:
-            watched = Watched(model, Log(room(model)), _values(model))
+            like = keras.tree.map_structure(lambda _: None, inputs)
+            watched = Watched(model, Log(room(model)), _values(model), like)
             watched.log.begin(watched.before)
             self.watched[id(model)] = watched
             self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())

@@ -119,19 +119,27 @@ def _once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the others do, and hears when it is there."""
+    """Finds one module as the others do, and hears when it is there; who only asks whether it is may ask before."""
 
     def __init__(self, name: str, then: Callable[[], None]):
         self._name, self._then = name, then
+        self._is_asking = False
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name != self._name:
+        if name != self._name or self._is_asking:
             return None
-        self.remove()
-        spec = importlib.util.find_spec(name)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._then)
+            spec.loader = _Loader(spec.loader, self._loaded)
         return spec
+
+    def _loaded(self) -> None:
+        self.remove()
+        self._then()
 
     def remove(self) -> None:
         if self in sys.meta_path:

@@ -90,7 +90,7 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
         print("\n\n".join(map(str, reports)))
     if any(report.causes for report in reports):
         return CAUSES
-    is_clean = all(report.has_seen for report in reports) and not ran.how
+    is_clean = all(report.has_seen and report.has_loss for report in reports) and not ran.how
     return CLEAN if is_clean else UNSEEN
 
 

@@ -16,7 +16,7 @@ def first(verdict: Verdict) -> str:
         return f"{name[0].upper()}{name[1:]}. {cause.explanation}"
     if not verdict.has_seen:
         return "Nothing can be said: no update on rows of the data was seen."
-    return "No cause found."
+    return "No cause found." if verdict.has_loss else "No cause found; but the gradients could not be judged."
 
 
 def told(number: int, cause: Found) -> str:

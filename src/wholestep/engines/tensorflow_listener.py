@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 
 import keras
 import numpy as np
@@ -20,8 +22,16 @@ class TensorflowListener:
     is_deaf_to_xla = True
 
     def __init__(self) -> None:
-        self._clock = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._num_open = 0
+
+    @cached_property
+    def _clock(self) -> tf.Variable:
+        """What counts all that is told. Not made before that: afterwards nobody can choose TensorFlow's devices.
+
+        A thread of its own knows of no graph and no strategy that somebody is in.
+        """
+        with ThreadPoolExecutor(1) as alone:
+            return alone.submit(tf.Variable, 0, trainable=False, dtype=tf.int64).result()
 
     @contextmanager
     def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:

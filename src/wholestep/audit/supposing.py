@@ -1,0 +1,78 @@
+"""Which loss a script may mean that computes it by itself: what fits its labels and the model's outputs."""
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+from keras import ops
+
+from wholestep import tree
+from wholestep.audit.found import UNKNOWN, Found
+from wholestep.model.objective import Objective
+from wholestep.model.terms import Mean
+from wholestep.tree import Tree
+
+# What these find is a matter of scale or of what padding means: whoever wrote the loss may have meant it.
+_MAY_BE_MEANT = (
+    "never divided",
+    "divided by the full batch",
+    "divided twice",
+    "mean of row means",
+    "divided by the rows",
+    "divided by the weights",
+    "padding counted",
+    "padded places counted",
+)
+
+
+class NoLoss(Objective):
+    """Stands for a loss that nobody knows, where gradients are not judged."""
+
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Mean:
+        """Return zeros, one for each row."""
+        output = tree.leaves(model(batch[0], training=training))[0]
+        return Mean(ops.zeros(ops.shape(output)[:1]))
+
+
+def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
+    """Yield the losses that fit labels and outputs, the most usual first.
+
+    >>> [loss.name for loss in losses([np.array([[0.9, 0.1]])], np.array([0]))]
+    ['sparse_categorical_crossentropy']
+    >>> [loss.name for loss in losses([np.array([[7.0]])], np.array([2.5]))]
+    ['mean_squared_error', 'mean_absolute_error', 'huber_loss']
+    """
+    if len(outputs) != 1 or not isinstance(y, np.ndarray) or not y.size or not outputs[0].ndim:
+        return
+    labels, out = y[..., 0] if y.ndim > 1 and y.shape[-1] == 1 else y, outputs[0]
+    single = out[..., 0] if out.ndim > 1 and out.shape[-1] == 1 else out
+    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.round(labels)))
+    if labels.ndim == out.ndim - 1 and out.shape[-1] > 1:
+        if is_whole and labels.min() >= 0 and labels.max() < out.shape[-1]:
+            yield keras.losses.SparseCategoricalCrossentropy(from_logits=not _are_shares(out))
+        return
+    if labels.ndim != single.ndim or labels.shape[1:] != single.shape[1:]:
+        return
+    if set(np.unique(labels)) <= {0, 1}:
+        if out.shape[-1] > 1 and np.all(y.sum(-1) == 1):
+            yield keras.losses.CategoricalCrossentropy(from_logits=not _are_shares(out))
+        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
+    yield keras.losses.MeanSquaredError()
+    yield keras.losses.MeanAbsoluteError()
+    yield keras.losses.Huber()
+
+
+def _are_shares(out: np.ndarray) -> bool:
+    return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
+
+
+def explains(causes: list[Found]) -> bool:
+    """Whether a loss is the one that was computed, be it with a fault that has a name."""
+    return all(cause.name != UNKNOWN for cause in causes)
+
+
+def apart(causes: list[Found], loss: str) -> tuple[list[Found], list[str]]:
+    """Return (causes, notes): what may be meant where the loss is supposed is a note."""
+    may_be_meant = [c for c in causes if c.name in _MAY_BE_MEANT]
+    notes = [f"The gradient is that of {loss}, but: {c.explanation} Is that meant?" for c in may_be_meant]
+    return [c for c in causes if c not in may_be_meant], notes
