@@ -77,18 +77,89 @@ def test_json_has_the_proof(audit):
     assert len(lines) == 5
 
 
+def test_what_cannot_be_found_out_is_said_with_what_to_add(audit):
+    code, out, _ = audit(script("by hand", ("x = rng", "y_other = rng.normal(size=24)\nx = rng")), "--updates", 4)
+    assert code == 2
+    assert "which holds the labels" in out
+    assert "with ws.audit(model, data=(x, y)" in out
+
+
+UNCOMPILED = '"adam", "mse"', '"adam"'
+
+
 @pytest.mark.parametrize(
-    ("name", "edit", "part"),
+    ("edits", "code", "part"),
     [
-        ("by hand", ('"adam", "mse"', '"adam"'), "the loss: the model is not compiled"),
-        ("by hand", ("x = rng", "y_other = rng.normal(size=24)\nx = rng"), "which holds the labels"),
+        ([], 0, "loss: mean_squared_error, supposed"),
+        ([("b[:, None]", "b")], 1, "1. gradient: broadcast"),
+        ([("keras.ops.mean(", "keras.ops.sum(")], 0, "The gradient is that of mean_squared_error, but: "),
+        ([(" ** 2", " ** 6")], 2, "No cause found; but the gradients could not be judged."),
+        (
+            [(" - b[:, None]) ** 2", ") ** 6"), ("network()", 'network(num=2, activation="softmax")')],
+            2,
+            "none gives its gradients. Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`",
+        ),
     ],
 )
-def test_what_cannot_be_found_out_is_said_with_what_to_add(name, edit, part, audit):
-    code, out, _ = audit(script(name, edit), "--updates", 4)
-    assert code == 2
-    assert part in out
-    assert "with ws.audit(model, data=(x, y)" in out
+def test_a_loss_that_the_script_computes_by_itself_is_supposed(edits, code, part, audit):
+    got, out, _ = audit(script("by hand", UNCOMPILED, *edits))
+    assert (got, part in out) == (code, True), out
+
+
+def test_a_loss_of_a_part_of_the_outputs_is_not_judged(audit):
+    part = ("loss_fn(b, model(a, training=True))", "loss_fn(b, keras.ops.sum(model(a, training=True), -1))")
+    code, out, _ = audit(script("in main", part, ("network()", "network(num=2)")), "--updates", 6)
+    assert (code, "the script's loss does not take labels and the model's outputs as they are" in out) == (2, True), out
+
+
+BY_HAND = """count = 0
+
+
+def step(a, b):
+    global count
+    count += 1
+    with tf.GradientTape() as tape:
+        loss = keras.ops.mean((model(a, training=True) - b[:, None]) ** 6)
+    for variable, gradient in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables)):
+        variable.assign(variable - (0.0 if count == 3 else 1e-4) * gradient)
+
+
+for epoch in range(4):"""
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop is TensorFlow's, what is concluded is the same on JAX")
+def test_of_which_window_a_batch_is_cannot_be_told_without_its_gradient(audit):
+    """The third step, the last one of the first pass, moves nothing: its rate is zero."""
+    code, out, _ = audit(script("by hand", UNCOMPILED, ("for epoch in range(2):", BY_HAND)))
+    assert (code, "carried" in out) == (2, False), out
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="JAX' grad is asked for the weights of one model alone")
+def test_a_model_that_nothing_moves_is_a_note(audit):
+    edits = [("model, loss_fn = network()", "first, model, loss_fn = network(num=5), network()")]
+    edits += [("model(a,", "model(first(a),")]
+    code, out, _ = audit(script("in main", *edits), "--updates", 6)
+    assert (code, "moved by no step, and a gradient is taken of what comes of its outputs" in out) == (0, True), out
+
+
+NAMED = """class Named(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+
+    def call(self, inputs):
+        return self.inner(inputs["b"] - 2 * inputs["a"])
+
+
+x = rng"""
+
+
+def test_inputs_go_by_their_names(audit):
+    """A model of its own takes a dict, and is called with one again."""
+    made = "model = Named()\nmodel({'b': rng.normal(size=(1, 5)), 'a': np.ones((1, 5))})"
+    call = ("model(a, training=True)", "model({'b': a, 'a': a}, training=True)")
+    code, out, _ = audit(script("by hand", ("x = rng", NAMED), ("model = network()", made), call))
+    assert (code, "No cause found." in out) == (0, True), out
 
 
 @pytest.mark.parametrize(
@@ -130,10 +201,18 @@ def test_the_page_is_written(audit, tmp_path):
     assert (code, "folder of --html" in err) == (2, True)
 
 
+DEVICES = {  # two, and whoever has used one before cannot say so any more
+    "jax": "jax.config.update('jax_num_cpu_devices', 2)",
+    "tensorflow": "from tensorflow import config; config.set_logical_device_configuration("
+    "config.list_physical_devices('CPU')[0], [config.LogicalDeviceConfiguration()] * 2)",
+}
+
+
 @pytest.mark.parametrize("is_set", [False, *later([True])])
 def test_the_script_chooses_the_engine(is_set, tmp_path):
     other = "jax" if is_set else ENGINE
-    choose = f"import os\nos.environ['KERAS_BACKEND'] = '{ENGINE}'\n"
+    choose = f"import os, importlib.util\nos.environ['KERAS_BACKEND'] = '{ENGINE}'\n"
+    choose += f"assert importlib.util.find_spec('keras')\nimport keras, {ENGINE}\n{DEVICES[ENGINE]}\n"
     (tmp_path / "train.py").write_text(choose + script("in main"))
     environment = {k: v for k, v in lean().items() if k != "KERAS_BACKEND"} | (
         {"KERAS_BACKEND": other} if is_set else {}

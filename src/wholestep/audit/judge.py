@@ -23,6 +23,8 @@ from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
+CARRIED = "window carried over the epoch"
+
 
 @dataclass
 class Verdict:
@@ -165,7 +167,8 @@ class Case:
 
     def _judge_gradients(self, verdict: Verdict, seen: Windows, meant: Meant, like: list[Update]) -> None:
         if self.supposed is None:
-            verdict.has_loss = False
+            verdict.has_loss = False  # nor is it known which gradients belong to an update
+            verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]
             return
         if seen.is_by_hand and not seen.is_rated:
             told = "the weights do not move by a rate times the gradient that was meant (another gradient?"
@@ -178,7 +181,7 @@ class Case:
                 notes = [*notes, *more]
             verdict.add((causes, notes))
             if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over
-                verdict.causes = [cause for cause in verdict.causes if cause.name != "window carried over the epoch"]
+                verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]
             if self.is_told and not causes and not seen.is_by_hand:
                 verdict.causes += otherwise(verdict.evidence, self.optimizer)
 
