@@ -112,6 +112,34 @@ def test_a_loss_of_a_part_of_the_outputs_is_not_judged(audit):
     assert (code, "the script's loss does not take labels and the model's outputs as they are" in out) == (2, True), out
 
 
+CLASSES = ("b, model(a", "keras.ops.cast(b > 0, 'int32'), model(a")
+
+
+@pytest.mark.parametrize(
+    ("activation", "from_logits", "note"),
+    [
+        ("softmax", True, "gets numbers that add up to 1: is an activation too many?"),
+        (None, False, "and gets others: is from_logits=True missing?"),
+        (None, True, ""),
+        ("softmax", False, ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
+def test_a_cross_entropy_that_gets_other_numbers_than_it_takes_is_a_note(activation, from_logits, note, audit):
+    loss = ("MeanSquaredError()", f"SparseCategoricalCrossentropy(from_logits={from_logits})")
+    made = ("network(), ", f"network(num=2, activation={activation!r}), ")
+    code, out, _ = audit(script("in main", loss, made, CLASSES), "--updates", 6)
+    assert (code, "No cause found." in out) == (0, True), out
+    assert note in out
+    assert ("SparseCategoricalCrossentropy takes" in out) == bool(note)
+
+
+def test_a_rate_that_has_come_to_zero_is_a_note(audit):
+    rate = ("Adam(0.01)", "Adam(keras.optimizers.schedules.CosineDecay(0.01, 3))")
+    code, out, _ = audit(script("in main", rate), "--updates", 6)
+    assert (code, "The learning rate is 0 from update 4 on." in out) == (0, True), out
+
+
 BY_HAND = """count = 0
 
 

@@ -7,7 +7,7 @@ from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.report import Report
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.supposing import NoLoss, explains, losses
+from wholestep.audit.supposing import NoLoss, explains, losses, misfits
 from wholestep.audit.watch import case
 from wholestep.errors import SpecificationError, WholestepError
 
@@ -19,12 +19,17 @@ def conclude(ran: Ran) -> list[Report]:
         UnknownError: it cannot be found out what the loop is to be compared with.
     """
     scout = ran.scout
+    scout.settle()
     if scout.reports:
         return [report for report, _ in scout.reports if report.is_over]
     meaning = inquire(scout)
     watched = meaning.watched
     report = Report()
-    report.close(*_judged(meaning))
+    made, verdict = _judged(meaning)
+    report.close(made, verdict)
+    if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):  # so it got these outputs
+        outputs = [each.outputs[0] for each in watched.log.called if len(each.outputs) == 1]
+        report.notes.extend(misfits(meaning.loss, outputs))
     report.taken += meaning.told
     report.unseen.extend(meaning.unseen)
     report.notes.extend(_still(scout, watched))

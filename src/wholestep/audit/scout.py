@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import signature
@@ -101,6 +101,11 @@ class Scout:
         """Whether the script was asked to end."""
         return any(each.has_stopped for each in [cast(Counting, self._listener), *self._own])
 
+    def settle(self) -> None:
+        """Wait until all is told that was computed: of a step that was ended halfway, as much as there is."""
+        with suppress(Exception):  # whatever the engine says of that step was said where it ended
+            self._listener.settle()
+
     def listener(self) -> Listener:
         """Return the listener of an audit that the script makes by itself."""
         self._own.append(Counting(listener(), self._is_enough, self.ended, is_entered=False))
@@ -194,7 +199,7 @@ class Scout:
             self._listener.tell(partial(self._told, asked), given)
 
     def _told(self, asked: Asked, order: int, numbers: list[np.ndarray]) -> None:
-        if any(each.log.has_room for each in self.watched.values()):
+        if any(each.log.is_open and each.log.has_room for each in self.watched.values()):
             y, weight = np.array(numbers[0]), np.array(numbers[1]) if len(numbers) > 1 else None
             asked.calls.append((order, y, weight))
 

@@ -52,11 +52,20 @@ def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found]
     causes += _again(updates, twice)
     known = [u for u in updates if u.number not in twice]
     state, told = _state([u.applied for u in known], known)
-    causes, notes = [*causes, *state], [*notes, *told]
+    causes, notes = [*causes, *state], [*notes, *told, *_at_rest(known)]
     if schedule is not None and not state and not twice and len({u.applied.optimizer for u in known}) == 1:
         changed, told = rates(known, schedule)
         causes, notes = [*causes, *changed], [*notes, *told]
     return causes, notes
+
+
+def _at_rest(updates: list[Update]) -> list[str]:
+    """Return a note if the learning rate has come to zero, and stays there."""
+    moving = [i for i, update in enumerate(updates) if update.applied.learning_rate != 0]
+    still = updates[moving[-1] + 1 :] if moving else []
+    if len(still) < 2:
+        return []
+    return [f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"]
 
 
 def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], list[str]]:

@@ -23,6 +23,7 @@ _MAY_BE_MEANT = (
     "padding counted",
     "padded places counted",
 )
+_ENOUGH = 16  # numbers: of fewer logits all may lie between 0 and 1
 
 
 class NoLoss(Objective):
@@ -64,6 +65,30 @@ def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
 
 def _are_shares(out: np.ndarray) -> bool:
     return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
+
+
+def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
+    """Return a note where a cross entropy takes logits and gets what add up to 1, or the other way round.
+
+    >>> misfits(keras.losses.BinaryCrossentropy(from_logits=True), [np.array([[0.2], [0.9]])] * 8)
+    ['BinaryCrossentropy takes logits (from_logits=True), and gets numbers between 0 and 1: is an activation too many?']
+    >>> misfits(keras.losses.BinaryCrossentropy(), [np.array([[-0.2], [3.0]])] * 8)
+    ['BinaryCrossentropy takes numbers between 0 and 1, and gets others: is from_logits=True missing?']
+    """
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else getattr(loss, "keywords", {})
+    function = getattr(loss, "func", loss)
+    name = getattr(function, "__name__", None) or type(loss).__name__
+    many = [out for out in outputs if out.ndim > 1]
+    if "crossentropy" not in name.lower() or sum(map(np.size, many)) < _ENOUGH:
+        return []
+    is_binary = "binary" in name.lower()
+    are_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else _are_shares(out) for out in many)
+    kind = "numbers between 0 and 1" if is_binary else "numbers that add up to 1"
+    if bool(config.get("from_logits")) is not are_shares:
+        return []
+    if are_shares:
+        return [f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"]
+    return [f"{name} takes {kind}, and gets others: is from_logits=True missing?"]
 
 
 def explains(causes: list[Found]) -> bool:
