@@ -395,10 +395,11 @@ def test_a_run_that_is_killed_at_any_time_goes_on(kills, tmp_path):
                     time.sleep(0.01)
                 before = steps_in(folder / "run")
                 process.kill()
-            assert process.returncode == -9
             after = steps_in(folder / "run")
+            is_killed = process.returncode == -9
+            assert is_killed or (process.returncode == 0 and after[:1] == [LAST])  # it had ended just before
             assert not before or after[-1] >= before[-1]
-            done += 1
+            done += is_killed
         held = steps_in(folder / "run")
         last = subprocess.run(script(folder), env=environment, capture_output=True, text=True, timeout=300)
         assert last.returncode == 0, last.stderr
