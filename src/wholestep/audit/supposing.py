@@ -93,7 +93,7 @@ def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
 
 def explains(causes: list[Found]) -> bool:
     """Whether a loss is the one that was computed, be it with a fault that has a name."""
-    return all(cause.name != UNKNOWN for cause in causes)
+    return all(cause.name != UNKNOWN for cause in causes if cause.stage == "gradient")
 
 
 def apart(causes: list[Found], loss: str) -> tuple[list[Found], list[str]]:
