@@ -1,11 +1,11 @@
 """Programs on JAX: each is one XLA computation, compiled before its first call."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from wholestep.engines.mesh import MeshLayout
 from wholestep.processes.protocol import Processes
@@ -82,6 +82,16 @@ def _primitives(jaxpr: Jaxpr) -> set[str]:
     found = set()
     for equation in jaxpr.eqns:
         found.add(equation.primitive.name)
-        for inner in jaxprs_in_params(equation.params):
+        for inner in _jaxprs_in(equation.params):
             found |= _primitives(inner)
     return found
+
+
+def _jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
+    """Yield the programs inside of an equation: JAX' own function for that is younger than its version 0.8."""
+    for value in params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, Jaxpr):
+                yield each
