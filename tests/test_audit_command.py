@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 import keras
+import numpy as np
 import pytest
 from audit_scripts import script
 from scripts import lean
 from shares import later, share
 
 from wholestep import cli
+from wholestep.audit.supposing import losses
 
 ENGINE = keras.backend.backend()
 
@@ -183,11 +185,38 @@ x = rng"""
 
 
 def test_inputs_go_by_their_names(audit):
-    """A model of its own takes a dict, and is called with one again."""
+    """A model of its own takes a dict of two arrays, and is called with one again."""
     made = "model = Named()\nmodel({'b': rng.normal(size=(1, 5)), 'a': np.ones((1, 5))})"
-    call = ("model(a, training=True)", "model({'b': a, 'a': a}, training=True)")
-    code, out, _ = audit(script("by hand", ("x = rng", NAMED), ("model = network()", made), call))
+    arrays = ("y = x.sum(1)", "z = rng.normal(size=(24, 5)).astype('float32')\ny = x.sum(1)")
+    step = ("step(x[rows],", "step({'b': x[rows], 'a': z[rows]},")
+    code, out, _ = audit(script("by hand", ("x = rng", NAMED), ("model = network()", made), arrays, step))
     assert (code, "No cause found." in out) == (0, True), out
+
+
+SHARES, LOGITS = np.array([[0.9, 0.1], [0.3, 0.7]]), np.array([[2.0, -1.0], [0.5, 3.0]])
+SQUARED = ["MeanSquaredError", "MeanAbsoluteError", "Huber"]
+
+
+@pytest.mark.parametrize(
+    ("out", "y", "names", "from_logits"),
+    [
+        (SHARES, [0, 1], ["SparseCategoricalCrossentropy"], False),
+        (LOGITS, [[0], [1]], ["SparseCategoricalCrossentropy"], True),
+        (LOGITS, [0, 2], [], None),
+        (SHARES, [[1, 0], [0, 1]], ["CategoricalCrossentropy", "BinaryCrossentropy", *SQUARED], False),
+        (LOGITS, [[0, 1], [0, 1]], ["CategoricalCrossentropy", "BinaryCrossentropy", *SQUARED], True),
+        (SHARES, [[1, 1], [0, 1]], ["BinaryCrossentropy", *SQUARED], False),
+        (SHARES[:, :1], [0, 1], ["BinaryCrossentropy", *SQUARED], False),
+        (LOGITS[:, 1:], [[0], [1]], ["BinaryCrossentropy", *SQUARED], True),
+        (LOGITS, [[0.5, 1.5], [2.0, 1.0]], SQUARED, None),
+        (LOGITS, [[0.5], [1.5], [2.0]], [], None),
+    ],
+)
+def test_which_losses_fit(out, y, names, from_logits):
+    found = list(losses([out], np.array(y)))
+    assert [type(loss).__name__ for loss in found] == names
+    asked = {loss.get_config()["from_logits"] for loss in found if "Crossentropy" in type(loss).__name__}
+    assert asked == ({from_logits} if from_logits is not None else set())
 
 
 @pytest.mark.parametrize(

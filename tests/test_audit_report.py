@@ -92,12 +92,12 @@ def test_an_optimizer_that_hides_a_factor_is_said_to(tmp_path):
 
 def test_the_same_as_data(wrong, right):
     told = json.loads(json.dumps(wrong.as_json(), allow_nan=False))
-    assert set(told) == {"engine", "has_seen", "looked_at", "causes", "notes", "unseen", "taken"}
+    assert set(told) == {"engine", "has_seen", "has_loss", "looked_at", "causes", "notes", "unseen", "taken"}
     (cause,) = told["causes"]
     assert (cause["name"], cause["twins"]) == ("mean of means", [])
     assert cause["with_change"] <= 1e-4 < cause["without"]
     assert {name for name, *_ in cause["proof"]["parameters"]} == {v.path for v in _trainable(wrong)}
-    assert right.as_json()["causes"] == []
+    assert (told["has_loss"], right.as_json()["causes"]) == (True, [])
 
 
 def _trainable(report):

@@ -19,7 +19,6 @@ def conclude(ran: Ran) -> list[Report]:
         UnknownError: it cannot be found out what the loop is to be compared with.
     """
     scout = ran.scout
-    scout.settle()
     if scout.reports:
         return [report for report, _ in scout.reports if report.is_over]
     meaning = inquire(scout)
@@ -40,37 +39,39 @@ def conclude(ran: Ran) -> list[Report]:
     return [report]
 
 
-def _case(meaning: Meaning, loss: Any) -> Case:
+def _case(meaning: Meaning, loss: Any, supposed: str = "") -> Case:
     watched = meaning.watched
     try:
         # Not the weights of now: a step of JAX that was ended halfway has given them up.
         given = meaning.data, loss, watched.log
-        return case(watched.model, *given, optimizer=meaning.optimizer, before=watched.before)
+        made = case(watched.model, *given, optimizer=meaning.optimizer, before=watched.before)
     except SpecificationError as error:
         raise UnknownError(f"what the loop is to be compared with: {error}") from error
+    made.supposed = supposed
+    return made
 
 
 def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
     """Return the case by the loss that is meant, or by the first one that explains the gradients, and its verdict."""
-    if not meaning.is_supposed:
+    called = [each for each in meaning.watched.log.called if each.outputs]
+    why = "the model is not compiled with a loss, the script calls none of Keras, and none gives its gradients"
+    for loss in losses(called[0].outputs if called else [], meaning.data[1]) if meaning.is_supposed else [meaning.loss]:
+        supposed = loss.name if meaning.is_supposed else ""
         try:
-            made = _case(meaning, meaning.loss)
-            return made, made.judge()
-        except (WholestepError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            why = f"the script's loss does not take labels and the model's outputs as they are ({type(error).__name__})"
-    else:
-        why = "the model is not compiled with a loss, the script calls none of Keras, and none gives its gradients"
-        called = [each for each in meaning.watched.log.called if each.outputs]
-        for loss in losses(called[0].outputs if called else [], meaning.data[1]):
-            made = _case(meaning, loss)
-            made.supposed = loss.name
+            made = _case(meaning, loss, supposed)
             verdict = made.judge()
-            if verdict.evidence and explains(verdict.causes):
-                told = "as the script's gradients are its own, or are so but for what is named"
-                meaning.told.append(f"loss: {loss.name}, supposed, {told}: if another is meant, say which")
-                return made, verdict
+        except (WholestepError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            if not supposed:
+                name = type(error).__name__
+                why = f"the script's loss does not take labels and the model's outputs as they are ({name})"
+            continue
+        if not supposed:
+            return made, verdict
+        if verdict.evidence and explains(verdict.causes):
+            told = "as the script's gradients are its own, or are so but for what is named"
+            meaning.told.append(f"loss: {supposed}, supposed, {told}: if another is meant, say which")
+            return made, verdict
     made = _case(meaning, NoLoss())
-    made.supposed = None
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
     return made, made.judge()

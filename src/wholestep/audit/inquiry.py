@@ -11,6 +11,7 @@ from wholestep import tree
 from wholestep.audit.holdings import agrees, assembled, different, holding, read
 from wholestep.audit.log import Called
 from wholestep.audit.scout import Asked, Scout, Watched
+from wholestep.audit.supposing import name_of
 from wholestep.audit.surroundings import Named, Surroundings, is_stream
 from wholestep.audit.windows import PAD, Rows
 from wholestep.data.class_weight import class_weighted
@@ -94,20 +95,17 @@ def _loss(model: keras.Model, scout: Scout, watched: Watched) -> tuple[Any, Aske
     one = asked[0] if len(asked) == 1 else None
     if getattr(model, "compiled", False) and model._compile_loss is not None:
         same = next((each for each in asked if each.loss is model.loss), one)
-        return None, same, f"loss: {_of(model.loss)}, as the model is compiled"
+        return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"
     if one is not None:
-        return one.loss, one, f"loss: {_of(one.loss)}, as the script calls it: whether it fits the model is not judged"
+        return (
+            one.loss,
+            one,
+            f"loss: {name_of(one.loss)}, as the script calls it: whether it fits the model is not judged",
+        )
     if asked:
-        names = ", ".join(sorted(_of(each.loss) for each in asked))
+        names = ", ".join(sorted(name_of(each.loss) for each in asked))
         raise UnknownError(f"the loss: the script calls several of Keras ({names}), and the model is not compiled")
     return None, None, ""
-
-
-def _of(loss: Any) -> str:
-    if isinstance(loss, str):
-        return loss
-    function = getattr(loss, "func", loss)
-    return getattr(function, "__name__", None) or type(loss).__name__
 
 
 def _name(model: keras.Model) -> str:

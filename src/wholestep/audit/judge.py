@@ -18,7 +18,7 @@ from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
 from wholestep.audit.steps import INSIDE, Schedule, apply, between, idle, rates, repeated
-from wholestep.audit.supposing import apart
+from wholestep.audit.supposing import NoLoss, apart
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
@@ -65,8 +65,7 @@ class Case:
         before: the model's weights when the loop began.
         optimizer: the one that was meant, if it is known.
         is_told: whether the user said that it is.
-        supposed: what the loss is called, if nobody said which one is meant; None if it is not even supposed, and no
-            gradient is judged.
+        supposed: what the loss is called, if nobody said which one is meant.
         compiled: the optimizer whose schedule it is, by its id, if nobody said that it is the one that was meant.
     """
 
@@ -80,13 +79,14 @@ class Case:
     compiled: int | None = None
     optimizer: keras.optimizers.Optimizer | None = None
     is_told: bool = False
-    supposed: str | None = ""
+    supposed: str = ""
 
     def judge(self) -> Verdict:
         """Return the verdict."""
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
-        verdict, rows = Verdict(unseen=list(self.log.unseen)), Rows(self.data[0])
+        has_loss, rows = not isinstance(self.objective, NoLoss), Rows(self.data[0])
+        verdict = Verdict(unseen=list(self.log.unseen), has_loss=has_loss)
         verdict.seen = windows(self.log, rows)
         self._say_what_was_seen(verdict, verdict.seen)
         if self._trainable_changes():
@@ -120,7 +120,7 @@ class Case:
         like = self._like(verdict, known, modes, moved[0])
         self._judge_gradients(verdict, seen, meant, like)
         is_told = any(cause.stage == "gradient" for cause in verdict.causes)
-        verdict.add(self._left_out(replay, seen) if not is_told and self.supposed is not None else ([], []))
+        verdict.add(self._left_out(replay, seen) if not is_told and verdict.has_loss else ([], []))
         self._judge_steps(verdict, seen, steps)
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)
@@ -166,8 +166,7 @@ class Case:
         return [u for u in known if u.number not in modes.unlike and u.number not in moving]
 
     def _judge_gradients(self, verdict: Verdict, seen: Windows, meant: Meant, like: list[Update]) -> None:
-        if self.supposed is None:
-            verdict.has_loss = False  # nor is it known which gradients belong to an update
+        if not verdict.has_loss:  # nor is it known which gradients belong to an update
             verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]
             return
         if seen.is_by_hand and not seen.is_rated:

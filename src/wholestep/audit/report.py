@@ -111,9 +111,9 @@ class Report:
         for cause in verdict.causes:
             line = cause.line and {"file": cause.line.file, "number": cause.line.number, "text": cause.line.text}
             causes.append(asdict(cause) | {"line": line})
-        told = {"engine": keras.backend.backend(), "has_seen": verdict.has_seen, "looked_at": verdict.looked_at}
+        told = {"engine": keras.backend.backend(), "has_seen": verdict.has_seen, "has_loss": verdict.has_loss}
         lists = {"notes": list(verdict.notes), "unseen": list(verdict.unseen), "taken": list(self.taken)}
-        return _plain(told | {"causes": causes} | lists)
+        return _plain(told | {"looked_at": verdict.looked_at, "causes": causes} | lists)
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write the report with pictures to a file: one page, without scripts.

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import signature
@@ -103,8 +103,11 @@ class Scout:
 
     def settle(self) -> None:
         """Wait until all is told that was computed: of a step that was ended halfway, as much as there is."""
-        with suppress(Exception):  # whatever the engine says of that step was said where it ended
+        try:
             self._listener.settle()
+        except Exception:  # the engine's, of a step that an audit has ended: this one, or the script's own
+            if not self.has_stopped:
+                raise
 
     def listener(self) -> Listener:
         """Return the listener of an audit that the script makes by itself."""
@@ -208,7 +211,7 @@ def _values(model: keras.Model) -> list[np.ndarray]:
     """Return the weights; none where they have no numbers, as in a trace."""
     try:
         return [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
-    except Exception:
+    except (TypeError, RuntimeError, AttributeError):  # what JAX, TensorFlow and Keras raise there
         return []
 
 

@@ -54,7 +54,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
                 exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
             finally:
                 for scout in scouts:
-                    over(scout.ended)
+                    _end(scout)
         except Enough as enough:
             _look(scouts, enough.__traceback__)
         except SystemExit as left:
@@ -68,6 +68,14 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
         if scouts:
             scouts[0].around.take(main.__dict__)
     return Ran(scouts[0] if scouts else None, how)
+
+
+def _end(scout: Any) -> None:
+    """Note that the script has ended, and wait for what it computes; an engine's error is the script's."""
+    try:
+        over(scout.ended)
+    finally:
+        scout.settle()
 
 
 def _look(scouts: list[Any], raised: TracebackType | None) -> None:

@@ -63,6 +63,18 @@ def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
     yield keras.losses.Huber()
 
 
+def name_of(loss: object) -> str:
+    """Return what a loss is called that is a name, a Keras loss, a function, or one with some arguments set.
+
+    >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of("huber")
+    ('Huber', 'huber', 'huber')
+    """
+    if isinstance(loss, str):
+        return loss
+    function = getattr(loss, "func", loss)
+    return getattr(function, "__name__", None) or type(loss).__name__
+
+
 def _are_shares(out: np.ndarray) -> bool:
     return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
 
@@ -76,8 +88,7 @@ def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
     ['BinaryCrossentropy takes numbers between 0 and 1, and gets others: is from_logits=True missing?']
     """
     config = loss.get_config() if isinstance(loss, keras.losses.Loss) else getattr(loss, "keywords", {})
-    function = getattr(loss, "func", loss)
-    name = getattr(function, "__name__", None) or type(loss).__name__
+    name = name_of(loss)
     many = [out for out in outputs if out.ndim > 1]
     if "crossentropy" not in name.lower() or sum(map(np.size, many)) < _ENOUGH:
         return []
