@@ -155,7 +155,7 @@ BAD = {
     "file that is missing": (fit(Files()), rf"{MISSING} batch [01] in step 0 of epoch 0, where the length is 2"),
     # numbers
     "complex": (fit(X.astype("complex64"), Y), "must hold real numbers. Received: dtype complex64.*imaginary part"),
-    "strings": (fit(X.astype(str), Y), "encode strings as integers first: call the model's TextVectorization"),
+    "strings": (fit(X.astype(str), Y), "encode strings as integers first"),
 }
 
 

@@ -150,6 +150,19 @@ def test_labels_that_are_text_are_refused():
         ws.Trainer(of_text()).fit(inputs("text"), WORDS, verbose=0)
 
 
+@on_tensorflow
+@pytest.mark.parametrize("kind", [str, object])
+@pytest.mark.parametrize("verb", ["fit", "update", "predict"])
+def test_text_for_a_model_of_numbers_is_refused(verb, kind):
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    trainer, x = ws.Trainer(model), WORDS[:, None].astype(kind)
+    given = {"fit": lambda: trainer.fit(x, Y, verbose=0), "update": lambda: trainer.update((x, Y))}
+    given["predict"] = lambda: trainer.predict(x, verbose=0)
+    with pytest.raises(ws.BatchError, match=r"numbers of type float32. Received: text in x. Try: encode strings"):
+        given[verb]()
+
+
 @pytest.mark.skipif(ENGINE != "jax", reason="TensorFlow computes with text.")
 @pytest.mark.parametrize("data", [WORDS, list(WORDS), rows()])
 def test_what_jax_cannot_hold_is_refused_with_the_way_out(data):

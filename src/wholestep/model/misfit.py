@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import keras
+import numpy as np
 
 from wholestep import tree
 from wholestep.data.block import Batch
@@ -38,13 +39,14 @@ def explained(
         BatchError: as said.
         SpecificationError: a layer looks numbers up on the host, which a compiled program cannot.
     """
+    is_compiled = objective is None or isinstance(objective, CompiledObjective)
+    x, y, weight = (batch, None, None) if inputs_only else unpack(batch) if is_compiled else (None, None, None)
+    _check_text(model, x)
     try:
         yield
     except WholestepError:
         raise
     except Exception as error:
-        is_compiled = objective is None or isinstance(objective, CompiledObjective)
-        x, y, weight = (batch, None, None) if inputs_only else unpack(batch) if is_compiled else (None, None, None)
         message = None
         if is_compiled and not inputs_only:
             message = _without_labels(model, y)
@@ -90,6 +92,23 @@ def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
     if names and not is_overridden(model, "compute_loss"):
         attempt = "number the classes, keras.layers.StringLookup(vocabulary=..., num_oov_indices=0)(y)."
         raise BatchError(message("Labels must be numbers.", f"text or ragged rows in {', '.join(names)}", attempt))
+
+
+def _check_text(model: keras.Model, x: Tree) -> None:
+    """Refuse text for a model whose inputs say that they are numbers: TensorFlow would find out in its program."""
+    names = [name for name, leaf in tree.named_leaves(x, "x") if _is_text(leaf)]
+    kinds = [tensor.dtype for tensor in getattr(model, "inputs", None) or []]
+    if names and kinds and "string" not in kinds:
+        must = f"The model takes numbers of type {', '.join(dict.fromkeys(kinds))}."
+        attempt = "encode strings as integers first, or begin the model with keras.Input((1,), dtype='string') and a "
+        attempt += "TextVectorization, StringLookup or Hashing."
+        raise BatchError(message(must, f"text in {', '.join(names)}", attempt))
+
+
+def _is_text(leaf: Tensor) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype == object and not tree.is_ragged(leaf)
+    return "string" in str(leaf.dtype)
 
 
 def _without_labels(model: keras.Model, y: Tree) -> str | None:
