@@ -159,12 +159,87 @@ with ws.audit(model, data=(x, y), loss="mse") as report:
             step(x[rows], y[rows])
 """
 
+# ---- metrics and a validation inside of the loop, a model with statistics and draws ----
+
+TF_MEASURED = """
+import tensorflow as tf
+
+
+@tf.function
+def step(a, b):
+    with tf.GradientTape() as tape:
+        out = model(a, training=True)
+        loss = loss_fn(b, out)
+    grads = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))
+    return loss, out
+
+
+@tf.function
+def validated(a):
+    return model(a, training=False)
+"""
+
+JAX_MEASURED = """
+import jax
+
+optimizer.build(model.trainable_variables)
+held = model.trainable_variables, model.non_trainable_variables, optimizer.variables
+values = [[v.value for v in variables] for variables in held]
+
+
+def value(params, others, a, b):
+    out, others = model.stateless_call(params, others, a, training=True)
+    return loss_fn(b, out), (others, out)
+
+
+@jax.jit
+def moved(params, others, slots, a, b):
+    (loss, (others, out)), grads = jax.value_and_grad(value, has_aux=True)(params, others, a, b)
+    params, slots = optimizer.stateless_apply(slots, grads, params)
+    return params, others, slots, loss, out
+
+
+def step(a, b):
+    *values[:], loss, out = moved(*values, a, b)
+    return loss, out
+
+
+def validated(a):
+    return model.stateless_call(values[0], values[1], a, training=False)[0]
+"""
+
+MEASURED = f"""
+x = rng.normal(size=(64, 5)).astype("float32")
+y = (x.sum(1) > 0).astype("int32")
+x_val = rng.normal(size=(16, 5)).astype("float32")
+model = keras.Sequential([keras.Input((5,)), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3)])
+model.add(layers.Dense(2))
+loss_fn, optimizer = keras.losses.SparseCategoricalCrossentropy(from_logits=True), keras.optimizers.Adam(0.01)
+metrics = {{"loss": keras.metrics.Mean("loss"), "acc": keras.metrics.SparseCategoricalAccuracy("acc")}}
+val_acc = keras.metrics.SparseCategoricalAccuracy("val_acc")
+{ {"tensorflow": TF_MEASURED, "jax": JAX_MEASURED}[keras.backend.backend()] }
+for epoch in range(6):
+    for metric in [*metrics.values(), val_acc]:
+        metric.reset_state()
+    order = rng.permutation(64)
+    for start in range(0, 64, 8):
+        rows = order[start : start + 8]
+        loss, out = step(x[rows], y[rows])
+        metrics["loss"].update_state(loss)
+        metrics["acc"].update_state(y[rows], out)
+    for start in range(0, 16, 8):
+        val_acc.update_state((x_val[start : start + 8].sum(1) > 0).astype("int32"), validated(x_val[start : start + 8]))
+    print(*(float(metric.result()) for metric in [*metrics.values(), val_acc]))
+"""
+
 SCRIPTS = {"in main": IN_MAIN, "by hand": BY_HAND, "augmented": AUGMENTED, "dataset": DATASET, "fit": FIT, "own": OWN}
+SCRIPTS["measured"] = MEASURED
 
 
 def script(name, *edits):
     """Return the text of a script, edited."""
-    text = HEAD + UPDATE + SCRIPTS[name]
+    text = HEAD + (UPDATE if name != "measured" else "") + SCRIPTS[name]
     for old, new in edits:
         assert old in text
         text = text.replace(old, new)

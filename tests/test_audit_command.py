@@ -142,6 +142,23 @@ def test_a_rate_that_has_come_to_zero_is_a_note(audit):
     assert (code, "The learning rate is 0 from update 4 on." in out) == (0, True), out
 
 
+@pytest.mark.parametrize(
+    ("edit", "part"),
+    [
+        (("metric.reset_state()", "pass"), "The metrics acc, loss have counted since the beginning"),
+        (
+            ("[*metrics.values(), val_acc]:", "[metrics['acc'], val_acc]:"),
+            "The metric loss has counted since the begin",
+        ),
+        (("training=False", "training=True"), "A forward pass without a gradient ran in training mode"),
+        (("range(6)", "range(6)"), ""),
+    ],
+)
+def test_what_is_read_of_a_loop_is_looked_at(edit, part, audit):
+    code, out, _ = audit(script("measured", edit))
+    assert (code, part in out, out.count("  - ")) == (0, True, 3 + bool(part)), out
+
+
 BY_HAND = """count = 0
 
 

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import keras
+
+from wholestep.audit.counted import running
 from wholestep.audit.inquiry import Meaning, UnknownError, inquire
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.report import Report
@@ -32,6 +35,8 @@ def conclude(ran: Ran) -> list[Report]:
     report.taken += meaning.told
     report.unseen.extend(meaning.unseen)
     report.notes.extend(_still(scout, watched))
+    if verdict.seen is not None:
+        report.notes.extend(running(_metrics(scout, watched), watched.log, verdict.seen))
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     if len(others := [each for each in scout.watched.values() if each is not watched and each.log.applied]):
@@ -75,6 +80,12 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
     return made, made.judge()
+
+
+def _metrics(scout: Scout, watched: Watched) -> list[keras.metrics.Metric]:
+    """Return the metrics among the script's names, and those of the model."""
+    named = scout.around.of(keras.metrics.Metric)
+    return list({id(metric): metric for metric in [*named, *watched.model.metrics]}.values())
 
 
 def _still(scout: Scout, watched: Watched) -> list[str]:

@@ -12,7 +12,7 @@ from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Log
-from wholestep.audit.modes import Modes, second_passes, state
+from wholestep.audit.modes import Modes, evaluations, second_passes, state
 from wholestep.audit.order import classes, order
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
@@ -124,7 +124,8 @@ class Case:
         self._judge_steps(verdict, seen, steps)
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)
-        verdict.causes += second_passes(self.log, seen)
+        verdict.causes += (again := second_passes(self.log, seen))
+        verdict.notes += [] if again else evaluations(replay, self.log, seen)
         if self.printed:
             is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
             verdict.add(printed(verdict.evidence, self.printed, is_whole))

@@ -11,7 +11,9 @@ from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Log
 from wholestep.audit.proof import Proof, of_values
 from wholestep.audit.replay import Replay
-from wholestep.audit.windows import Piece, Update, Windows
+from wholestep.audit.windows import PAD, Piece, Update, Windows
+
+_FEW = 3  # evaluations whose mode is found out
 
 
 @dataclass
@@ -131,6 +133,23 @@ def second_passes(log: Log, seen: Windows) -> list[Found]:
             numbers.append(update.number)
             worst, line = max(worst, float(np.mean(moves))), line or one.line
     return [found(BY_NAME["second pass in training mode"], worst, 0.0, line, numbers)] if len(numbers) > 1 else []
+
+
+def evaluations(replay: Replay, log: Log, seen: Windows) -> list[str]:
+    """Return a note if forward passes without gradient, on rows of no update, ran in training mode."""
+    fits, differs = replay.tolerance
+    used = {piece.called.order for piece in seen.pieces}
+    own = [called for called in log.called if called.is_whole and called.differentiated is False]
+    for called in [called for called in own if called.order not in used][:_FEW]:
+        piece = Piece(called, np.full(len(called.inputs[0]), PAD))
+        training, inference = (far(replay.outputs(piece, training=t)[0], called.outputs) for t in (True, False))
+        if training <= fits and inference > differs:
+            told = (
+                "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization takes "
+            )
+            told += "the batch's statistics, and moves its own. If it is an evaluation, call the model with "
+            return [f"{told}`training=False`.{f' ({called.line})' if called.line else ''}"]
+    return []
 
 
 def _proved(update: Update, outputs: list[list[np.ndarray]]) -> Proof:

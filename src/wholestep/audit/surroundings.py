@@ -24,7 +24,7 @@ class Named(NamedTuple):
 
 
 class Surroundings:
-    """Collects what may be data, and the optimizers."""
+    """Collects what may be data, the optimizers and the metrics."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str, int], Named] = {}
@@ -69,9 +69,10 @@ class Surroundings:
         return list({id(n.value): n.value for n in self._found.values() if isinstance(n.value, kind)}.values())
 
     def _take(self, home: int, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, ModuleType | type) or callable(value):
+        if isinstance(value, ModuleType | type) or (callable(value) and not isinstance(value, keras.metrics.Metric)):
             return
-        if _has_rows(value) or isinstance(value, keras.optimizers.Optimizer) or _is_dataset(value):
+        kinds = keras.optimizers.Optimizer | keras.metrics.Metric
+        if _has_rows(value) or isinstance(value, kinds) or _is_dataset(value):
             self._found.setdefault((home, name, id(value)), Named(home, name, value))
         elif depth:
             for inner, part in _inside(value):
