@@ -233,13 +233,66 @@ for epoch in range(6):
     print(*(float(metric.result()) for metric in [*metrics.values(), val_acc]))
 """
 
+# ---- two models one after the other, trained as one ----
+
+TF_IN_A_ROW = """
+import tensorflow as tf
+
+
+@tf.function
+def step(a):
+    with tf.GradientTape() as tape:
+        loss = loss_fn(a, decoder(encoder(a, training=True), training=True))
+    grads = tape.gradient(loss, variables)
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+
+JAX_IN_A_ROW = """
+import jax
+
+optimizer.build(variables)
+num = len(encoder.trainable_variables)
+held = variables, encoder.non_trainable_variables, decoder.non_trainable_variables, optimizer.variables
+values = [[v.value for v in each] for each in held]
+
+
+def value(params, ours, theirs, a):
+    code, ours = encoder.stateless_call(params[:num], ours, a, training=True)
+    out, theirs = decoder.stateless_call(params[num:], theirs, code, training=True)
+    return loss_fn(a, out), (ours, theirs)
+
+
+@jax.jit
+def moved(params, ours, theirs, slots, a):
+    grads, (ours, theirs) = jax.grad(value, has_aux=True)(params, ours, theirs, a)
+    params, slots = optimizer.stateless_apply(slots, grads, params)
+    return params, ours, theirs, slots
+
+
+def step(a):
+    values[:] = moved(*values, a)
+"""
+
+IN_A_ROW = f"""
+x = rng.normal(size=(64, 5)).astype("float32")
+encoder = keras.Sequential([keras.Input((5,)), layers.Dense(6), layers.BatchNormalization(), layers.Dropout(0.3)])
+decoder = keras.Sequential([keras.Input((6,)), layers.Dense(4, "tanh"), layers.Dense(5)])
+loss_fn, optimizer = keras.losses.MeanSquaredError(), keras.optimizers.Adam(0.01)
+variables = encoder.trainable_variables + decoder.trainable_variables
+{ {"tensorflow": TF_IN_A_ROW, "jax": JAX_IN_A_ROW}[keras.backend.backend()] }
+for epoch in range(6):
+    order = rng.permutation(64)
+    for start in range(0, 64, 8):
+        step(x[order[start : start + 8]])
+"""
+
 SCRIPTS = {"in main": IN_MAIN, "by hand": BY_HAND, "augmented": AUGMENTED, "dataset": DATASET, "fit": FIT, "own": OWN}
-SCRIPTS["measured"] = MEASURED
+SCRIPTS |= {"measured": MEASURED, "in a row": IN_A_ROW}
 
 
 def script(name, *edits):
     """Return the text of a script, edited."""
-    text = HEAD + (UPDATE if name != "measured" else "") + SCRIPTS[name]
+    text = HEAD + ("" if name in ("measured", "in a row") else UPDATE) + SCRIPTS[name]
     for old, new in edits:
         assert old in text
         text = text.replace(old, new)

@@ -12,6 +12,9 @@ from scripts import lean
 from shares import later, share
 
 from wholestep import cli
+from wholestep.audit.chain import joined
+from wholestep.audit.log import Applied, Called, Log
+from wholestep.audit.scout import Watched
 from wholestep.audit.supposing import losses
 
 ENGINE = keras.backend.backend()
@@ -140,6 +143,64 @@ def test_a_rate_that_has_come_to_zero_is_a_note(audit):
     rate = ("Adam(0.01)", "Adam(keras.optimizers.schedules.CosineDecay(0.01, 3))")
     code, out, _ = audit(script("in main", rate), "--updates", 6)
     assert (code, "The learning rate is 0 from update 4 on." in out) == (0, True), out
+
+
+BY_ITSELF = ("keras.losses.MeanSquaredError()", "(lambda a, b: keras.ops.mean((a - b) ** 2))")
+OTHERS = ("x = rng", "others = rng.normal(size=(64, 2))\nx = rng")
+
+
+@pytest.mark.parametrize(
+    ("edits", "code", "part"),
+    [
+        ([], 0, "No cause found.\n\nTaken as meant:\n  - model: 'sequential', 'sequential_1', one after the other,"),
+        ([("training=True", "training=False")], 1, "1. forward: inference mode"),
+        ([("loss_fn(a,", "8 * loss_fn(a,")], 1, "1. gradient: never divided"),
+        ([BY_ITSELF], 0, "data: x, the same as labels, 64 rows\n  - loss: mean_squared_error, supposed"),
+        ([BY_ITSELF, ("loss_fn(a,", "8 * loss_fn(a,")], 0, "The gradient is that of mean_squared_error, but: "),
+        ([BY_ITSELF, OTHERS], 0, "loss: mean_squared_error of the inputs as labels, supposed"),
+    ],
+)
+def test_models_one_after_the_other_are_one(edits, code, part, audit):
+    got, out, _ = audit(script("in a row", *edits))
+    assert (got, part in out) == (code, True), out
+
+
+def test_a_discriminator_is_not_taken_for_the_end_of_its_generator():
+    """It is trained on outputs of the first model, and on rows too."""
+    both = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)]), keras.Sequential([keras.Input((3,))])
+    both[1].add(keras.layers.Dense(1))
+    noise, rows = np.ones((4, 3), "float32"), np.zeros((4, 3), "float32")
+    first, second = Log(), Log()
+    first.add(Called(1, [noise], [2 * noise], [noise], [], True, None))
+    second.add(Called(2, [2 * noise], [noise], [rows], [], True, None))
+    steps = [Applied(3, 7, [noise], [noise], [], [rows], [], 0.1, 0, None) for _ in both]
+    first.add(steps[0])
+    second.add(steps[1])
+    assert len(joined([Watched(both[0], first, []), Watched(both[1], second, [])])) == 1
+    second.add(Called(4, [rows], [noise], [rows], [], False, None))
+    assert len(joined([Watched(both[0], first, []), Watched(both[1], second, [])])) == 1
+    second.add(Called(5, [rows], [noise], [rows], [], True, None))
+    assert len(joined([Watched(both[0], first, []), Watched(both[1], second, [])])) == 2
+
+
+SEVERAL = ("for epoch in range(1000):\n", "other = keras.losses.MeanAbsoluteError()\n    for epoch in range(1000):\n")
+READ = ("        order = rng", "        other(y_train[:8, None], model(x_train[:8]))\n        order = rng")
+
+
+@pytest.mark.parametrize(
+    ("edits", "code", "part"),
+    [
+        ([], 0, "loss: MeanSquaredError, supposed"),
+        (
+            [("loss_fn(b, model(a, training=True))", "loss_fn(b, model(a, training=True)) ** 3")],
+            2,
+            "none gives its",
+        ),
+    ],
+)
+def test_of_several_losses_the_one_with_the_gradients_is_taken(edits, code, part, audit):
+    got, out, _ = audit(script("in main", SEVERAL, READ, *edits), "--updates", 12)
+    assert (got, part in out) == (code, True), out
 
 
 @pytest.mark.parametrize(

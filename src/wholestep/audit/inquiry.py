@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.chain import Chain, joined
 from wholestep.audit.holdings import agrees, assembled, different, holding, read
 from wholestep.audit.log import Called
 from wholestep.audit.scout import Asked, Scout, Watched
@@ -30,7 +31,8 @@ class Meaning:
     """What was taken for meant.
 
     Attributes:
-        is_supposed: whether the loss has to be supposed, as the script computes it by itself.
+        is_supposed: whether the loss has to be supposed, as the script computes it by itself, or calls several.
+        called: the losses of Keras that the script calls, if they are several.
         told: the same in words.
         unseen: what cannot be looked at as the data are only known from what was seen of them.
     """
@@ -40,6 +42,7 @@ class Meaning:
     loss: Any
     optimizer: keras.optimizers.Optimizer | None
     is_supposed: bool = False
+    called: list[Any] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
 
@@ -60,11 +63,12 @@ def inquire(scout: Scout) -> Meaning:
     """
     watched = _trained(scout)
     model, log = watched.model, watched.log
-    loss, asked, told = _loss(model, scout, watched)
+    loss, asked, told = _loss(model, scout)
     calls = [c for c in log.called if c.differentiated is not False]
-    labels = list(_labels(calls, log.called, asked))
-    optimizer = _optimizer(watched, scout.around)
-    meaning = Meaning(watched, (), loss, optimizer, not told, [f"model: {_name(model)}", *([told] if told else [])])
+    labels = max((list(_labels(calls, log.called, each)) for each in asked), key=len, default=[])
+    meaning = Meaning(watched, (), loss, _optimizer(watched, scout.around), is_supposed=not told)
+    meaning.called = [] if told else [each.loss for each in asked]
+    meaning.told = [f"model: {_name(model)}", *([told] if told else [])]
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
     for find in (_fitted, _from_arrays, _from_datasets, _from_labels):
         try:
@@ -79,7 +83,7 @@ def inquire(scout: Scout) -> Meaning:
 
 
 def _trained(scout: Scout) -> Watched:
-    trained = [each for each in scout.watched.values() if each.log.applied]
+    trained = joined([each for each in scout.watched.values() if each.log.applied])
     if not scout.watched:
         raise UnknownError("the model: no Keras model was called")
     if trained:
@@ -90,32 +94,28 @@ def _trained(scout: Scout) -> Watched:
     return moved[0] if moved else next(iter(scout.watched.values()))
 
 
-def _loss(model: keras.Model, scout: Scout, watched: Watched) -> tuple[Any, Asked | None, str]:
+def _loss(model: keras.Model, scout: Scout) -> tuple[Any, list[Asked], str]:
+    """Return (the loss that is meant, those that get its labels, the same in words); no words if it is not known."""
     asked = [each for each in scout.losses.values() if each.calls] or list(scout.losses.values())
-    one = asked[0] if len(asked) == 1 else None
     if getattr(model, "compiled", False) and model._compile_loss is not None:
-        same = next((each for each in asked if each.loss is model.loss), one)
+        same = [each for each in asked if each.loss is model.loss or len(asked) == 1]
         return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"
-    if one is not None:
-        return (
-            one.loss,
-            one,
-            f"loss: {name_of(one.loss)}, as the script calls it: whether it fits the model is not judged",
-        )
-    if asked:
-        names = ", ".join(sorted(name_of(each.loss) for each in asked))
-        raise UnknownError(f"the loss: the script calls several of Keras ({names}), and the model is not compiled")
-    return None, None, ""
+    if len(asked) == 1:
+        told = "as the script calls it: whether it fits the model is not judged"
+        return asked[0].loss, asked, f"loss: {name_of(asked[0].loss)}, {told}"
+    return None, asked, ""
 
 
 def _name(model: keras.Model) -> str:
     num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    if isinstance(model, Chain):
+        return f"{', '.join(repr(part.name) for part in model.parts)}, one after the other, {num:,} weights"
     return f"{type(model).__name__} {model.name!r}, {num:,} weights"
 
 
-def _labels(calls: list[Called], every: list[Called], asked: Asked | None) -> Iterator[_Labels]:
+def _labels(calls: list[Called], every: list[Called], asked: Asked) -> Iterator[_Labels]:
     """Yield each forward pass with what the loss after it got."""
-    if asked is None or not calls:
+    if not calls:
         return
     orders = sorted(c.order for c in every)
     wanted = {c.order: c for c in calls}
@@ -160,12 +160,23 @@ def _from_arrays(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
         return None
     x = [named.value for named in chosen]
     others = [a for a in arrays if len(a.value) == len(x[0]) and not any(a.value is each for each in x)]
-    y, name = _beside(chosen, others, x, labels)
+    try:
+        y, name = _beside(chosen, others, x, labels)
+    except UnknownError:
+        if not (meaning.is_supposed and reconstructs(x, calls)):
+            raise
+        y, name = x[0], "the same as labels"
     data = _nested(meaning, x), y
     weight, weight_name = _weights(others, x, labels)
     names = ", ".join([*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])])
     meaning.told.append(f"data: {names}, {len(y)} rows")
     return data if weight is None else (*data, weight)
+
+
+def reconstructs(x: list[np.ndarray], calls: list[Called]) -> bool:
+    """Whether a model's outputs may be meant to be its inputs, by their shapes."""
+    outputs = next((c.outputs for c in calls if c.outputs), [])
+    return len(x) == len(outputs) == 1 and x[0].ndim > 1 and x[0].shape[1:] == outputs[0].shape[1:]
 
 
 def _nested(meaning: Meaning, x: list[np.ndarray]) -> Tree:

@@ -144,10 +144,8 @@ def evaluations(replay: Replay, log: Log, seen: Windows) -> list[str]:
         piece = Piece(called, np.full(len(called.inputs[0]), PAD))
         training, inference = (far(replay.outputs(piece, training=t)[0], called.outputs) for t in (True, False))
         if training <= fits and inference > differs:
-            told = (
-                "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization takes "
-            )
-            told += "the batch's statistics, and moves its own. If it is an evaluation, call the model with "
+            told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
+            told += "takes the batch's statistics, and moves its own. If it is an evaluation, call the model with "
             return [f"{told}`training=False`.{f' ({called.line})' if called.line else ''}"]
     return []
 

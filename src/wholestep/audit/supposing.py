@@ -61,6 +61,8 @@ def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
     yield keras.losses.MeanSquaredError()
     yield keras.losses.MeanAbsoluteError()
     yield keras.losses.Huber()
+    if not is_whole and labels.min() >= 0 and labels.max() <= 1:  # as of pixels
+        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
 
 
 def name_of(loss: object) -> str:

@@ -1,0 +1,140 @@
+"""Models that a script calls in a row, each one's outputs the next one's inputs, as one model with one log."""
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import keras
+
+from wholestep.audit.keeping import all_same, in_part
+from wholestep.audit.log import Applied, Called, Log
+from wholestep.audit.scout import Watched
+from wholestep.tree import Tree
+
+
+class Chain(keras.Model):
+    """Calls the second model with what the first one returns."""
+
+    def __init__(self, first: keras.Model, second: keras.Model):
+        super().__init__(name=f"{first.name}_{second.name}")
+        self.first, self.second = first, second
+        self.built = True
+
+    @property
+    def parts(self) -> list[keras.Model]:
+        """The models that it calls, one after the other."""
+        return [
+            part for each in (self.first, self.second) for part in (each.parts if isinstance(each, Chain) else [each])
+        ]
+
+    def call(self, inputs: Tree, training: bool | None = None) -> Tree:
+        """Return the second model's outputs."""
+        for model in (self.first, self.second):
+            inputs = model(inputs, training=training) if model._call_has_training_arg else model(inputs)
+        return inputs
+
+
+def joined(models: list[Watched]) -> list[Watched]:
+    """Return the models, with one in place of those that are trained as one.
+
+    Two are, if every pass through the second one from which a gradient is taken is on outputs of the first.
+    """
+    for one, two in permutations([each for each in models if each.log.applied], 2):
+        made = _joined(one, two)
+        if made is not None:
+            return joined([made, *(each for each in models if each is not one and each is not two)])
+    return models
+
+
+def _joined(one: Watched, two: Watched) -> Watched | None:
+    called = _passes(one.log, two.log)
+    if not any(each.is_whole for each in called):
+        return None
+    model = Chain(one.model, two.model)
+    held = [(each.model.trainable_variables, each.model.non_trainable_variables) for each in (one, two)]
+    variables = [*held[0][0], *held[1][0]], [*held[0][1], *held[1][1]]
+    if [[*map(id, own)] for own in variables] != [
+        [*map(id, own)] for own in (model.trainable_variables, model.non_trainable_variables)
+    ]:
+        return None  # they share some
+    log = replace(one.log, called=called, applied=_steps(one, two), _last={})
+    for name in ("notes", "unseen"):
+        setattr(log, name, getattr(one.log, name) | getattr(two.log, name))
+    log.has_others &= two.log.has_others
+    before = [*one.before, *two.before] if one.before and two.before else []  # none where they were met in a trace
+    return Watched(model, log, before, one.like)
+
+
+def _passes(one: Log, two: Log) -> list[Called]:
+    """Return the passes through both; nothing if the second one is trained on something else too."""
+    last: dict[int, Called] = {}
+    found = []
+    for place, called in _in_order(one.called, two.called):
+        first = last.get(called.replica)
+        if place == 0:
+            last[called.replica] = called
+        elif first is not None and _follows(first, called):
+            found.append(_through(first, called))
+        elif called.differentiated is not False:
+            return []
+    return found
+
+
+def _through(one: Called, two: Called) -> Called:
+    """Return the pass through both models."""
+    known = one.differentiated if two.differentiated is None else two.differentiated
+    both = replace(two, inputs=one.inputs, differentiated=known)
+    if not (one.is_whole and two.is_whole):
+        return replace(both, outputs=[], params=[], buffers=[])
+    return replace(both, params=[*one.params, *two.params], buffers=[*one.buffers, *two.buffers])
+
+
+def _in_order(one: list, two: list) -> list[tuple[int, Any]]:
+    """Return the events of both with 0 or 1 for whose each is."""
+    return sorted([*((0, event) for event in one), *((1, event) for event in two)], key=lambda e: e[1].order)
+
+
+def _follows(first: Called, called: Called) -> bool:
+    """Whether a pass is on another one's outputs; where these were not kept, whether it is on as many rows."""
+    if first.is_whole:
+        return all_same(first.outputs, called.inputs)
+    return bool(first.inputs and called.inputs) and first.inputs[0].shape[:1] == called.inputs[0].shape[:1]
+
+
+def _steps(one: Watched, two: Watched) -> list[Applied]:
+    """Return the optimizer steps of both; a call that moves both was told of each."""
+    size = len(one.model.trainable_variables), len(two.model.trainable_variables)
+    now = [in_part(next(c.params for c in each.log.called if c.is_whole)) for each in (one, two)]
+    found: list[Applied] = []
+    waiting: dict[int, Applied] = {}  # by the place of its model, a step that may be half of one
+    for place, applied in _in_order(one.log.applied, two.log.applied):
+        other = waiting.pop(1 - place, None)
+        if other is not None and _is_same_call(other, applied):
+            found.pop()
+        else:
+            values = now[1 - place]
+            other = replace(applied, grads=[None] * size[1 - place], params=values, params_after=values)
+            other = replace(other, built=(), lost=())
+            waiting = {place: applied}
+        first, second = (other, applied) if place else (applied, other)
+        found.append(_both(first, second, size[0]))
+        if applied.is_whole:
+            now[place] = applied.params_after
+    return found
+
+
+def _is_same_call(one: Applied, two: Applied) -> bool:
+    keys = [(a.optimizer, a.iterations, a.num_calls, a.replica, a.line) for a in (one, two)]
+    return keys[0] == keys[1]
+
+
+def _both(one: Applied, two: Applied, size: int) -> Applied:
+    """Return a step of two models' variables, of which the first one has so many."""
+    if not (one.is_whole and two.is_whole):
+        return replace(one, grads=[], params=[], slots=[], params_after=[], slots_after=[])
+    values: dict[str, Any] = {
+        name: [*getattr(one, name), *getattr(two, name)] for name in ("grads", "params", "params_after")
+    }
+    for name in ("built", "lost"):
+        values[name] = (*getattr(one, name), *(size + i for i in getattr(two, name)))
+    return replace(one, order=max(one.order, two.order), **values)
