@@ -99,6 +99,7 @@ TF = [
         ),
     ),
     of("padding counted", "padded", ("/ tf.reduce_sum(weight)", "/ len(weight)")),
+    of("padding trained on", "padded", ("error * weight) / tf.reduce_sum(weight)", "error) / len(weight)")),
     of("penalty forgotten", "function", (" + sum(model.losses)", "")),
     of(
         "applied twice",

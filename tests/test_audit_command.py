@@ -155,8 +155,16 @@ OTHERS = ("x = rng", "others = rng.normal(size=(64, 2))\nx = rng")
         ([], 0, "No cause found.\n\nTaken as meant:\n  - model: 'sequential', 'sequential_1', one after the other,"),
         ([("training=True", "training=False")], 1, "1. forward: inference mode"),
         ([("loss_fn(a,", "8 * loss_fn(a,")], 1, "1. gradient: never divided"),
-        ([BY_ITSELF], 0, "data: x, the same as labels, 64 rows\n  - loss: mean_squared_error, supposed"),
-        ([BY_ITSELF, ("loss_fn(a,", "8 * loss_fn(a,")], 0, "The gradient is that of mean_squared_error, but: "),
+        (
+            [BY_ITSELF],
+            0,
+            "data: x, without labels, 64 rows\n  - loss: mean_squared_error of the inputs as labels, supposed",
+        ),
+        (
+            [BY_ITSELF, ("loss_fn(a,", "8 * loss_fn(a,")],
+            0,
+            "The gradient is that of mean_squared_error of the inputs as labels, but: ",
+        ),
         ([BY_ITSELF, OTHERS], 0, "loss: mean_squared_error of the inputs as labels, supposed"),
     ],
 )
@@ -184,6 +192,7 @@ def test_a_discriminator_is_not_taken_for_the_end_of_its_generator():
 
 
 SEVERAL = ("for epoch in range(1000):\n", "other = keras.losses.MeanAbsoluteError()\n    for epoch in range(1000):\n")
+CALL = "loss_fn(b, model(a, training=True))"
 READ = ("        order = rng", "        other(y_train[:8, None], model(x_train[:8]))\n        order = rng")
 
 
@@ -191,16 +200,73 @@ READ = ("        order = rng", "        other(y_train[:8, None], model(x_train[:
     ("edits", "code", "part"),
     [
         ([], 0, "loss: MeanSquaredError, supposed"),
-        (
-            [("loss_fn(b, model(a, training=True))", "loss_fn(b, model(a, training=True)) ** 3")],
-            2,
-            "none gives its",
-        ),
+        ([(CALL, f"{CALL} ** 3")], 0, "it is that gradient times"),
+        ([(CALL, f"{CALL} + keras.ops.sum(model(a, training=True) ** 4)")], 2, "none gives its gradients"),
     ],
 )
 def test_of_several_losses_the_one_with_the_gradients_is_taken(edits, code, part, audit):
     got, out, _ = audit(script("in main", SEVERAL, READ, *edits), "--updates", 12)
     assert (got, part in out) == (code, True), out
+
+
+BESIDE = ("y = x.sum(1)", "z = x.sum(1)\nlabel_raw, y = 100 * z, z + 0")
+
+
+@pytest.mark.parametrize(
+    ("edits", "code", "part"),
+    [
+        ([], 0, "loss: mean_squared_error of y as labels, supposed"),
+        ([("b[:, None]", "b")], 1, "1. gradient: broadcast"),
+    ],
+)
+def test_of_several_arrays_the_one_with_the_gradients_has_the_labels(edits, code, part, audit):
+    got, out, _ = audit(script("by hand", UNCOMPILED, BESIDE, *edits))
+    assert (got, part in out) == (code, True), out
+
+
+WEIGHTS = ("y = x.sum(1)", "y, balance = x.sum(1), np.where(np.arange(24) % 3, 0.5, 2.0).astype('float32')")
+BY_ROW = ("keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)", "weighed(b, model(a, training=True))")
+WEIGHED = """unreduced = keras.losses.MeanSquaredError(reduction=None)
+
+
+def weighed(b, out):
+    return keras.ops.mean(unreduced(b[:, :1], out) * b[:, 1])
+
+
+for epoch"""
+
+
+def test_weights_that_a_script_multiplies_by_itself_are_found(audit):
+    step = ("step(x[rows], y[rows])", "step(x[rows], np.stack([y[rows], balance[rows]], 1))")
+    code, out, _ = audit(script("by hand", UNCOMPILED, WEIGHTS, BY_ROW, ("for epoch", WEIGHED), step))
+    assert (code, "loss: MeanSquaredError by the weights balance, supposed" in out) == (0, True), out
+
+
+PADDED = """x = rng.integers(1, 9, size=(24, 6))
+x *= np.arange(6) < rng.integers(2, 7, size=(24, 1))
+y = (x % 4 + 1) * (x > 0)
+"""
+TAGS = 'keras.Sequential([keras.Input((6,)), layers.Embedding(9, 4), layers.Dense(6, "softmax")])'
+PLACES = "keras.losses.sparse_categorical_crossentropy(b, model(a, training=True))"
+OF_PLACES = f"(lambda w: keras.ops.sum(w * {PLACES}) / keras.ops.sum(w))(keras.ops.cast(b != 0, 'float32'))"
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        (OF_PLACES, "at the places whose labels are not 0, supposed"),
+        (f"keras.ops.mean({PLACES})", "of all places, which count in the loss as any other. Are they padding?"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
+def test_places_without_a_label_are_told_from_others(value, part, audit):
+    edits = [
+        ('x = rng.normal(size=(24, 5)).astype("float32")\ny = x.sum(1)\n', PADDED),
+        ("model = network()", f"model = {TAGS}"),
+    ]
+    edits += [("keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)", value)]
+    code, out, _ = audit(script("by hand", UNCOMPILED, *edits))
+    assert (code, part in out, out.count("Are they padding")) == (0, True, "Are" in part), out
 
 
 @pytest.mark.parametrize(

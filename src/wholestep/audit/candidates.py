@@ -1,7 +1,7 @@
 """What an update hands over if something is wrong: gradients of one `Evidence`, one for each way to be wrong."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -116,6 +116,14 @@ def unshuffled(e: Evidence) -> list[np.ndarray]:
         return (before + np.arange(len(piece.rows))) % e.meant.replay.num_rows
 
     return [_relabelled(e, rows=rows) + e.penalty]
+
+
+def filled_up(e: Evidence) -> list[np.ndarray]:
+    """What fills up a short batch as rows of it, with labels of 0."""
+    if not any(e.pads):
+        return [e.reference]
+    window = replace(e.window, weights=[terms.weights for terms in e.terms])
+    return [e.data(weightings.right(window), window=window) + e.penalty]
 
 
 def stale(e: Evidence) -> list[np.ndarray]:

@@ -13,6 +13,14 @@ OTHER_LOSSES = (
         "tensorflow/tensorflow#33898, #28901, #52115",
     ),
     Cause(
+        "padding trained on",
+        "gradient",
+        "rows that are none of the data count as the others, with labels of 0",
+        "Rows that fill up a short batch count in the loss as any other: they draw the model to their labels of 0.",
+        "multiply the losses by a mask and divide by its sum: `sum(mask * values) / sum(mask)`.",
+        NOWHERE,
+    ),
+    Cause(
         "from_logits",
         "gradient",
         "the same loss with `from_logits` the other way",

@@ -4,15 +4,21 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
+from keras.layers import Masking
 
 from wholestep import tree
 from wholestep.audit.counted import running
-from wholestep.audit.inquiry import Meaning, UnknownError, inquire, reconstructs
+from wholestep.audit.found import UNKNOWN
+from wholestep.audit.inquiry import inquire
 from wholestep.audit.judge import Case, Verdict
+from wholestep.audit.modes import in_training
+from wholestep.audit.replay import Replay
 from wholestep.audit.report import Report
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.supposing import NoLoss, explains, losses, misfits, name_of
+from wholestep.audit.searching import Meaning, UnknownError, nested, reconstructs
+from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, misfits, name_of
 from wholestep.audit.watch import case
 from wholestep.errors import SpecificationError, WholestepError
 
@@ -30,21 +36,32 @@ def conclude(ran: Ran) -> list[Report]:
     watched = meaning.watched
     report = Report()
     made, verdict = _judged(meaning)
+    own = {id(layer) for layer in watched.model._flatten_layers()}
+    others = [each for each in scout.watched.values() if id(each.model) not in own and each.log.applied]
+    apart = _leave_out(verdict, len(others)) if others else []
     report.close(made, verdict)
+    report.unseen.extend(apart)
     if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):  # so it got these outputs
         outputs = [each.outputs[0] for each in watched.log.called if len(each.outputs) == 1]
         report.notes.extend(misfits(meaning.loss, outputs))
+        report.notes.extend(_padded(made))
     report.taken += meaning.told
     report.unseen.extend(meaning.unseen)
-    report.notes.extend(_still(scout, watched))
+    report.notes.extend([*_still(scout, watched), *_teachers(scout, own)])
     if verdict.seen is not None:
         report.notes.extend(running(_metrics(scout, watched), watched.log, verdict.seen))
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
-    own = {id(layer) for layer in watched.model._flatten_layers()}
-    if others := [each for each in scout.watched.values() if id(each.model) not in own and each.log.applied]:
-        report.unseen.append(f"{len(others)} more of the script's models: one is looked at")
     return [report]
+
+
+def _leave_out(verdict: Verdict, num: int) -> list[str]:
+    """Return what is not looked at, as other models are trained; a gradient that is not known may be of them too."""
+    known = [c for c in verdict.causes if c.stage != "gradient" or c.name != UNKNOWN]
+    is_unknown = len(known) < len(verdict.causes)
+    verdict.causes, verdict.has_loss = known, verdict.has_loss and not is_unknown
+    told = ["the gradient: it is not that of this loss alone, and other models may be in the loss"] * is_unknown
+    return [*told, f"{num} more of the script's models: one is looked at"]
 
 
 class _Supposed(NamedTuple):
@@ -57,7 +74,7 @@ class _Supposed(NamedTuple):
 
 def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
     """Return the case by the loss that is meant, or by the first one that explains the gradients, and its verdict."""
-    why = _why(meaning)
+    why, first = _why(meaning), None
     for supposed in _supposed(meaning):
         try:
             made = _case(meaning, supposed)
@@ -67,12 +84,16 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
                 name = type(error).__name__
                 why = f"the script's loss does not take labels and the model's outputs as they are ({name})"
             continue
-        if not supposed.told:
+        if not supposed.told and (not verdict.evidence or explains(verdict.causes, verdict.evidence)):
             return made, verdict
-        if verdict.evidence and explains(verdict.causes):
+        if not supposed.told:
+            first = made, verdict
+        elif explains(verdict.causes, verdict.evidence):
             told = "as the script's gradients are its own, or are so but for what is named"
             meaning.told.append(f"loss: {supposed.told}, supposed, {told}: if another is meant, say which")
             return made, verdict
+    if first is not None:
+        return first
     made = _case(meaning, _Supposed(meaning.data, NoLoss()))
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
@@ -80,18 +101,28 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
 
 
 def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
-    """Yield what is meant; or what may be, the most usual first: the labels may be the inputs."""
-    if not meaning.is_supposed:
-        yield _Supposed(meaning.data, meaning.loss)
-        return
+    """Yield what is meant, if that is known; then what may be, the most usual first."""
+    x, y, *weight = meaning.data
     called = [each for each in meaning.watched.log.called if each.outputs]
     outputs = called[0].outputs if called else []
-    x, y = tree.leaves(meaning.data[0]), meaning.data[1]
-    yield from (_Supposed(meaning.data, loss, name_of(loss)) for loss in meaning.called)
-    yield from (_Supposed(meaning.data, loss, loss.name) for loss in losses(outputs, y))
-    if y is not x[0] and reconstructs(x, called):
-        data = (meaning.data[0], x[0])
-        yield from (_Supposed(data, loss, f"{loss.name} of the inputs as labels") for loss in losses(outputs, x[0]))
+    labels = meaning.labels or ({"": y} if meaning.has_labels else {})
+    if not meaning.is_supposed:
+        yield _Supposed(meaning.data, meaning.loss)
+    elif reconstructs(tree.leaves(x), called):
+        labels["the inputs"] = tree.leaves(x)[0]
+    if not meaning.is_supposed and not meaning.called:
+        return
+    weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
+    for of, values in labels.items():
+        named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
+        known = [(loss, name_of(loss)) for loss in meaning.called]
+        usual = [(loss, loss.name) for loss in losses(outputs, values)] if meaning.is_supposed else []
+        for by, own in weights.items():
+            yield from (_Supposed((x, values, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
+        if isinstance(values, np.ndarray) and is_padded(values):
+            by, own = " at the places whose labels are not 0", (values != 0).astype("float32")
+            masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, values)]
+            yield from (_Supposed((x, values, own), loss, f"{name}{named}{by}") for loss, name in masked)
 
 
 def _why(meaning: Meaning) -> str:
@@ -112,8 +143,36 @@ def _case(meaning: Meaning, supposed: _Supposed) -> Case:
         made = case(watched.model, *given, optimizer=meaning.optimizer, before=watched.before)
     except SpecificationError as error:
         raise UnknownError(f"what the loop is to be compared with: {error}") from error
-    made.supposed = supposed.told
+    made.supposed, made.is_found = supposed.told, True
     return made
+
+
+def _padded(made: Case) -> list[str]:
+    """Return a note if the ends of rows count whose inputs and labels are 0."""
+    x, y, weight = made.data
+    leaves = [leaf for leaf in tree.leaves(x) if np.shape(leaf) == np.shape(y)]
+    is_masked = any(getattr(layer, "mask_zero", isinstance(layer, Masking)) for layer in made.model._flatten_layers())
+    if weight is not None or is_masked or not isinstance(y, np.ndarray) or not is_padded(y):
+        return []
+    if not any(np.array_equal(leaf == 0, y == 0) for leaf in leaves):
+        return []
+    told = f"Rows end with inputs and labels of 0, {np.mean(y == 0):.0%} of all places, which count in the loss as any "
+    return [f"{told}other. Are they padding?"]
+
+
+def _teachers(scout: Scout, own: set[int]) -> list[str]:
+    """Return notes of models that no step moves, and that are called in training mode."""
+    notes = []
+    for each in scout.watched.values():
+        called = [one for one in each.log.called if one.is_whole and one.inputs and one.inputs[0].ndim]
+        if not called or each.log.applied or id(each.model) in own:
+            continue
+        replay = Replay(each.model, (nested(each, called[0].inputs), np.zeros(1), None))
+        if (line := in_training(replay, called)) is not None:
+            told = f"The model {each.model.name!r}, which no step moves, is called in training mode: dropout drops, "
+            told += "and BatchNormalization takes the batch's statistics, and moves its own. Is that meant?"
+            notes.append(f"{told}{line}")
+    return notes
 
 
 def _metrics(scout: Scout, watched: Watched) -> list[keras.metrics.Metric]:

@@ -123,13 +123,17 @@ class Evidence:
         """The gradient that was meant."""
         return self.data(weightings.right(self.window)) + self.penalty
 
-    def data(self, divisors: Divisors, batches: Callable[[Piece], Tree] | None = None) -> np.ndarray:
-        """Return the gradient of all rows with these divisors, in one go, of other batches if given."""
-        return sum(self.pieces(divisors, batches), np.zeros_like(self.handed))
+    def data(
+        self, divisors: Divisors, batches: Callable[[Piece], Tree] | None = None, window: Window | None = None
+    ) -> np.ndarray:
+        """Return the gradient of all rows with these divisors, in one go, of other batches or weights if given."""
+        return sum(self.pieces(divisors, batches, window), np.zeros_like(self.handed))
 
-    def pieces(self, divisors: Divisors, batches: Callable[[Piece], Tree] | None = None) -> list[np.ndarray]:
+    def pieces(
+        self, divisors: Divisors, batches: Callable[[Piece], Tree] | None = None, window: Window | None = None
+    ) -> list[np.ndarray]:
         """Return what each piece adds to that."""
-        parts = weightings.factors(self.window, divisors)
+        parts = weightings.factors(window or self.window, divisors)
         batches = batches or self.meant.replay.batch
         return [
             self.gradient(i, part, batch=batches(piece))

@@ -20,7 +20,14 @@ from wholestep.audit.windows import Update
 
 IN_THE_LOSS = {
     *(cause.name for cause in OTHER_LOSSES),
-    *("padding counted", "padded places counted", "mean of row means", "divided by the weights", "divided by the rows"),
+    *(
+        "padding counted",
+        "padding trained on",
+        "padded places counted",
+        "mean of row means",
+        "divided by the weights",
+        "divided by the rows",
+    ),
 }
 IN_THE_LOSS_OF_ONE = {"never divided", "divided by the full batch", "penalty forgotten", "penalty added twice"}
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not

@@ -66,6 +66,7 @@ def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
         yield Hypothesis((cause,), candidates.weighed(cause.weigh))
     yield Hypothesis((BY_NAME["not reset"],), candidates.not_reset((right,)), is_free=True)
     yield Hypothesis((BY_NAME["broadcast"],), candidates.broadcast)
+    yield Hypothesis((BY_NAME["padding trained on"],), candidates.filled_up)
     yield Hypothesis((BY_NAME["labels shifted"],), candidates.shifted)
     yield Hypothesis((BY_NAME["labels of other rows"],), candidates.unshuffled)
     yield Hypothesis((BY_NAME["stale gradients"],), candidates.stale, is_free=True)

@@ -17,7 +17,7 @@ from wholestep.audit.order import classes, order
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
-from wholestep.audit.steps import INSIDE, Schedule, apply, between, idle, rates, repeated
+from wholestep.audit.steps import INSIDE, Schedule, apply, away, between, idle, rates, repeated
 from wholestep.audit.supposing import NoLoss, apart
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
@@ -66,6 +66,7 @@ class Case:
         optimizer: the one that was meant, if it is known.
         is_told: whether the user said that it is.
         supposed: what the loss is called, if nobody said which one is meant.
+        is_found: whether the data are what an audit has found among a script's names: it may hold out some of them.
         compiled: the optimizer whose schedule it is, by its id, if nobody said that it is the one that was meant.
     """
 
@@ -80,6 +81,7 @@ class Case:
     optimizer: keras.optimizers.Optimizer | None = None
     is_told: bool = False
     supposed: str = ""
+    is_found: bool = False
 
     def judge(self) -> Verdict:
         """Return the verdict."""
@@ -113,7 +115,7 @@ class Case:
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice)
 
-        verdict.add(order(seen, rows, self.log.has_evaluated, self.log.has_fitted, classes(self.data[1])))
+        verdict.add(order(seen, rows, self.log, classes(self.data[1]), is_found=self.is_found))
         self._judge_modes(verdict, modes)
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
         moved = self._moved(steps)
@@ -161,7 +163,7 @@ class Case:
 
     def _like(self, verdict: Verdict, known: list[Update], modes: Modes, moved: list[Found]) -> list[Update]:
         """Return the updates whose forward passes are the model's, and whose weights stay while they are summed up."""
-        moving = {number for cause in moved if cause.name in INSIDE for number in cause.updates}
+        moving = {number for cause in moved if cause.name in INSIDE for number in cause.updates} | {*away(known)}
         if moving:
             verdict.unseen.append(f"the gradient of {_many(len(moving), 'update')}: the weights move inside the window")
         return [u for u in known if u.number not in modes.unlike and u.number not in moving]
@@ -177,7 +179,7 @@ class Case:
         elif like:
             causes, notes, verdict.evidence = gradients(meant, like)
             if self.supposed:
-                causes, more = apart(causes, self.supposed)
+                causes, more = apart(causes, self.supposed, verdict.evidence)
                 notes = [*notes, *more]
             verdict.add((causes, notes))
             if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over

@@ -8,7 +8,7 @@ import numpy as np
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, far, found
 from wholestep.audit.keeping import all_same
-from wholestep.audit.log import Log
+from wholestep.audit.log import Called, Log
 from wholestep.audit.proof import Proof, of_values
 from wholestep.audit.replay import Replay
 from wholestep.audit.windows import PAD, Piece, Update, Windows
@@ -137,17 +137,25 @@ def second_passes(log: Log, seen: Windows) -> list[Found]:
 
 def evaluations(replay: Replay, log: Log, seen: Windows) -> list[str]:
     """Return a note if forward passes without gradient, on rows of no update, ran in training mode."""
-    fits, differs = replay.tolerance
     used = {piece.called.order for piece in seen.pieces}
-    own = [called for called in log.called if called.is_whole and called.differentiated is False]
-    for called in [called for called in own if called.order not in used][:_FEW]:
+    own = [called for called in log.called if called.differentiated is False and called.order not in used]
+    line = in_training(replay, own)
+    if line is None:
+        return []
+    told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
+    told += "takes the batch's statistics, and moves its own. If it is an evaluation, call the model with "
+    return [f"{told}`training=False`.{line}"]
+
+
+def in_training(replay: Replay, calls: list[Called]) -> str | None:
+    """Return the line of the first forward pass, of a few, that ran in training mode, where that matters."""
+    fits, differs = replay.tolerance
+    for called in [called for called in calls if called.is_whole][:_FEW]:
         piece = Piece(called, np.full(len(called.inputs[0]), PAD))
         training, inference = (far(replay.outputs(piece, training=t)[0], called.outputs) for t in (True, False))
         if training <= fits and inference > differs:
-            told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
-            told += "takes the batch's statistics, and moves its own. If it is an evaluation, call the model with "
-            return [f"{told}`training=False`.{f' ({called.line})' if called.line else ''}"]
-    return []
+            return f" ({called.line})" if called.line else ""
+    return None
 
 
 def _proved(update: Update, outputs: list[list[np.ndarray]]) -> Proof:

@@ -6,6 +6,7 @@ import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, found
+from wholestep.audit.log import Log
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, passes
 from wholestep.tree import Tree
 
@@ -18,18 +19,13 @@ _OF_FIT = (
 
 
 def order(
-    windows: Windows,
-    rows: Rows,
-    has_evaluated: bool = False,
-    has_fitted: bool = False,
-    labels: np.ndarray | None = None,
+    windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = None, *, is_found: bool = False
 ) -> tuple[list[Found], list[str]]:
     """Return (causes, notes) of the order of the rows.
 
     Args:
-        has_evaluated: whether rows may have been held out on purpose.
-        has_fitted: whether Keras' `fit` has cut the batches.
         labels: by row the number of its class, where there are any.
+        is_found: whether nobody said that the loop is to train on all these rows.
     """
     pieces = [piece for piece in windows.pieces if piece.is_known]
     if not pieces or any(rows.twins(piece.rows) for piece in pieces):
@@ -39,11 +35,11 @@ def order(
         return [], [BY_NAME["drawn with replacement"].explanation]
     if (overlap := _overlap(windows, pieces)) is not None:
         return [overlap], []
-    causes, notes = _passes(windows, rows, pieces, has_evaluated)
+    causes, notes = _passes(windows, rows, pieces, log.has_evaluated, is_found)
     few, told = _few_labels(windows, pieces, labels), BY_NAME["same batches every pass"].explanation
     if few and told in notes:
         return [*causes, *few, *_carried(windows)], [note for note in notes if note != told]
-    if has_fitted and (same := [cause for cause in causes if cause.name == "same order every pass"]):
+    if log.has_fitted and (same := [cause for cause in causes if cause.name == "same order every pass"]):
         notes.append(f"{same[0].explanation} {_OF_FIT}")
         causes = [cause for cause in causes if cause is not same[0]]
     carried = _carried(windows)
@@ -119,7 +115,9 @@ def _shared(one: np.ndarray, two: np.ndarray) -> int:
     return max((n for n in range(1, min(len(one), len(two))) if np.array_equal(one[-n:], two[:n])), default=0)
 
 
-def _passes(windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bool) -> tuple[list[Found], list[str]]:
+def _passes(
+    windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bool, is_found: bool
+) -> tuple[list[Found], list[str]]:
     lists = [[row for piece in cut for row in piece.rows.tolist() if row != PAD] for cut in passes(pieces)]
     whole = lists if len(lists[-1]) == len(lists[0]) else lists[:-1]
     if len(whole) < 2 or len({len(each) for each in whole}) > 1:
@@ -128,17 +126,18 @@ def _passes(windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bo
     numbers = [update.number for update in windows.updates]
     line = pieces[0].called.line
     unused = sorted(set(range(rows.num)) - set().union(*whole) - windows.seen)
-    if unused and all(set(each) == set(whole[0]) for each in whole):
+    are_same = all(set(each) == set(whole[0]) for each in whole)
+    if unused and are_same:
         are_last = unused == list(range(rows.num - len(unused), rows.num))
         detail = f"{len(unused)} of {rows.num} rows{', the last ones' if are_last else ''}: {_some(unused)}."
-        if has_evaluated:
+        if has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
             notes.append(f"Held out, or forgotten? Never used are {detail}")
         else:
             causes.append(found(BY_NAME["rows never used"], len(unused) / rows.num, 0.0, line, numbers, detail))
     elif not unused and _window(whole) <= rows.num // 2 and whole[0] != sorted(whole[0]):
         size = _window(whole)
         notes.append(f"{BY_NAME['shuffle window'].explanation} It is of {size} of {rows.num} rows.")
-    elif len(whole[0]) < rows.num:
+    elif len(whole[0]) < rows.num and not are_same:
         notes.append(f"A pass has {len(whole[0])} of the {rows.num} rows, each pass others.")
     if all(each == whole[0] for each in whole):
         if whole[0] == sorted(whole[0]):

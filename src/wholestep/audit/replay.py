@@ -99,6 +99,7 @@ class Replay:
 
         def taken(leaf: Any) -> np.ndarray:
             chosen = np.asarray(leaf)[shifted]
+            chosen[np.roll(piece.rows == PAD, shift)] = 0  # as what fills up a batch has them
             return np.roll(chosen, along, axis=1) if along and chosen.ndim > 1 else chosen
 
         y = tree.map_leaves(taken, self.data[1])

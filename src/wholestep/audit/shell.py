@@ -73,7 +73,7 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
 
 def _conclude(own: argparse.Namespace, ran: Any) -> int:
     from wholestep.audit.conclusion import conclude
-    from wholestep.audit.inquiry import UnknownError
+    from wholestep.audit.searching import UnknownError
 
     try:
         reports = conclude(ran)

@@ -16,6 +16,7 @@ from wholestep.audit.written import written
 
 Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
+ROUNDED = 1e-3  # of a move there and back
 
 
 def repeated(updates: list[Update]) -> list[int]:
@@ -224,8 +225,7 @@ def _inside(updates: list[Update]) -> list[Found]:
     """Find weights that move between the microbatches of one update, or between the last one and the step."""
     found_in, factors, apart = [], [], []
     for update in updates:
-        states = [in_part(piece.called.params) for piece in update.pieces if piece.called.is_whole]
-        states.append(in_part(update.applied.params))
+        states = [] if _comes_back(update) else _states(update)
         for one, two in pairwise(states):
             if not all_same(one, two):
                 found_in.append(update)
@@ -237,6 +237,26 @@ def _inside(updates: list[Update]) -> list[Found]:
     line = found_in[0].pieces[-1].called.line if found_in[0].pieces else found_in[0].applied.line
     name = INSIDE[0] if all(factors) else INSIDE[1]
     return [found(BY_NAME[name], max(apart), 0.0, line, numbers)] if max(apart) > 0 else []
+
+
+def away(updates: list[Update]) -> list[int]:
+    """Return the numbers of updates with a forward pass at other weights, which come back before the step.
+
+    So does sharpness-aware minimisation, on TensorFlow but for rounding.
+    """
+    return [update.number for update in updates if update.applied.is_whole and _comes_back(update)]
+
+
+def _comes_back(update: Update) -> bool:
+    states = _states(update)
+    most = max((far(states[0], state) for state in states[1:-1]), default=0.0)
+    return most > 0 and far(states[0], states[-1]) <= ROUNDED * most
+
+
+def _states(update: Update) -> list[list[np.ndarray]]:
+    """Return the weights of an update's forward passes, and those that its step begins with."""
+    called = [in_part(piece.called.params) for piece in update.pieces if piece.called.is_whole]
+    return [*called, in_part(update.applied.params)]
 
 
 def _shrunk(one: list[np.ndarray], two: list[np.ndarray]) -> float:

@@ -1,13 +1,16 @@
 """Which loss a script may mean that computes it by itself: what fits its labels and the model's outputs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from wholestep import tree
+from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import UNKNOWN, Found
+from wholestep.audit.unknown import is_along
 from wholestep.model.objective import Objective
 from wholestep.model.terms import Mean
 from wholestep.tree import Tree
@@ -77,6 +80,19 @@ def name_of(loss: object) -> str:
     return getattr(function, "__name__", None) or type(loss).__name__
 
 
+def is_unreduced(loss: Any) -> bool:
+    """Whether a loss returns a number for each row, of which the script makes one."""
+    return not isinstance(loss, keras.losses.Loss) or loss.reduction in (None, "none")
+
+
+def averaging(loss: Any, *, by_weight: bool = False) -> Any:
+    """Return a loss; of one that returns a number for each row or place the mean, over these or their weights."""
+    if not isinstance(loss, keras.losses.Loss) or not (by_weight or is_unreduced(loss)):
+        return loss
+    how = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
+    return type(loss).from_config(loss.get_config() | {"reduction": how})
+
+
 def _are_shares(out: np.ndarray) -> bool:
     return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
 
@@ -104,13 +120,28 @@ def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
     return [f"{name} takes {kind}, and gets others: is from_logits=True missing?"]
 
 
-def explains(causes: list[Found]) -> bool:
-    """Whether a loss is the one that was computed, be it with a fault that has a name."""
-    return all(cause.name != UNKNOWN for cause in causes if cause.stage == "gradient")
+def is_padded(labels: np.ndarray) -> bool:
+    """Whether rows of whole numbers end with zeros, and are of more than one length.
+
+    >>> is_padded(np.array([[3, 1, 0], [2, 0, 0]])), is_padded(np.array([[0, 1, 3], [2, 0, 1]]))
+    (True, False)
+    """
+    if labels.ndim < 2 or labels.dtype.kind not in "iu":
+        return False
+    used = np.reshape(labels, (len(labels), -1)) != 0
+    lengths = used.sum(axis=1)
+    return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))
 
 
-def apart(causes: list[Found], loss: str) -> tuple[list[Found], list[str]]:
+def explains(causes: list[Found], evidence: list[Evidence]) -> bool:
+    """Whether a loss is the one that was computed, be it with a fault that has a name, or times some number."""
+    is_named = all(cause.name != UNKNOWN for cause in causes if cause.stage == "gradient")
+    return bool(evidence) and (is_named or all(is_along(each) for each in evidence))
+
+
+def apart(causes: list[Found], loss: str, evidence: list[Evidence]) -> tuple[list[Found], list[str]]:
     """Return (causes, notes): what may be meant where the loss is supposed is a note."""
-    may_be_meant = [c for c in causes if c.name in _MAY_BE_MEANT]
+    are_along = all(map(is_along, evidence))
+    may_be_meant = [c for c in causes if c.name in _MAY_BE_MEANT or (c.name == UNKNOWN and are_along)]
     notes = [f"The gradient is that of {loss}, but: {c.explanation} Is that meant?" for c in may_be_meant]
     return [c for c in causes if c not in may_be_meant], notes

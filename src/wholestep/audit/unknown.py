@@ -16,7 +16,7 @@ NUM_SPARE = 8  # so many more numbers of the gradient than that: no chance fits 
 def unknown(differing: list[Evidence]) -> Found:
     """Tell what can be told of a difference that nothing known reproduces: the rows' factors, or the parameters."""
     e = differing[0]
-    told = _solved(e, is_plain=True) or _penalised(e)
+    told = _along(differing) or _solved(e, is_plain=True) or _penalised(e)
     in_the_loss = "" if told else _in_the_loss(e)
     told = told or in_the_loss or _solved(e, is_plain=False)
     if not told:
@@ -28,6 +28,25 @@ def unknown(differing: list[Evidence]) -> Found:
     line = line_of_loss(e.update.pieces[-1].called.line) if in_the_loss else None
     without, proof = max(each.without for each in differing), proved(differing[-1], None)
     return not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)
+
+
+def is_along(e: Evidence) -> bool:
+    """Whether a gradient is the one that was meant times some number above 0."""
+    share = _share(e)
+    return share > 0 and e.apart(share * e.reference) <= e.meant.replay.tolerance.fits
+
+
+def _share(e: Evidence) -> float:
+    size = float(e.reference @ e.reference)
+    return float(e.handed @ e.reference) / size if size else 0.0
+
+
+def _along(differing: list[Evidence]) -> str:
+    """Return by which numbers the gradients were multiplied, in words; "" if that is not all."""
+    if not all(map(is_along, differing)):
+        return ""
+    shares = [f"{_share(e):.4g}" for e in differing[:4]]
+    return f"it is that gradient times {', '.join(shares)}{', ...' if differing[4:] else ''}, update by update"
 
 
 def _solved(e: Evidence, *, is_plain: bool) -> str:

@@ -1,0 +1,225 @@
+"""Where a script's data are, by the ways in which they are found: rows, labels, weights."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.holdings import agrees, assembled, different, holding, read
+from wholestep.audit.log import Called
+from wholestep.audit.scout import Scout, Watched
+from wholestep.audit.surroundings import Named, is_stream
+from wholestep.audit.windows import PAD, Rows
+from wholestep.data.class_weight import class_weighted
+from wholestep.tree import Tree
+
+_LABELS = ("y", "label", "target", "count", "output")
+_MOST = 3  # arrays that may be the labels
+_NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
+
+
+class UnknownError(Exception):
+    """What has to be known cannot be found out; the message says what."""
+
+
+@dataclass
+class Meaning:
+    """What was taken for meant.
+
+    Attributes:
+        is_supposed: whether the loss has to be supposed: the script computes it by itself, or calls several.
+        called: the losses of Keras that the script calls, if one has to be supposed, or makes one number of by itself.
+        labels: what may be the labels then, by name, where several arrays may.
+        has_labels: whether the data have any; else they have zeros.
+        weights: what may be the weights of the rows then, by name.
+        told: the same in words.
+        unseen: what cannot be looked at as the data are only known from what was seen of them.
+    """
+
+    watched: Watched
+    data: tuple
+    loss: Any
+    optimizer: keras.optimizers.Optimizer | None
+    is_supposed: bool = False
+    called: list[Any] = field(default_factory=list)
+    labels: dict[str, np.ndarray] = field(default_factory=dict)
+    has_labels: bool = True
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+
+class Labels(NamedTuple):
+    """What a forward pass and the loss after it were given."""
+
+    called: Called
+    y: np.ndarray
+    weight: np.ndarray | None
+
+
+def search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
+    """Return (x, y) or (x, y, sample_weight), and add to what was taken for meant how they were found.
+
+    Args:
+        calls: the forward passes of which a gradient may have been taken.
+        labels: what the loss after them got.
+
+    Raises:
+        UnknownError: they cannot be found.
+    """
+    unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
+    for find in (_fitted, _from_arrays, _from_datasets, _from_labels, _from_inputs):
+        try:
+            found = find(scout, meaning, calls, labels)
+        except UnknownError as error:
+            unknown = error
+            continue
+        if found is not None:
+            return found
+    raise unknown
+
+
+def _fitted(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
+    """Take the arrays that `fit` was given."""
+    x, y, weight, by_class = scout.fitted.get(id(meaning.watched.model), (None, None, None, None))
+    leaves = tree.leaves((x, y))
+    if x is None or y is None or not all(hasattr(leaf, "__array__") and len(leaf.shape) for leaf in leaves):
+        return None
+    meaning.told.append("data: what `fit` was given")
+    if by_class is not None:
+        return class_weighted(by_class)((x, np.asarray(y)))  # Keras takes no sample weights beside them
+    return (x, y) if weight is None else (x, y, weight)
+
+
+def _from_arrays(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
+    """Find arrays whose rows are the model's inputs and, beside them, the labels."""
+    arrays = scout.around.arrays()
+    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
+    if not inputs:
+        return None
+    chosen = holding(arrays, inputs)
+    if chosen is None:
+        return None
+    x = [named.value for named in chosen]
+    others = [a for a in arrays if len(a.value) == len(x[0]) and not any(a.value is each for each in x)]
+    y, name = _beside(chosen, others, x, labels, meaning)
+    meaning.weights = {n.name: n.value for n in others if n.value is not y and _are_weights(n.value)}
+    data = nested(meaning.watched, x), y
+    weight, weight_name = _weights(others, x, labels)
+    names = ", ".join([*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])])
+    meaning.told.append(f"data: {names}, {len(y)} rows")
+    return data if weight is None else (*data, weight)
+
+
+def reconstructs(x: list[np.ndarray], calls: list[Called]) -> bool:
+    """Whether a model's outputs may be meant to be its inputs, by their shapes."""
+    outputs = next((c.outputs for c in calls if c.outputs), [])
+    return len(x) == len(outputs) == 1 and x[0].ndim > 1 and x[0].shape[1:] == outputs[0].shape[1:]
+
+
+def nested(watched: Watched, x: list[np.ndarray]) -> Tree:
+    """Return a model's inputs as the script nests them."""
+    like = watched.like
+    if isinstance(like, dict) and len(keras.tree.flatten(like)) == len(x):
+        return keras.tree.pack_sequence_as(like, x)
+    return x[0] if len(x) == 1 else x
+
+
+def _are_weights(values: np.ndarray) -> bool:
+    """Whether an array may hold the weights of its rows."""
+    return values.size == len(values) and values.dtype.kind == "f" and bool(values.min() >= 0 < values.max())
+
+
+def _beside(
+    chosen: list[Named], others: list[Named], x: list[np.ndarray], labels: list[Labels], meaning: Meaning
+) -> tuple:
+    """Return (labels by row, what they are called)."""
+    if labels:
+        pairs = [(Rows(x).find(each.called.inputs), each.y) for each in labels]
+        for named in others:
+            if agrees(named.value, pairs):
+                return named.value, named.name
+        if (y := assembled(len(x[0]), pairs)) is not None:
+            return y, "the labels that the loss was given"
+    told = [np.unique(each.y) for each in labels]
+    others = [named for named in others if all(np.isin(values, named.value).all() for values in told)]
+    home = [named for named in others if named.home == chosen[0].home] or others
+    home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
+    called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
+    found = different(called if len(different(home)) > 1 else home)
+    if meaning.is_supposed:
+        found = different([*called, *home])[:_MOST]
+        meaning.labels, meaning.has_labels = {n.name: n.value for n in found}, bool(found)
+        return (found[0].value, found[0].name) if found else (np.zeros(len(x[0])), "without labels")
+    if len(found) == 1:
+        return found[0].value, found[0].name
+    names = ", ".join(n.name for n in found) or "none"
+    raise UnknownError(
+        f"the labels: the rows are those of {chosen[0].name}, and of the arrays beside it of the same length "
+        f"({names}) it is not known which holds the labels"
+    )
+
+
+def _weights(others: list[Named], x: list[np.ndarray], labels: list[Labels]) -> tuple[np.ndarray | None, str]:
+    pairs = [(Rows(x).find(each.called.inputs), each.weight) for each in labels if each.weight is not None]
+    if not pairs:
+        return None, ""
+    for named in others:
+        if agrees(named.value, pairs):
+            return named.value, named.name
+    return assembled(len(x[0]), pairs, fill=1.0), "the weights that the loss was given"
+
+
+def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
+    """Read the script's datasets once more, and take the first one that holds the model's inputs."""
+    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
+    for dataset in scout.around.of(object):
+        if not (isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)):
+            continue
+        known = read(dataset)
+        if known is None or not inputs:
+            continue
+        rows = Rows(known[0])
+        if np.mean([np.mean(rows.find(leaves) != PAD) for leaves in inputs]) > 0.5:
+            meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {rows.num} rows")
+            return known
+    return None
+
+
+def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
+    """Put the data together from what the model and the loss were given, a row each."""
+    if not labels:
+        return None
+    leaves = [np.concatenate(each) for each in zip(*(one.called.inputs for one in labels), strict=True)]
+    y = np.concatenate([each.y for each in labels])
+    weights = [each.weight for each in labels]
+    first = _first(leaves)
+    x = [leaf[first] for leaf in leaves]
+    meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
+    meaning.unseen.append("whether all rows of the data are used, and with their own labels: the data are not known")
+    data = nested(meaning.watched, x), y[first]
+    if any(w is None for w in weights):
+        return data
+    return (*data, np.concatenate(weights)[first])  # type: ignore[arg-type]
+
+
+def _first(leaves: list[np.ndarray]) -> list[int]:
+    """Return where each different row comes for the first time."""
+    keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
+    return sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+
+
+def _from_inputs(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
+    """Take what the model was given, without labels, where no loss of Keras tells them."""
+    given = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
+    if not given or not meaning.is_supposed:
+        return None
+    x = [np.concatenate(leaves) for leaves in zip(*given, strict=True)]
+    first = _first(x)
+    x = [leaf[first] for leaf in x]
+    meaning.has_labels = False
+    meaning.told.append(f"data: what the model was given, {len(x[0])} rows, without labels")
+    meaning.unseen.append("whether all rows of the data are used: the data are not known")
+    return nested(meaning.watched, x), np.zeros(len(x[0]))
