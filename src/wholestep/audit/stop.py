@@ -44,10 +44,12 @@ def stop(ended: threading.Event, *, is_direct: bool) -> None:
 
 
 def _end(ended: threading.Event, pause: float) -> None:
+    from wholestep.engines.listener import uncollected  # there is Keras where a loop is ended
+
     main = threading.main_thread().ident or 0
     while not ended.wait(pause):
         pause = _SOON
-        with _ENDING:
+        with _ENDING, uncollected():
             if not ended.is_set() and not _is_called_back(sys._current_frames().get(main)):
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Enough))
                 pause = _AGAIN

@@ -1,7 +1,8 @@
 """What an audit asks of an engine: to tell it the numbers of code that runs now, or that is traced and runs later."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -51,3 +52,18 @@ class Listener(Protocol):
 
     def settle(self) -> None:
         """Return once everything that ran has been told."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let no garbage be collected inside: TensorFlow's functions among it wait for the program that runs.
+
+    And that one waits for Python, if what runs inside is another thread than the program's.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

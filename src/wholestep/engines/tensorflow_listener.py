@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from wholestep.engines.listener import Told
+from wholestep.engines.listener import Told, uncollected
 from wholestep.tree import Tensor
 
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
@@ -68,7 +68,8 @@ class TensorflowListener:
             return
 
         def heard(order: np.ndarray, *numbers: np.ndarray) -> np.int64:
-            told(int(order), [np.asarray(number) for number in numbers])
+            with uncollected():
+                told(int(order), [np.asarray(number) for number in numbers])
             return np.int64(0)
 
         order = self._clock.assign_add(1, read_value=True)
