@@ -21,11 +21,12 @@ suite: $(VENV)/installed-all
 	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 --dist worksteal
 	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 --dist worksteal
 
-# All tests and the larger runs of them, compiled as users have it: hours.
+# All tests and the larger runs of them, compiled as users have it: hours, in parts, as compiled programs take room.
 large: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 large: $(VENV)/installed-all
-	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 -m "large or not large"
-	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 -m "large or not large"
+	for engine in jax tensorflow; do for part in a-c d-f g-r s-z; do \
+		KERAS_BACKEND=$$engine $(BIN)/pytest --numprocesses 2 -m "large or not large" tests/test_[$$part]*.py || exit 1; \
+	done; done
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks
