@@ -1,7 +1,9 @@
 """An interrupt leaves the weights after some whole number of updates, and the data at the next one."""
 
 import signal
+import sys
 import threading
+import time
 from dataclasses import replace
 
 import keras
@@ -33,6 +35,36 @@ def test_threads_and_absent_handlers_are_left_alone(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert during == [before, signal.SIG_IGN]
+
+
+def test_a_sigterm_that_comes_while_garbage_is_collected_is_not_lost(monkeypatch):
+    """Python tells what is raised there as unraisable, and goes on."""
+    told = []
+
+    class Garbage:
+        def __init__(self, error=None):
+            self.error = error
+
+        def __del__(self):
+            if self.error is None:
+                signal.raise_signal(signal.SIGTERM)
+            else:
+                raise self.error
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    try:
+        end_when_terminated()
+        Garbage(ValueError("another"))
+        assert [str(lost.exc_value) for lost in told] == ["another"]
+        with pytest.raises(Terminated):  # noqa: PT012 - where in here it comes, nobody can say
+            Garbage()
+            for _ in range(200):
+                time.sleep(0.01)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(told) == 1
 
 
 def test_the_first_sigterm_ends_a_run_between_two_updates():

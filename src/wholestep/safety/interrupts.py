@@ -2,15 +2,21 @@
 
 import contextlib
 import importlib
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
+from typing import Any
 
 # What `signal` wraps in enumerations, which takes a third of the time of an update's own work on the host.
 _signals = importlib.import_module("_signal")
+
+
+_SOON = 0.01  # seconds
 
 
 class Terminated(BaseException):
@@ -25,13 +31,27 @@ class Ended(SystemExit):
 
 
 def end_when_terminated() -> None:
-    """Let the first SIGTERM raise Terminated in the main thread. What handled the signal before is not asked."""
+    """Let the first SIGTERM raise Terminated in the main thread. What handled the signal before is not asked.
+
+    Where garbage is collected, Python drops what is raised: then it is raised again.
+    """
+    tell_lost = sys.unraisablehook
 
     def handle(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated("SIGTERM came")
 
+    def raise_again(lost: Any) -> None:
+        if not isinstance(lost.exc_value, Terminated):
+            tell_lost(lost)
+            return
+        signal.signal(signal.SIGTERM, handle)
+        again = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))
+        again.daemon = True
+        again.start()
+
     signal.signal(signal.SIGTERM, handle)
+    sys.unraisablehook = raise_again
 
 
 _HELD = int(signal.SIGINT), int(signal.SIGTERM)
