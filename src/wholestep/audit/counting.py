@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from threading import Event
 from typing import Any
 
 import numpy as np
 
-from wholestep.audit.stop import stop
+from wholestep.audit.stop import Ended, stop
 from wholestep.engines.listener import Listener, Told
 from wholestep.tree import Tensor
 
@@ -16,16 +15,13 @@ class Counting:
     """An engine's listener, and after everything that is told a look whether it was enough.
 
     Args:
-        ended: set once the script has ended.
+        ended: what is set once the script was asked to end, and once it has; several listeners to one script share it.
         is_entered: whether somebody else has entered the engine's listener: several hooks may share it.
-
-    Attributes:
-        has_stopped: whether the script was asked to end.
     """
 
-    def __init__(self, listener: Listener, is_enough: Callable[[], bool], ended: Event, *, is_entered: bool):
+    def __init__(self, listener: Listener, is_enough: Callable[[], bool], ended: Ended, *, is_entered: bool):
         self._listener, self._is_enough, self._ended, self._is_entered = listener, is_enough, ended, is_entered
-        self._is_telling = self.has_stopped = False
+        self._is_telling = False
 
     def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
         """Enter the engine's listener, unless that was done."""
@@ -36,9 +32,9 @@ class Counting:
 
         def heard(order: int, numbers: list[np.ndarray]) -> None:
             told(order, numbers)
-            if not self.has_stopped and self._is_enough():
-                self.has_stopped = True
-                stop(self._ended, is_direct=self._is_telling)
+            if not self._ended.is_asked.is_set() and self._is_enough():
+                self._ended.is_asked.set()
+                stop(self._ended.has_come, is_direct=self._is_telling)
 
         outer, self._is_telling = self._is_telling, True
         try:
@@ -51,7 +47,7 @@ class Counting:
         try:
             self._listener.settle()
         except Exception:  # the engine's, of a step that the audit itself has ended
-            if not self.has_stopped:
+            if not self._ended.is_asked.is_set():
                 raise
 
     def __getattr__(self, name: str) -> Any:

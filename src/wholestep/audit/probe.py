@@ -15,7 +15,7 @@ from wholestep.audit.counting import Counting
 from wholestep.audit.found import Found
 from wholestep.audit.log import Log
 from wholestep.audit.report import Report
-from wholestep.audit.stop import COMMAND, Enough, over
+from wholestep.audit.stop import COMMAND, Ended, Enough, over
 from wholestep.engines import listener
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
@@ -65,8 +65,13 @@ class _Bounded:
     """Ends an audited loop after so many updates; see `wholestep.audit.stop.Command`."""
 
     def __init__(self, num_updates: int):
-        self.num_updates, self.ended, self.log = num_updates, threading.Event(), Log()
+        self.num_updates, self.ended, self.log = num_updates, Ended.not_yet(), Log()
         self._is_main = threading.current_thread() is threading.main_thread()
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the loop was asked to end."""
+        return self.ended.is_asked.is_set()
 
     def listener(self) -> Any:
         """Return the listener that counts."""
@@ -91,7 +96,10 @@ def _run(audit: Callable, train: Callable, model: keras.Model, data: Tree, num_u
             try:
                 train(model, *tree.map_leaves(np.array, tuple(data)))
             finally:
-                over(bounded.ended)
+                over(bounded.ended.has_come)
+    except Exception:
+        if not bounded.has_stopped:  # else the engine's own word for that it was ended
+            raise
     finally:
         COMMAND.reset(token)
     return report, bounded.log

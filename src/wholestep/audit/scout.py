@@ -15,6 +15,7 @@ from wholestep import tree
 from wholestep.audit.counting import Counting
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
+from wholestep.audit.stop import Ended
 from wholestep.audit.surroundings import Surroundings
 from wholestep.audit.watch import room
 from wholestep.engines import listener
@@ -62,7 +63,7 @@ class Scout:
         losses: the Keras losses that are called, by what tells them apart.
         fitted: what `fit` was given, by the id of the model: x, y, sample and class weights.
         reports: those of audits that the script makes by itself, with their logs.
-        ended: to be set once the script has ended.
+        ended: what is to be set once the script has ended.
     """
 
     def __init__(self, num_updates: int):
@@ -74,8 +75,7 @@ class Scout:
         self.around = Surroundings()
         self._here = threading.local()
         self._hooks = ExitStack()
-        self._own: list[Counting] = []
-        self.ended = threading.Event()
+        self.ended = Ended.not_yet()
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -99,20 +99,15 @@ class Scout:
     @property
     def has_stopped(self) -> bool:
         """Whether the script was asked to end."""
-        return any(each.has_stopped for each in [cast(Counting, self._listener), *self._own])
+        return self.ended.is_asked.is_set()
 
     def settle(self) -> None:
         """Wait until all is told that was computed: of a step that was ended halfway, as much as there is."""
-        try:
-            self._listener.settle()
-        except Exception:  # the engine's, of a step that an audit has ended: this one, or the script's own
-            if not self.has_stopped:
-                raise
+        self._listener.settle()
 
     def listener(self) -> Listener:
         """Return the listener of an audit that the script makes by itself."""
-        self._own.append(Counting(listener(), self._is_enough, self.ended, is_entered=False))
-        return cast(Listener, self._own[-1])
+        return cast(Listener, Counting(listener(), self._is_enough, self.ended, is_entered=False))
 
     def adopt(self, report: Any, log: Log) -> None:
         """Take note of an audit that the script makes by itself."""

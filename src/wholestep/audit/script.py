@@ -73,7 +73,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
 def _end(scout: Any) -> None:
     """Note that the script has ended, and wait for what it computes; an engine's error is the script's."""
     try:
-        over(scout.ended)
+        over(scout.ended.has_come)
     finally:
         scout.settle()
 

@@ -5,11 +5,28 @@ import sys
 import threading
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 _SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
 _ENDING = threading.Lock()
 _CALLING_BACK = "debugging.py", "callback.py", "script_ops.py"  # files of JAX and TensorFlow
+
+
+class Ended(NamedTuple):
+    """The end of a script.
+
+    Attributes:
+        is_asked: set once the script was asked to end.
+        has_come: set once the script has ended.
+    """
+
+    is_asked: threading.Event
+    has_come: threading.Event
+
+    @classmethod
+    def not_yet(cls) -> "Ended":
+        """Return that of a script that runs."""
+        return cls(threading.Event(), threading.Event())
 
 
 class Enough(BaseException):
@@ -18,6 +35,10 @@ class Enough(BaseException):
 
 class Command(Protocol):
     """What `wholestep audit` is for an audit that the script makes itself."""
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the loop was asked to end; an engine may make an error of its own of that."""
 
     def listener(self) -> Any:
         """Return the listener to be used, which ends the script when enough was seen."""

@@ -134,7 +134,10 @@ def watched(
         report.close(made)
         raise
     except BaseException:
-        report.fail()
+        if command is not None and command.has_stopped:  # its word, as an engine's program has passed it on
+            report.close(made)
+        else:
+            report.fail()
         raise
     report.close(made)
 
