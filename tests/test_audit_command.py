@@ -209,6 +209,27 @@ def test_of_several_losses_the_one_with_the_gradients_is_taken(edits, code, part
     assert (got, part in out) == (code, True), out
 
 
+PENALTY = "0.1 * keras.ops.sum(model.trainable_variables[0] ** 2)"
+OTHER = """other = network()
+    step = update(model, keras.optimizers.Adam(0.01), lambda model, a, b: loss_fn(b, model(a) + other(a)))
+    step_other = update(other, keras.optimizers.Adam(0.01), lambda other, a, b: loss_fn(b, model(a) + other(a)))
+    for epoch in"""
+BOTH = ("step(x_train[rows], y_train[rows])", "[s(x_train[rows], y_train[rows]) for s in (step, step_other)]")
+
+
+@pytest.mark.parametrize(
+    ("edits", "code", "part"),
+    [
+        ([(CALL, f"{CALL} + {PENALTY}")], 2, "it is not that of MeanSquaredError alone; if nothing else is meant"),
+        ([(CALL, f"{CALL} * keras.ops.mean(b**2)")], 0, "The gradient is that of MeanSquaredError, but: "),
+        ([("for epoch in", OTHER), BOTH], 2, "1 more of the script's models: one is looked at"),
+    ],
+)
+def test_what_else_is_in_the_loss_is_no_cause(edits, code, part, audit):
+    got, out, _ = audit(script("in main", *edits), "--updates", 6)
+    assert (got, part in out, "\n1. " in out) == (code, True, False), out
+
+
 BESIDE = ("y = x.sum(1)", "z = x.sum(1)\nlabel_raw, y = 100 * z, z + 0")
 
 

@@ -11,7 +11,7 @@ from wholestep import tree
 from wholestep.audit.counted import running
 from wholestep.audit.found import UNKNOWN
 from wholestep.audit.inquiry import inquire
-from wholestep.audit.judge import Case, Verdict
+from wholestep.audit.judge import CARRIED, Case, Verdict
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay
 from wholestep.audit.report import Report
@@ -19,6 +19,7 @@ from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
 from wholestep.audit.searching import Meaning, UnknownError, nested, reconstructs
 from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, misfits, name_of
+from wholestep.audit.unknown import is_along
 from wholestep.audit.watch import case
 from wholestep.errors import SpecificationError, WholestepError
 
@@ -31,14 +32,17 @@ def conclude(ran: Ran) -> list[Report]:
     """
     scout = ran.scout
     if scout.reports:
-        return [report for report, _ in scout.reports if report.is_over]
+        over = [report for report, _ in scout.reports if report.is_over]
+        if not over:
+            raise UnknownError("the loop: the script's own audit has ended with an error")
+        return over
     meaning = inquire(scout)
     watched = meaning.watched
     report = Report()
     made, verdict = _judged(meaning)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in scout.watched.values() if id(each.model) not in own and each.log.applied]
-    apart = _leave_out(verdict, len(others)) if others else []
+    apart = _leave_out(verdict, meaning, len(others))
     report.close(made, verdict)
     report.unseen.extend(apart)
     if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):  # so it got these outputs
@@ -55,13 +59,21 @@ def conclude(ran: Ran) -> list[Report]:
     return [report]
 
 
-def _leave_out(verdict: Verdict, num: int) -> list[str]:
-    """Return what is not looked at, as other models are trained; a gradient that is not known may be of them too."""
-    known = [c for c in verdict.causes if c.stage != "gradient" or c.name != UNKNOWN]
-    is_unknown = len(known) < len(verdict.causes)
-    verdict.causes, verdict.has_loss = known, verdict.has_loss and not is_unknown
-    told = ["the gradient: it is not that of this loss alone, and other models may be in the loss"] * is_unknown
-    return [*told, f"{num} more of the script's models: one is looked at"]
+def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]:
+    """Return what is not looked at. A gradient that is not known may be of more than the loss that the script calls."""
+    told = [f"{num_others} more of the script's models: one is looked at"] * bool(num_others)
+    unknown = [c for c in verdict.causes if c.stage == "gradient" and c.name == UNKNOWN]
+    if not unknown or not (num_others or meaning.loss is not None):
+        return told
+    verdict.causes = [c for c in verdict.causes if c not in unknown]
+    name = "the loss" if meaning.loss is None else name_of(meaning.loss)
+    if all(map(is_along, verdict.evidence)):
+        verdict.notes.append(f"The gradient is that of {name}, but: {unknown[0].explanation} Is that meant?")
+        return told
+    verdict.has_loss = False
+    verdict.causes = [c for c in verdict.causes if c.name != CARRIED]  # nor is it known of what an update is
+    more = f"if nothing else is meant to be in the loss, something is wrong: {unknown[0].explanation}"
+    return [f"the gradient: it is not that of {name} alone; {more}", *told]
 
 
 class _Supposed(NamedTuple):
@@ -79,8 +91,10 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
         try:
             made = _case(meaning, supposed)
             verdict = made.judge()
-        except (WholestepError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except (UnknownError, WholestepError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             if not supposed.told:
+                if isinstance(error, UnknownError):
+                    raise
                 name = type(error).__name__
                 why = f"the script's loss does not take labels and the model's outputs as they are ({name})"
             continue
