@@ -230,6 +230,20 @@ def test_what_else_is_in_the_loss_is_no_cause(edits, code, part, audit):
     assert (got, part in out, "\n1. " in out) == (code, True, False), out
 
 
+TEACHER = """teacher = keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.Dropout(0.5)])
+    for epoch in"""
+TAUGHT = ("        order = rng", "        teacher(x_train[:8], training=True)\n        order = rng")
+
+
+@pytest.mark.parametrize(
+    "edit", [("training=True)\n        order", "training=True)\n        order"), ("8], training=True", "8]")]
+)
+def test_a_model_that_nothing_moves_and_that_draws_is_a_note(edit, audit):
+    code, out, _ = audit(script("in main", ("for epoch in", TEACHER), TAUGHT, edit), "--updates", 6)
+    is_told = "which no step moves, is called in training mode" in out
+    assert (code, is_told) == (0, edit[0] == edit[1]), out
+
+
 BESIDE = ("y = x.sum(1)", "z = x.sum(1)\nlabel_raw, y = 100 * z, z + 0")
 
 
