@@ -71,7 +71,7 @@ def _end(ended: threading.Event, pause: float) -> None:
     while not ended.wait(pause):
         pause = _SOON
         with _ENDING, uncollected():
-            if not ended.is_set() and not _is_called_back(sys._current_frames().get(main)):
+            if not ended.is_set() and not _is_busy(sys._current_frames().get(main)):
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Enough))
                 pause = _AGAIN
 
@@ -92,10 +92,14 @@ def _set(ended: threading.Event) -> None:
         pass
 
 
-def _is_called_back(frame: FrameType | None) -> bool:
-    """Whether the engine's program has called back, and what it called runs."""
+def _is_busy(frame: FrameType | None) -> bool:
+    """Whether the engine's program has called back, and what it called runs; or a thread is started just now.
+
+    A thread that begins has its starter's identity for a moment: it would be ended instead, and be waited for.
+    """
     while frame is not None:
-        if frame.f_code.co_filename.endswith(_CALLING_BACK):
+        code = frame.f_code
+        if code.co_filename.endswith(_CALLING_BACK) or code is threading.Thread.start.__code__:
             return True
         frame = frame.f_back
     return False
