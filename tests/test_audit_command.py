@@ -15,7 +15,9 @@ from wholestep import cli
 from wholestep.audit.chain import joined
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.scout import Watched
+from wholestep.audit.steps import away, between
 from wholestep.audit.supposing import losses
+from wholestep.audit.windows import Piece, Update
 
 ENGINE = keras.backend.backend()
 
@@ -257,6 +259,52 @@ BESIDE = ("y = x.sum(1)", "z = x.sum(1)\nlabel_raw, y = 100 * z, z + 0")
 def test_of_several_arrays_the_one_with_the_gradients_has_the_labels(edits, code, part, audit):
     got, out, _ = audit(script("by hand", UNCOMPILED, BESIDE, *edits))
     assert (got, part in out) == (code, True), out
+
+
+PAIRS = """class Pairs(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return self.x[8 * i : 8 * i + 8], self.y[8 * i : 8 * i + 8]
+
+
+pairs = Pairs(x, x.sum(1))"""
+
+
+def test_labels_that_only_a_dataset_holds_are_read_from_it(audit):
+    """The rows are an array among the script's names, the labels are not."""
+    code, out, _ = audit(script("by hand", UNCOMPILED, ("y = x.sum(1)", PAIRS), ("y[rows]", "pairs.y[rows]")))
+    assert (code, "data: a Pairs of the script" in out, "loss: mean_squared_error, supposed" in out) == (
+        0,
+        True,
+        True,
+    ), out
+
+
+@pytest.mark.parametrize(
+    ("num", "code", "part"), [(24, 0, "Held out, or forgotten? Never used are 16"), (36, 1, "rows never used")]
+)
+def test_a_batch_of_rows_or_more_may_be_held_out(num, code, part, audit):
+    edits = [("rng.permutation(40)", f"rng.permutation({num})"), ("range(0, 40, 8)", f"range(0, {num}, 8)")]
+    got, out, _ = audit(script("in main", *edits), "--updates", 16)
+    assert (got, part in out) == (code, True), out
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_weights_that_go_and_come_back_are_no_cause(comes_back):
+    """So they do in sharpness-aware minimisation."""
+    here, there = [np.ones(3, "float32")], [np.full(3, 1.1, "float32")]
+    passes = [Called(i, [here[0]], [here[0]], params, [], True, None) for i, params in enumerate((here, there))]
+    begin = [np.nextafter(here[0], 2)] if comes_back else there  # but for rounding
+    applied = Applied(3, 7, [here[0]], begin, [], there, [], 0.1, 0, None)
+    updates = [Update(1, [Piece(called, np.arange(3)) for called in passes], applied)]
+    causes = [cause.name for cause in between(updates, None)[0]]
+    assert (away(updates), causes) == (([1], []) if comes_back else ([], ["weights moved inside a window"]))
 
 
 WEIGHTS = ("y = x.sum(1)", "y, balance = x.sum(1), np.where(np.arange(24) % 3, 0.5, 2.0).astype('float32')")

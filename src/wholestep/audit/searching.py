@@ -70,7 +70,7 @@ def search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Lab
         UnknownError: they cannot be found.
     """
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
-    for find in (_fitted, _from_arrays, _from_datasets, _from_labels, _from_inputs):
+    for find in (_fitted, _from_arrays, _from_datasets, _from_labels, _from_arrays_alone, _from_inputs):
         try:
             found = find(scout, meaning, calls, labels)
         except UnknownError as error:
@@ -149,11 +149,10 @@ def _beside(
     home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
     called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
     found = different(called if len(different(home)) > 1 else home)
-    if meaning.is_supposed:
+    if meaning.is_supposed and found:
         found = different([*called, *home])[:_MOST]
-        meaning.labels, meaning.has_labels = {n.name: n.value for n in found}, bool(found)
-        return (found[0].value, found[0].name) if found else (np.zeros(len(x[0])), "without labels")
-    if len(found) == 1:
+        meaning.labels = {n.name: n.value for n in found}
+    if len(found) == 1 or meaning.labels:
         return found[0].value, found[0].name
     names = ", ".join(n.name for n in found) or "none"
     raise UnknownError(
@@ -209,6 +208,17 @@ def _first(leaves: list[np.ndarray]) -> list[int]:
     """Return where each different row comes for the first time."""
     keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
     return sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+
+
+def _from_arrays_alone(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
+    """Find arrays whose rows are the model's inputs, without labels, where no loss of Keras tells them."""
+    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
+    chosen = holding(scout.around.arrays(), inputs) if inputs and meaning.is_supposed else None
+    if chosen is None:
+        return None
+    num, meaning.has_labels = len(chosen[0].value), False
+    meaning.told.append(f"data: {', '.join(named.name for named in chosen)}, without labels, {num} rows")
+    return nested(meaning.watched, [named.value for named in chosen]), np.zeros(num)
 
 
 def _from_inputs(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
