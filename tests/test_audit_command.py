@@ -1,5 +1,6 @@
 """`wholestep audit` runs scripts that know nothing of it, and says what is wrong with them by its exit code too."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from wholestep.audit.scout import Watched
 from wholestep.audit.steps import away, between
 from wholestep.audit.supposing import losses
 from wholestep.audit.windows import Piece, Update
+from wholestep.engines import listener
 
 ENGINE = keras.backend.backend()
 
@@ -506,6 +508,17 @@ def test_the_script_chooses_the_engine(is_set, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"on {ENGINE}" in done.stdout
     assert "Looked at 12 updates" in done.stdout
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="what TensorFlow's garbage waits for")
+def test_what_a_program_tells_collects_no_garbage():
+    import tensorflow as tf
+
+    told, heard = listener(), []
+    assert gc.isenabled()
+    with told.listening(lambda shape: None):
+        tf.function(lambda x: told.tell(lambda order, numbers: heard.append(gc.isenabled()), [x]))(tf.ones(2))
+    assert (heard, gc.isenabled()) == ([False], True)
 
 
 def test_without_a_command_there_is_help(capsys):
