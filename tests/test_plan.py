@@ -86,6 +86,46 @@ def test_where_the_data_are_is_explained(data, where):
     assert where in trainer.explain()
 
 
+def of_lengths(numbers):
+    return [(np.ones((2, n, 3), "float32"), np.ones((2, 1), "float32")) for n in numbers for _ in range(3)]
+
+
+def of_any_length():
+    layers = keras.Input((None, 3)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)
+    made = keras.Sequential(layers)
+    made.compile("sgd", "mse")
+    return made
+
+
+def num_stacked(trainer):
+    return [program.num_stacked for program in trainer.executor.planner.programs.values()]
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
+def test_the_first_kinds_of_loaded_batches_alone_are_looped():
+    trainer = ws.Trainer(of_any_length())
+    trainer.fit(iter(of_lengths([5, 6, 7, 8, 9, 5])), verbose=0)
+    assert num_stacked(trainer) == [16, 16, 16, 16, 1]
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
+def test_a_run_that_goes_on_loops_the_same_kinds_of_batches():
+    first, second = ws.Trainer(of_any_length()), ws.Trainer(of_any_length())
+    first.fit(iter(of_lengths([5, 6, 7, 8, 9])), verbose=0)
+    second.run.restore(first.run.snapshot())
+    second.fit(iter(of_lengths([9, 8])), verbose=0)
+    assert num_stacked(second) == [1, 16]
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
+def test_batches_in_hand_or_of_many_shapes_are_compiled_alone():
+    trainer = ws.Trainer(of_any_length())
+    trainer.update(of_lengths([5])[0])
+    rows = [(np.ones((n, 3), "float32"), 1.0) for n in (5, 6, 7, 8)]
+    trainer.fit(ws.Batches(rows, tokens=16, boundaries=[6, 8], length=[5, 6, 7, 8]), verbose=0)
+    assert set(num_stacked(trainer)) == {1}
+
+
 def test_arrays_that_are_too_large_do_not_stay(monkeypatch):
     monkeypatch.setattr("wholestep.plan._host_bytes", lambda: 64)
     trainer = ws.Trainer(model())

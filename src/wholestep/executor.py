@@ -33,7 +33,7 @@ from wholestep.model.labels import check_labels
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import check_parts, named
 from wholestep.model.objective import Objective
-from wholestep.plan import MOST_STACKED, Planner
+from wholestep.plan import Planner
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.program import Options, Program, Wanted
 from wholestep.reports.applied import Applied
@@ -172,18 +172,14 @@ class Executor:
         else:
             run.begins = ALONE
 
-    def feed(self, run: Run, batches: Batches) -> Feed:
-        """Return the way of these batches to the device.
+    def feed(self, run: Run, batches: Batches, *, in_hand: bool = False) -> Feed:
+        """Return the way of these batches to the device, or of the one in hand.
 
         Raises:
             PeerError: the processes of a run do not begin alike.
         """
         self._check_processes(batches)
-        is_resident = batches.arrays is not None and not batches.shapes
-        stacks = self.engine.loops_once and self.engine.num_replicas == 1
-        most = len(batches) if is_resident else MOST_STACKED if stacks else 1
-        wanted = Wanted(batches.comes_short, most, len(batches.shapes))
-        plan = partial(self._program, run, wanted)
+        plan = partial(self._program, run, self.planner.wanted(batches, in_hand=in_hand))
         known = Known(self._tables, run.data.largest)
         feed = open_feed(self.engine, batches, self.planner.room_for_data, plan, self.check, known)
         self.where_data_are = feed.where

@@ -10,6 +10,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.custom.update import AnyUpdate
 from wholestep.cut import Cut
+from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, stage
 from wholestep.data.stack import stack
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled
@@ -21,9 +22,10 @@ from wholestep.model.findings import Coupling, Findings
 from wholestep.program import Program, Wanted
 from wholestep.state import State
 
-MOST_STACKED = 16
+_MOST_STACKED = 16
 _MOST_BYTES_STACKED = 1 << 20  # a single update is sent with the room of all
 _MOST_ROW_NUMBERS = 1 << 20
+_MOST_KINDS_LOOPED = 4
 
 
 @dataclass
@@ -50,6 +52,18 @@ class Planner:
     _updates: dict[tuple, AnyUpdate] = field(default_factory=dict)
     _known: dict = field(default_factory=dict)
 
+    def wanted(self, batches: Batches, *, in_hand: bool) -> Wanted:
+        """Return what is known of all updates on these batches; one in hand is not the first of many."""
+        num_shapes = len(batches.shapes)
+        many_are_alike = num_shapes < 2 and not in_hand
+        if batches.arrays is not None and not num_shapes:
+            most = len(batches)
+        elif self.engine.num_replicas == 1 and (self.engine.loops_once or many_are_alike):
+            most = _MOST_STACKED
+        else:
+            most = 1
+        return Wanted(batches.comes_short, most, num_shapes)
+
     def known(self, batch: Batch, wanted: Wanted) -> Program | None:
         """Return the program for updates such as this one, if there has been one; None else."""
         return self._known.get((self._key(batch, wanted), batch.full))
@@ -69,12 +83,23 @@ class Planner:
         key = self._key(filled, wanted)
         if key not in self.programs:
             self.engine.processes.set_status("compiling")
-            self.programs[key] = self._plan(state, filled, wanted.short, _length(filled, wanted.most))
+            most = wanted.most if filled.is_resident or self._may_loop(filled) else 1
+            self.programs[key] = self._plan(state, filled, wanted.short, _length(filled, most))
         self._known[self._key(batch, wanted), batch.full] = self.programs[key]
         return self.programs[key]
 
     def _key(self, batch: Batch, wanted: Wanted) -> tuple:
         return batch.signature, batch.num_rows, wanted.short, wanted.most > 1
+
+    def _may_loop(self, batch: Batch) -> bool:
+        """Whether several updates on loaded batches like this one are a program: it takes long to compile.
+
+        Where an update may also be compiled alone, only the first few kinds of batches have one: there may be hundreds.
+        """
+        kinds, kind = self.findings.looped, f"{batch.signature} {batch.num_rows}"
+        if not self.engine.loops_once and kind not in kinds and len(kinds) < _MOST_KINDS_LOOPED:
+            kinds.append(kind)
+        return self.engine.loops_once or kind in kinds
 
     def learn(self, state: State, batch: Batch) -> None:
         """Find out what the objective does with batches like this one, before anything else is asked of such."""
@@ -257,7 +282,7 @@ def _length(batch: Batch, most: int) -> int:
     """Return how many updates a program for such batches carries out at most."""
     most = min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows)
     if not batch.is_resident:
-        most = min(most, MOST_STACKED, _MOST_BYTES_STACKED // max(1, tree.num_bytes(batch.host)))
+        most = min(most, _MOST_STACKED, _MOST_BYTES_STACKED // max(1, tree.num_bytes(batch.host)))
     return max(1, most)
 
 

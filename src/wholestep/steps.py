@@ -174,7 +174,7 @@ def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
     if run.restored is not None:  # it was left inside of a call that does not go on
         run.restored, run.place = None, Place()
     executor.begin_update_in_hand(run)
-    feed = executor.feed(run, batches)
+    feed = executor.feed(run, batches, in_hand=True)
     assert isinstance(feed, Loaded)
     report = executor.send(run, feed, feed.in_hand(executor.planner.findings.rows_to_fill))
     executor.applied.hand_over(run, report)

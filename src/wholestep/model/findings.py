@@ -83,6 +83,7 @@ class Findings:
         room: the bytes that arrays may take which stay on the device.
         why_no_xla: why programs are not compiled by XLA, though they might be; nothing if they are.
         sizes: by the shapes of a row, to how many rows batches in hand are filled up.
+        looped: the kinds of loaded batches of which several updates are one program, where an update may also be one.
     """
 
     coupling: Coupling | None = None
@@ -92,6 +93,7 @@ class Findings:
     room: int | None = None
     why_no_xla: str = ""
     sizes: dict[str, list[int]] = field(default_factory=dict)
+    looped: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Return the same as JSON."""
