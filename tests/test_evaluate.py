@@ -7,7 +7,7 @@ from shares import on, share
 from small import ROWS, X, Y, model
 
 import wholestep as ws
-from wholestep.evaluation.evaluate import join
+from wholestep.evaluation.evaluate import Evaluation, join
 
 
 @pytest.mark.parametrize("size", share([1, 7, ROWS]))
@@ -211,3 +211,68 @@ def test_the_progress_bar_does_not_make_batches_go_one_by_one(capsys):
     (program,) = trainer.executor.evaluation.programs.values()
     assert program.length == 10
     assert "10/10" in capsys.readouterr().out
+
+
+class Looks(keras.callbacks.Callback):
+    """Batches go one by one where it looks."""
+
+    def on_test_batch_end(self, batch, logs=None):
+        pass
+
+    def on_predict_batch_end(self, batch, logs=None):
+        pass
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Return how many batches went in each dispatch."""
+    nums, send = [], Evaluation.send
+    monkeypatch.setattr(
+        Evaluation, "send", lambda self, run, feed, block: nums.append(block.num) or send(self, run, feed, block)
+    )
+    return nums
+
+
+def test_batches_of_a_stream_go_together_and_have_the_numbers_of_those_that_go_alone(sent):
+    trainer = ws.Trainer(model(keras.layers.BatchNormalization()))
+    batches = [*((np.roll(X, i, axis=0)[:8], np.roll(Y, i)[:8]) for i in range(20)), (X[:3], Y[:3])]
+    together = trainer.evaluate(iter(batches), verbose=0), trainer.predict(iter(batches), verbose=0)
+    assert sent == 2 * [16, 4, 1]
+    alone = (
+        trainer.evaluate(iter(batches), verbose=0, callbacks=[Looks()]),
+        trainer.predict(iter(batches), verbose=0, callbacks=[Looks()]),
+    )
+    assert sent[6:] == 42 * [1]
+    assert together[0] == alone[0]
+    np.testing.assert_array_equal(together[1], alone[1])
+    rows = [np.concatenate(part) for part in zip(*batches, strict=True)]
+    assert together[0] == pytest.approx(trainer.evaluate(*rows, 8, verbose=0), rel=1e-6)
+
+
+def test_a_batch_alone_has_a_program_without_room_for_more():
+    trainer = ws.Trainer(model())
+    for steps in (1, 3):
+        trainer.evaluate(iter(8 * [(X, Y)]), steps=steps, verbose=0)
+    assert [program.num_stacked for program in trainer.executor.evaluation.programs.values()] == [1, 16]
+
+
+@pytest.mark.parametrize("metrics", [["accuracy"], []])
+def test_an_evaluation_begins_with_empty_metrics_whatever_was_before(metrics):
+    trainer = ws.Trainer(model(metrics=metrics))
+    trainer.fit(X, Y, batch_size=4, verbose=0)
+    first = trainer.evaluate(X, Y, verbose=0)
+    trainer.evaluate(X[:3], 1 + Y[:3] * 0, verbose=0)
+    assert trainer.evaluate(X, Y, verbose=0) == first
+    assert trainer.test_on_batch(X, Y) == pytest.approx(first)
+
+
+def test_no_thread_is_started_to_tell_nobody(monkeypatch):
+    trainer = ws.Trainer(model())
+
+    def refuse(*given):
+        raise AssertionError("somebody is told")
+
+    monkeypatch.setattr(keras.callbacks.CallbackList, "_async_dispatch", refuse)
+    for told in (trainer.fit, trainer.evaluate):
+        told(X, Y, verbose=0)
+    trainer.predict(X, verbose=0)

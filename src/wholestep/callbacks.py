@@ -1,6 +1,5 @@
 """Keras callbacks, unchanged. Who needs the state gets it between updates; who needs numbers, one dispatch late."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,14 +16,24 @@ Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList |
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+_PREDICT_HOOKS = ("on_predict_batch_begin", "on_predict_batch_end")
 
 
 class Hooks:
-    """The hooks of a batch, told once for so many batches (`steps_per_execution`), as Keras tells them."""
+    """The hooks of a batch, told once for so many batches (`steps_per_execution`), as Keras tells them.
 
-    def __init__(self, each: int, begin: Callable, end: Callable):
+    Hooks that no callback has are not told: Keras' list would start a thread to tell nobody.
+
+    Args:
+        hooks: the names of the hooks of the batch's beginning and end, and of others that these tell too.
+    """
+
+    def __init__(self, known: keras.callbacks.CallbackList, each: int, hooks: tuple[str, ...]):
+        own = [known] if type(known) is not keras.callbacks.CallbackList else []  # somebody's own list
+        is_heard = own or any(_overrides(c, hook) for c in known.callbacks for hook in hooks)
         self.each = each
-        self._begin, self._end = begin, end
+        self._begin, self._end = (getattr(known, hook) if is_heard else _tell_nobody for hook in hooks[:2])
         self._open: tuple | None = None
 
     def begin(self, step: int) -> None:
@@ -86,17 +95,17 @@ class CallbackRunner:
         self.model = model
         self.callbacks = known
         self.each = getattr(model, "steps_per_execution", 1) or 1
-        self._train = Hooks(self.each, known.on_train_batch_begin, known.on_train_batch_end)
-        self.test = Hooks(self.each, known.on_test_batch_begin, known.on_test_batch_end)
-        self.predict = Hooks(self.each, known.on_predict_batch_begin, known.on_predict_batch_end)
+        self._train, self.test, self.predict = (
+            Hooks(known, self.each, hooks) for hooks in (_TRAIN_HOOKS, _TEST_HOOKS, _PREDICT_HOOKS)
+        )
         if processes.count > 1 and history:
             _check_savers(known, engine.sharded(model.variables))
         hooked = [c for c in known.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = bool(hooked)
         looks = (
             not all(_needs_numbers_only(c) for c in hooked),
-            self._looks_at("on_test_batch_begin", "on_test_batch_end"),
-            self._looks_at("on_predict_batch_begin", "on_predict_batch_end"),
+            self._looks_at(*_TEST_HOOKS),
+            self._looks_at(*_PREDICT_HOOKS),
         )
         # In all processes if in one: they send the same updates together.
         self.needs_state, self.has_test_hooks, self.has_predict_hooks = map(
@@ -232,6 +241,10 @@ def _save(callback: keras.callbacks.Callback, processes: Processes, *arguments: 
 
 def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
     return not getattr(getattr(callback, hook), "_is_default", False)
+
+
+def _tell_nobody(batch: int, logs: dict | None = None) -> None:
+    """Stands for a hook that no callback has."""
 
 
 def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:

@@ -128,18 +128,20 @@ class Executor:
     def begin_epoch(self, run: Run) -> None:
         """Let the sums and the metrics be empty from the next update on, and Keras' metrics from now on."""
         self.refresh(run)
-        self._reset_metrics()
-        if not self.planner.empty:
-            self.planner.empty = [np.array(np.asarray(v)) for v in self.variables.metrics]
+        self._empty_metrics()
         assert run.state is not None
         run.state = run.state._replace(metrics=self.engine.read_metrics(self.variables))
         run.begins = EPOCH
 
-    def _reset_metrics(self) -> None:
+    def _empty_metrics(self) -> list[np.ndarray]:
+        """Let Keras' metrics be empty, and return what they hold then."""
         if self.steps.tests or is_overridden(self.model, "reset_metrics"):
             self.model.reset_metrics()
         for metric in [] if self.steps.trains else self.metrics:
             metric.reset_state()
+        found = [np.array(np.asarray(v)) for v in self.variables.metrics]
+        self.planner.empty = self.planner.empty or found
+        return found
 
     def put_back(self, run: Run, snapshot: Snapshot) -> None:
         """Let the Keras variables and the run hold what they held when a snapshot was taken.
@@ -185,21 +187,21 @@ class Executor:
         self.where_data_are = feed.where
         return feed
 
-    def open_pass(self, batches: Batches, look: Look) -> Pass:
-        """Return a way through these batches in evaluation mode."""
+    def open_pass(self, batches: Batches, look: Look, steps: int | None) -> Pass:
+        """Return a way through so many of these batches (None: all) in evaluation mode."""
         run, batches = Run(), batches.in_order()
         self._check_processes(batches)
-        plan, room = self.evaluation.plan(run, batches, look), self.planner.room_for_data
+        plan, room = self.evaluation.plan(run, batches, look, steps), self.planner.room_for_data
         check = (lambda batch: None) if look.predicts or self.steps.tests else self.check
-        return Pass(run, open_feed(self.evaluation.engine, batches, room, plan, check), look)
+        known = Known(self.evaluation.tables, {})
+        return Pass(run, open_feed(self.evaluation.engine, batches, room, plan, check, known), look)
 
     def begin_evaluation(self, through: Pass) -> None:
-        """Let a pass begin with the first batch, with the values of the variables as they are, and empty sums."""
-        metrics = []
-        if not through.look.predicts:
-            self._reset_metrics()
-            metrics = [np.array(np.asarray(v)) for v in self.variables.metrics]
-        through.run.state = self.evaluation.state(metrics, through.look)
+        """Let a pass begin with the first batch, and the variables as they are; who may look finds empty metrics."""
+        look, metrics = through.look, self.planner.empty
+        if not look.predicts and (look.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics):
+            metrics = self._empty_metrics()
+        through.run.state = self.evaluation.state([] if look.predicts else metrics, look)
         through.run.number = 0
         through.feed.batches.rewind()
 

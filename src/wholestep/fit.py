@@ -163,7 +163,8 @@ class Validating:
         """Return what validation says now, each name with `val_` before it; see `run_evaluation` for `look`."""
         executor = self._setup.executor_for(self._batches)
         if self._open is None or self._open[0] is not executor:
-            self._open = executor, executor.open_pass(self._batches, Look(one_by_one=watch.has_test_hooks))
+            wanted = Look(one_by_one=watch.has_test_hooks)
+            self._open = executor, executor.open_pass(self._batches, wanted, self._steps)
         logs = run_evaluation(executor, self._setup.run, self._open[1], self._steps, watch, look)
         return {f"val_{name}": value for name, value in logs.items()}
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from wholestep import tree
 from wholestep.custom.update import AnyUpdate
 from wholestep.cut import Cut
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, stage
-from wholestep.data.stack import stack
+from wholestep.data.stack import MOST_STACKED, most_stacked, stack
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled
 from wholestep.embeddings.rows import describe
 from wholestep.engines.protocol import Engine
@@ -22,8 +21,6 @@ from wholestep.model.findings import Coupling, Findings
 from wholestep.program import Program, Wanted
 from wholestep.state import State
 
-_MOST_STACKED = 16
-_MOST_BYTES_STACKED = 1 << 20  # a single update is sent with the room of all
 _MOST_ROW_NUMBERS = 1 << 20
 _MOST_KINDS_LOOPED = 4
 
@@ -59,7 +56,7 @@ class Planner:
         if batches.arrays is not None and not num_shapes:
             most = len(batches)
         elif self.engine.num_replicas == 1 and (self.engine.loops_once or many_are_alike):
-            most = _MOST_STACKED
+            most = MOST_STACKED
         else:
             most = 1
         return Wanted(batches.comes_short, most, num_shapes)
@@ -282,7 +279,7 @@ def _length(batch: Batch, most: int) -> int:
     """Return how many updates a program for such batches carries out at most."""
     most = min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows)
     if not batch.is_resident:
-        most = min(most, _MOST_STACKED, _MOST_BYTES_STACKED // max(1, tree.num_bytes(batch.host)))
+        most = most_stacked(batch, most)
     return max(1, most)
 
 

@@ -200,11 +200,11 @@ class OnBatch(ABC):
         """Carry out one update on a batch in hand."""
 
     @abstractmethod
-    def evaluate(self, x: Tree = None, *, verbose: int | str = "auto", return_dict: bool = False) -> Any:
+    def evaluate(self, x: Tree = None, *, steps: int | None = None, verbose: int | str, return_dict: bool) -> Any:
         """Return the loss and the metrics over all rows."""
 
     @abstractmethod
-    def predict(self, x: Tree, *, verbose: int | str = "auto") -> Any:
+    def predict(self, x: Tree, *, steps: int | None = None, verbose: int | str) -> Any:
         """Return the model's outputs for all rows."""
 
     def train_on_batch(
@@ -249,12 +249,12 @@ class OnBatch(ABC):
     def test_on_batch(self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False) -> Any:
         """Return the loss and the metrics of one batch, as `keras.Model.test_on_batch` does."""
         arguments.check_data(x, y, sample_weight)
-        return self.evaluate(iter([_batch(x, y, sample_weight)]), verbose=0, return_dict=return_dict)
+        return self.evaluate(iter([_batch(x, y, sample_weight)]), verbose=0, steps=1, return_dict=return_dict)
 
     def predict_on_batch(self, x: Tree) -> Any:
         """Return the model's outputs for one batch as numpy arrays: in one process by the model's own method."""
         if connect().count > 1:
-            return self.predict(iter([(x,)]), verbose=0)
+            return self.predict(iter([(x,)]), verbose=0, steps=1)
         return self.model.predict_on_batch(tree.map_leaves(lambda leaf: dense(leaf) if is_sparse(leaf) else leaf, x))
 
 

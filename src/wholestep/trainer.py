@@ -226,7 +226,7 @@ class Trainer(OnBatch):
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
-            through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks))
+            through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks), steps)
             logs = run_evaluation(executor, self.run, through, steps, watch)
             return logs if return_dict else compiled.in_order(self.model, logs)
 
@@ -246,7 +246,7 @@ class Trainer(OnBatch):
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
-            through = executor.open_pass(batches, Look(True, are_whole, watch.has_predict_hooks))
+            through = executor.open_pass(batches, Look(True, are_whole, watch.has_predict_hooks), steps)
             return run_prediction(executor, self.run, through, steps, watch)
 
     # ---- checkpoints ----

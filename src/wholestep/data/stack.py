@@ -12,6 +12,9 @@ from wholestep.cut import Cut
 from wholestep.data.block import Batch, Device
 from wholestep.safety.interrupts import uninterrupted
 
+MOST_STACKED = 16
+_MOST_BYTES = 1 << 20  # a single update is sent with the room of all
+
 
 class Drawn:
     """What is drawn from an iterator: those that have left in a block, which may be wanted again, and those that wait.
@@ -54,6 +57,11 @@ class Drawn:
         spare = max(0, self._num_left - keep)
         self._num_left -= spare
         del self.kept[:spare]
+
+
+def most_stacked(batch: Batch, most: int) -> int:
+    """Return how many updates on loaded batches like this one have room in the data of a dispatch, of so many."""
+    return max(1, min(most, MOST_STACKED, _MOST_BYTES // max(1, tree.num_bytes(batch.host))))
 
 
 def stack(engine: Device, batches: list[Batch], room: int) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import keras
@@ -16,6 +16,7 @@ from wholestep.cut import Cut
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, stage
 from wholestep.data.feed import Feed
+from wholestep.data.stack import MOST_STACKED, most_stacked, stack
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.engines.protocol import Engine
 from wholestep.evaluation.scoring import Predicting, Scoring, parted
@@ -72,6 +73,8 @@ class Evaluation:
         }
         self._learned: dict[tuple, Step] = {}
         self.programs: dict[tuple, Program] = {}
+        self.tables: dict = {}  # of loaded batches, which every pass names alike
+        self._span = lru_cache(maxsize=1024)(lambda first, num: engine.place(span(first, num)))
 
     def state(self, metrics: list[np.ndarray], look: Look) -> State:
         """Return where a pass begins: with the values of the variables as they are, these metrics, and empty sums."""
@@ -84,10 +87,11 @@ class Evaluation:
     def _step(self, look: Look) -> Step:
         return self._steps[look.predicts, look.is_whole]
 
-    def plan(self, run: Run, batches: Batches, look: Look) -> Callable:
-        """Return what finds the program for each batch of these."""
+    def plan(self, run: Run, batches: Batches, look: Look, steps: int | None) -> Callable:
+        """Return what finds the program for each batch of these, of which so many are wanted (None: all)."""
         is_resident = batches.arrays is not None and not batches.shapes
-        most = len(batches) if is_resident and not look.one_by_one else 1
+        most = len(batches) if is_resident else MOST_STACKED if self.engine.num_replicas == 1 else 1
+        most = 1 if look.one_by_one or steps == 1 else most
         return partial(self._program, run, look, most, len(batches.shapes))
 
     def send(self, run: Run, feed: Feed, block: Block) -> tuple[Any, Block]:
@@ -100,7 +104,7 @@ class Evaluation:
         elif state.sums:
             state = state._replace(sums=EpochSums(forward).fitting(engine, state.sums))
         moved, rest = parted(forward, state._replace(captured=engine.read_captured(program.captured, state)))
-        which = engine.place(span(block.first, block.num))
+        which = self._span(block.first, block.num)
         with engine.processes.dispatching("evaluating"), uninterrupted():
             moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
             run.state = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
@@ -142,6 +146,7 @@ class Evaluation:
         state, step = self._learned_step(run.state, look, batch.signature, data, rows)
         parts = parted(step.forward, state._replace(captured=engine.read_captured(step.forward.inputs, state)))
         found = None if engine.is_eager else engine.shapes(step, *parts, data, rows)[1]
+        most = most if batch.is_resident else most_stacked(batch, most)
 
         def each(moved: State, rest: State, data: Tree, rows: Tensor, *_: Tensor) -> tuple[State, Tree]:
             return step(moved, rest, data, rows)
@@ -149,10 +154,13 @@ class Evaluation:
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
         loops = found is not None and _can_loop(found) and not engine.loops_slowly(step, *parts, data, rows)
         length, loops = length if loops else 1, loops and (length > 1 or engine.always_xla)
+        num_stacked = 1 if batch.is_resident else length
+        if num_stacked > 1:
+            data = stack(engine, [batch], num_stacked)
         program = several(engine, each, found if loops else None, length)
         call = compiled(engine, program, *parts, data, (length, cut.places), repeats=engine.always_xla)
         run.state = state
-        return Program(call, cut, length, 1, None, [], step.forward, step.layout, "")
+        return Program(call, cut, length, num_stacked, None, [], step.forward, step.layout, "")
 
     def _learned_step(self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor) -> tuple[State, Step]:
         """Return what such a pass does with batches like this one, and the state with all that is state then."""
