@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wholestep.cut import Cut
-from wholestep.data.feed import share_out
+from wholestep.data.block import share_out
 from wholestep.data.order import Order
 
 PAGE = (Path(__file__).parent.parent / "docs" / "cluster.md").read_text()

@@ -76,12 +76,13 @@ class Fresh:
         self.trainer.fit(X, Y, batch_size=SIZE, steps_per_epoch=1, verbose=0)
         self.begin = values(self.trainer.model)
 
-    def fit(self, look, steps_per_execution=1):
+    def fit(self, look, steps_per_execution=1, data=None):
         made, watching = self.trainer.model, Watching(look)
         made.steps_per_execution = steps_per_execution
         for variable, value in zip([*made.variables, *made.optimizer.variables], self.begin, strict=True):
             variable.assign(value)
-        self.trainer.fit(ws.Batches((X, Y), SIZE, seed=5), epochs=2, callbacks=[watching], verbose=0)
+        data = data or ws.Batches((X, Y), SIZE, seed=5)
+        self.trainer.fit(data, epochs=2, callbacks=[watching], verbose=0)
         assert_nothing_is_watched(made)
         return Outcome([v.tobytes() for v in values(made)], watching.logs, watching.found)
 
@@ -207,6 +208,91 @@ def test_a_model_that_is_compiled_anew_is_not_traced_again(sent):
     assert max(sent) > 8
     sent.one_by_one()
     assert found == Fresh().fit(look).found
+
+
+# ---- batches that are loaded ----
+
+
+class Loader(keras.utils.PyDataset):
+    """Ready batches, one of which may be bad."""
+
+    def __init__(self, x=X, y=Y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return NUM
+
+    def __getitem__(self, i):
+        rows = slice(SIZE * i, SIZE * (i + 1))
+        return self.x[rows], self.y[rows]
+
+
+@pytest.mark.parametrize("name", ["never", "every", "every 7", "at_random", "a_call"])
+def test_whoever_looks_between_loaded_batches_finds_the_state_of_the_update_that_was_told(sent, fresh, name):
+    ahead = fresh.fit(LOOKS[name], data=ws.Batches(Loader(), seed=5))
+    assert max(sent[-NUM + 2 :]) == 1 if name == "every" else len(sent) < 1.5 * NUM
+    sent.one_by_one()
+    assert ahead == fresh.fit(LOOKS[name], data=ws.Batches(Loader(), seed=5))
+
+
+@pytest.mark.parametrize("steps_per_execution", [2, 5])
+def test_loaded_batches_are_told_several_at_a_time_where_that_is_asked(sent, fresh, steps_per_execution):
+    told = [
+        fresh.fit(lambda callback, batch: batch, steps_per_execution, ws.Batches(data, **how)).found
+        for data, how in ((Loader(), {"seed": 5}), ((X, Y), {"batch_size": SIZE, "seed": 5}))
+    ]
+    assert told[0] == told[1]
+    assert max(sent) > steps_per_execution
+
+
+def test_a_loop_over_loaded_batches_that_is_left_goes_on_where_it_was_left(sent):
+    def train():
+        made = model(keras.layers.Dropout(0.5, seed=1))
+        trainer, data, seen = ws.Trainer(made), ws.Batches(Loader(), seed=5), []
+        for last in (9, 17, 99):
+            for step in trainer.steps(data):
+                seen.append((step.number, step.batch, step.loss if step.number % 5 == 0 else None))
+                if step.number == last:
+                    break
+        assert_nothing_is_watched(made)
+        return seen, [value.tobytes() for value in values(made)]
+
+    ahead = train()
+    assert max(sent) > 4
+    assert [number for number, *_ in ahead[0]] == list(range(1, NUM + 1))
+    sent.one_by_one()
+    assert ahead == train()
+
+
+def test_a_loaded_batch_that_is_not_finite_is_told_in_its_turn(sent):
+    def train():
+        made, told = model(), Watching(lambda callback, batch: None)
+        trainer, data = ws.Trainer(made), ws.Batches(Loader(with_a_bad_row(70)), shuffle=False)
+        with pytest.raises(ws.NonFiniteError) as caught:
+            trainer.fit(data, callbacks=[told], verbose=0)
+        return made, told.logs, str(caught.value), trainer.run.number, data.position
+
+    ahead, *found = train()
+    assert max(sent) > 4
+    sent.one_by_one()
+    alone, *expected = train()
+    assert repr(found) == repr(expected)
+    assert found[-2:] == [17, (0, 17)]
+    assert same(ahead, alone)
+
+
+def test_a_generator_is_drawn_from_when_its_batch_is_asked_for(sent):
+    drawn = []
+
+    def batches():
+        for i in range(NUM):
+            drawn.append(i)
+            yield Loader()[i]
+
+    for step in ws.Trainer(model()).steps(batches()):
+        assert len(drawn) == step.number
+    assert set(sent) <= {1}
 
 
 # ---- who changes something ----

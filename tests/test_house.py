@@ -76,7 +76,8 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
     {"sampler"},
     {"batches", "block", "ahead"},
     {"stack"},
-    {"feed", "epochs", "facts"},
+    {"resident", "loaded", "epochs", "facts"},
+    {"feed"},
 ]
 ENGINE_OF = dict.fromkeys(
     ("mesh.py", "group.py", "store.py", "heartbeat.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax"

@@ -67,6 +67,7 @@ def _carry_out(
     begin, pace = run.number + 1 - run.place.done, executor.dispatch_size
     logs: Callable[[], dict] = dict
     late, untold = 0 if watch.needs_state else 1, deque[Report]()
+    ahead = executor.dispatcher.num_ahead if watch.needs_state else None
 
     def size() -> int:
         most = watch.left(run.number + 1 - begin) if watch.needs_state else pace.size
@@ -94,7 +95,7 @@ def _carry_out(
 
     pace.start()
     try:
-        for report in updates(executor, run, feed, num, size, once=once, before=before, looks=watch.needs_state):
+        for report in updates(executor, run, feed, num, size, once=once, before=before, ahead=ahead):
             untold.append(report)
             if len(untold) > late and tell():
                 return logs()

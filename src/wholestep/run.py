@@ -270,7 +270,7 @@ def updates(
     *,
     once: bool = False,
     before: Callable[[], bool | None] = lambda: None,
-    looks: bool = False,
+    ahead: Callable[[], int] | None = None,
 ) -> Generator[Sent, None, None]:
     """Carry out the updates that a feed yields; yield what tells of each block as soon as the block is sent.
 
@@ -281,9 +281,9 @@ def updates(
         size: how many may go in the next dispatch.
         once: whether they end with the epoch in any case.
         before: called before a block is sent, where the run may be taken out; False ends the loop.
-        looks: whether somebody may look at the state after each block.
+        ahead: if somebody may look at the state after each block, how many would be sent at once all the same.
     """
-    for block in feed.blocks(num, size, once=once, looks=looks):
+    for block in feed.blocks(num, size, once=once, ahead=ahead):
         if before() is False:
             return
         sent = line.send(run, feed, block)

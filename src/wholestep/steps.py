@@ -17,8 +17,9 @@ from wholestep.checkpoints.unsaved import Unsaved
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.epochs import ending_workers
-from wholestep.data.feed import Feed, Loaded
+from wholestep.data.feed import Feed
 from wholestep.data.leaves import numpy_batch
+from wholestep.data.loaded import Loaded
 from wholestep.data.sparse import dense, is_sparse
 from wholestep.engines import connect
 from wholestep.executor import Executor
@@ -109,7 +110,7 @@ def run_steps(
             continue
         resumed = None
         unread: deque[Report] = deque()
-        sending = closing(updates(executor, run, feed, None, lambda: 1, looks=True))
+        sending = closing(updates(executor, run, feed, None, lambda: 1, ahead=executor.dispatcher.num_ahead))
         with ending_workers(batches), sending as sent:
             try:
                 while True:

@@ -98,6 +98,7 @@ class Planned(Protocol):
 
 
 Plan = Callable[[Batch], Planned]
+Check = Callable[[Batch], None]
 
 
 class Device(Protocol):
@@ -159,7 +160,8 @@ class Block(NamedTuple):
         table: names the rows of these updates in the data, and of others.
         first: the first of these updates in the table.
         num: how many they are.
-        follow: how many others of the table are wanted next, and somebody may look before.
+        follow: how many others of the table are wanted next.
+        looks: whether somebody may look at the state between these updates and those that follow.
         batches: the data on the host: of each update, or one that stands for all where data are resident.
         start: the position in the source of the first of these updates.
         end: the position after the last.
@@ -174,6 +176,7 @@ class Block(NamedTuple):
     start: tuple[int, int]
     end: tuple[int, int]
     follow: int = 0
+    looks: bool = False
 
     def names(self, update: int) -> np.ndarray:
         """Return what the rows of an update are called in the user's source, (rows,); places, if they have no name."""

@@ -86,6 +86,11 @@ class BatchStream:
         """Whether a second epoch can be drawn."""
         return not isinstance(self.batches, Iterator)
 
+    @property
+    def may_depend_on_the_loop(self) -> bool:
+        """Whether a batch may depend on what was done with those before, as of a generator; loaders run ahead too."""
+        return not is_loader(self.batches) and not type(self.batches).__module__.startswith("grain.")
+
     def __iter__(self) -> Iterator[Tree]:
         return self.drawn_from(iter(self.batches))
 
@@ -131,6 +136,19 @@ def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
         told = "use_multiprocessing=True has no effect: the workers of a PyDataset are threads."
         warnings.warn(told, UserWarning, stacklevel=2)
     return Workers(batches.__getitem__, batches.workers, max(batches.workers, batches.max_queue_size))
+
+
+def is_loader(source: object) -> bool:
+    """Whether this is a `tf.data.Dataset`, a torch `DataLoader` or a grain loader, which gives batches."""
+    is_torch = type(source).__module__.startswith("torch.utils.data.dataloader")
+    return hasattr(source, "element_spec") or is_torch or _is_batched(source)
+
+
+def _is_batched(source: object) -> bool:
+    """Whether this is a grain.MapDataset whose items are batches."""
+    if not type(source).__module__.startswith("grain."):
+        return False
+    return type(source).__name__ == "BatchMapDataset" or any(map(_is_batched, getattr(source, "parents", ())))
 
 
 def length_of(source: object, ask: Callable = len) -> Any:

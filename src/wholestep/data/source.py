@@ -19,7 +19,7 @@ from wholestep.data.leaves import (
     with_arrays,
     without_none,
 )
-from wholestep.data.ready import BatchStream, IndexedBatches, length_of, read, workers_of
+from wholestep.data.ready import BatchStream, IndexedBatches, is_loader, length_of, read, workers_of
 from wholestep.data.sparse import SparseRows, has_sparse, is_sparse
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
@@ -121,7 +121,7 @@ def open_source(source: object, transform: Callable[[Tree], Tree] | None = None,
     if type(source).__module__.startswith("tensorflow.python.distribute"):
         must, attempt = "The data must be whole.", "give the tf.data.Dataset itself; the trainer shares the rows."
         raise BatchError(message(must, f"a {type(source).__name__}, which a strategy has shared out", attempt))
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not _is_stream(source):
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_loader(source):
         num_rows = length_of(source)
         if num_rows == 0:
             raise BatchError(
@@ -145,18 +145,6 @@ def _as_rows(leaf: object) -> np.ndarray | SparseRows:
 
 def _rows_of(leaf: np.ndarray | SparseRows, rows: np.ndarray) -> np.ndarray:
     return to_numpy(leaf.load(rows)) if isinstance(leaf, SparseRows) else leaf[rows]
-
-
-def _is_stream(source: object) -> bool:
-    is_loader = type(source).__module__.startswith("torch.utils.data.dataloader")
-    return hasattr(source, "element_spec") or is_loader or _is_batched(source)
-
-
-def _is_batched(source: object) -> bool:
-    """Whether this is a grain.MapDataset whose items are batches."""
-    if not type(source).__module__.startswith("grain."):
-        return False
-    return type(source).__name__ == "BatchMapDataset" or any(map(_is_batched, getattr(source, "parents", ())))
 
 
 def _is_list_of_rows(source: object, by_length: bool) -> bool:

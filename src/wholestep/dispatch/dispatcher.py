@@ -120,7 +120,7 @@ class Dispatcher:
         state, beside = given(run, block.program)
         assert run.variables is not None
         variables, redo = run.variables, self._engine.again(block.program.call)
-        goes_ahead = block.follow > 0 and redo is not None and self._goes_ahead_from(state)
+        goes_ahead = block.looks and redo is not None and self._goes_ahead_from(state)
         num = self._num_to_send(block) if goes_ahead else block.num
         kept = self._engine.copied(state) if num > block.num else state
         arguments = beside, block.data, *block.table.placed
@@ -140,6 +140,11 @@ class Dispatcher:
             self._looks.note_end(block.num, 0, self._shortest)
         return numbers
 
+    def num_ahead(self) -> int:
+        """Return how many updates would be sent at once now, if so many were there; at least 1."""
+        is_worth = self._sees_looks and self._pace.seconds <= _MOST_SECONDS
+        return max(1, min(self._looks.wanted, self._pace.size)) if is_worth else 1
+
     def _goes_ahead_from(self, state: State) -> bool:
         """Whether updates may be sent ahead now, or at least whoever looks is seen."""
         is_worth = self._sees_looks and self._pace.seconds <= _MOST_SECONDS and self._looks.wanted > 0
@@ -147,7 +152,7 @@ class Dispatcher:
 
     def _num_to_send(self, block: Block) -> int:
         """Return how many updates to send for a block, at least its own."""
-        num = min(self._looks.wanted, self._pace.size, block.num + block.follow)
+        num = min(self.num_ahead(), block.num + block.follow)
         return max(1, num // block.num) * block.num
 
     def _note_pace(self) -> None:

@@ -1,0 +1,200 @@
+"""The way of batches to the device that are loaded when their turn comes, and a little before."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from wholestep import tree
+from wholestep.data.ahead import Ahead
+from wholestep.data.batches import Batches
+from wholestep.data.block import Batch, Block, Check, Device, Known, Plan, Planned, Table, share_out, stage
+from wholestep.data.ready import BatchStream
+from wholestep.data.stack import Drawn, stack, stacked_rows
+from wholestep.errors import BatchError, message
+from wholestep.safety.interrupts import uninterrupted
+from wholestep.tree import Tree
+
+_UNDER_WAY = 5  # blocks that may turn out not to have been applied, so that their batches are wanted again
+_PART = 16  # one of so many that may go in a dispatch is stacked: enough to hide what a dispatch costs
+
+
+class Loaded:
+    """Batches that are loaded while the device works on those before; a block stacks some that are alike.
+
+    With several processes, each loads only the rows that its own replicas work on, as soon as the plan is known.
+
+    Args:
+        known: of other feeds, to be used and added to.
+        why: the data do not stay on the device.
+    """
+
+    def __init__(
+        self, engine: Device, batches: Batches, plan: Plan, check: Check, known: Known | None = None, why: str = ""
+    ):
+        self.batches = batches
+        self.where = f"Batches are loaded as they are needed{why and f' ({why})'}."
+        self._engine = engine
+        self._plan = plan
+        self._check = check
+        self._programs: dict[tuple[int, int], Planned] = {}  # by the rows of an update, full and real
+        self._tables, self._largest = known or Known({}, {})
+        self._is_open = False
+
+    def blocks(
+        self, num: int | None, size: Callable[[], int], *, once: bool = False, ahead: Callable[[], int] | None = None
+    ) -> Iterator[Block]:
+        """Yield blocks of at most size() updates, and far fewer where many may go: the first waits for the last.
+
+        Whoever has used a block moves the batches' position to that after it.
+
+        Args:
+            num: how many updates in all (None: to the end of the epoch).
+            once: whether they end with the epoch in any case.
+            ahead: if somebody may look at the state after each block, how many updates would be sent at once all the
+                same: so many are drawn, unless a batch may depend on what is done with those before.
+        """
+        self._end: tuple[int, int] | None = None  # the place after a stream that has ended
+        loaded, source = Ahead(self._load(num, once)), self.batches.source
+        # A generator stays in its thread, which is that of the loop: it may hold what belongs there.
+        drawn = Drawn(self._load(num, once) if isinstance(source, BatchStream) else iter(loaded))
+        looks = ahead is not None and not (isinstance(source, BatchStream) and source.may_depend_on_the_loop)
+        self._is_open = True
+        try:
+            while drawn.has(0):
+                program = self._planned(drawn[0])
+                early = ahead() if ahead is not None and looks else 1
+                most = min(program.num_stacked, max(1, size() // _PART, early))
+                block = self.block(program, self._alike(drawn, program, most))._replace(looks=looks)
+                yield from [block] if ahead is None else _one_by_one(block, size)
+            self.batches.position = max(self.batches.position, self._end or self.batches.position)
+        finally:
+            self._is_open = False
+            by_thread: list[Batch] = []
+            try:
+                by_thread = loaded.close()
+            finally:
+                with uninterrupted():
+                    self._put_back([*drawn.kept, *by_thread])
+
+    def in_hand(self, full: Callable[[Tree], int]) -> Block:
+        """Return the one batch there is; `full` says to how many rows it may be filled up."""
+        host, after = self.batches.take((0, 0))
+        batch = self._batch(host, None, (0, 0), after, full(host))
+        return self.block(self._planned(batch), [batch])
+
+    def go_back(self, block: Block, done: int) -> None:
+        """Stand behind the first `done` updates of a block again: the others were not carried out."""
+        self.batches.position = block.start[0], block.start[1] + done
+        if not self._is_open:
+            self._put_back([*block.batches])
+
+    def _planned(self, batch: Batch) -> Planned:
+        """Return the program of an update, which has been checked."""
+        program = self._plan(batch)
+        self._programs[batch.full, batch.num_rows] = program
+        self._check(batch)
+        return program
+
+    def _alike(self, drawn: Drawn, program: Planned, most: int) -> list[Batch]:
+        """Return the next update, which has been planned, and at most so many in all that go with it."""
+        alike = [drawn[0]]
+        while len(alike) < most and drawn.has(len(alike)) and self._follows(drawn[len(alike)], alike[-1], program):
+            alike.append(drawn[len(alike)])
+        drawn.leave(len(alike), keep=_UNDER_WAY * most)
+        return alike
+
+    def _follows(self, batch: Batch, last: Batch, program: Planned) -> bool:
+        """Whether an update is the next of its epoch, as long as the last, and of the same program."""
+        if batch.start != last.end or batch.start[0] != last.start[0] or batch.num_rows != last.num_rows:
+            return False
+        if batch.signature != last.signature:  # whose plan may change the state, of which this block is made
+            return False
+        try:
+            return self._planned(batch) is program
+        except Exception:  # it is raised when the batch is the first of its block, and all before are carried out
+            return False
+
+    def block(self, program: Planned, batches: list[Batch]) -> Block:
+        """Return the block of updates alike: filled up, and put where their program takes them."""
+        first, cut = batches[0], program.cut
+        whole = [b.padded(cut.rows) for b in batches] if self._engine.num_replicas == 1 else batches
+        room, key = program.num_stacked, (program.length, cut, first.num_rows)
+        if room > 1:
+            data = stack(self._engine, whole, room)
+        else:
+            data, rows = stage(self._engine, whole[0], cut)
+        if key not in self._tables:
+            rows = stacked_rows(whole[0], cut, room) if room > 1 else rows[None]
+            named = np.zeros((program.length, rows.shape[1]), np.int32)
+            named[: len(rows)], counts = rows, np.full((program.length,), first.num_rows, np.int32)
+            self._tables[key] = Table(named, counts, self._engine.place((named, counts)))
+        ends = first.start, batches[-1].end
+        return Block(program, data, self._tables[key], 0, len(batches), tuple(batches), *ends)
+
+    def _put_back(self, loaded: list[Batch]) -> None:
+        """Let ready-made batches that were not used wait for the next call; others can be loaded again."""
+        batches = self.batches
+        unused = [batch for batch in loaded if batch.start >= batches.position]
+        batches.unused = unused + batches.unused if batches.is_ready else []
+
+    def _load(self, num: int | None, once: bool) -> Iterator[Batch]:
+        batches, done, position = self.batches, 0, self.batches.position
+        epoch = position[0]
+        while batches.unused and done != num:
+            batch = batches.unused.pop(0)
+            done, position = done + 1, batch.end
+            yield batch
+        ends = once or num is None
+        while done != num and (not ends or position[0] == epoch):
+            try:
+                own = self._own(position)
+                host, after = batches.take(position, slice(None) if own is None else own)
+            except StopIteration:
+                assert isinstance(batches.source, BatchStream)
+                self._end = (position[0] + 1, 0)
+                if ends or not batches.source.begins_again or position[1] == 0:
+                    return
+                position = self._end
+                continue
+            done += 1
+            yield self._batch(host, own, position, after)
+            position = after
+
+    def _own(self, position: tuple[int, int]) -> np.ndarray | None:
+        """Return which rows of a batch this process must load; None for all."""
+        if len(self._engine.own_replicas) == self._engine.num_replicas or self.batches.is_ready:
+            return None
+        sampler = self.batches.sampler
+        count = len(sampler.ids(*position))
+        program = self._programs.get((sampler.full_size(*position), count))
+        if program is None:
+            return None
+        return np.unique(share_out(program.cut, self._engine.num_replicas)[0][self._engine.own_replicas] % count)
+
+    def _batch(
+        self, host: Tree, own: np.ndarray | None, start: tuple[int, int], end: tuple[int, int], full: int | None = None
+    ) -> Batch:
+        batches = self.batches
+        ids = None if batches.is_ready else batches.sampler.ids(*start)
+        count = tree.num_rows(host) if ids is None else len(ids)
+        if count == 0:
+            raise BatchError(message("A batch must have at least one row.", "0 rows", "leave empty batches out."))
+        if full is None:
+            full = self._most_so_far(host, count) if batches.is_ready else batches.sampler.full_size(*start)
+        return Batch(host, None, np.arange(count, dtype=np.int32), full, ids, own, start, end, batches.stream_state)
+
+    def _most_so_far(self, host: Tree, count: int) -> int:
+        """Return the most rows that a ready-made batch of this shape has had."""
+        shape = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
+        self._largest[shape] = max(self._largest.get(shape, 0), count)
+        return self._largest[shape]
+
+
+def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:
+    """Yield the updates of a block, at most size() at a time; each part says how many follow it."""
+    done = 0
+    while done < block.num:
+        batches = block.batches[done : done + size()]
+        part = block._replace(first=done, num=len(batches), batches=batches)
+        done += part.num
+        yield part._replace(start=batches[0].start, end=batches[-1].end, follow=block.num - done)
