@@ -46,9 +46,21 @@ class Contest:
         """`fit` with a callback that reads the weights after every 50th batch."""
         return self.arrays(callbacks=[_ReadsWeights()])
 
-    def dataset(self) -> tuple[Run, Run]:
+    def dataset(self, **given: Any) -> tuple[Run, Run]:
         """`fit` on a PyDataset."""
-        return self._fit(Dataset(self.batches()))
+        return self._fit(Dataset(self.batches()), **given)
+
+    def dataset_validated(self) -> tuple[Run, Run]:
+        """`fit` on a PyDataset, with another to validate on."""
+        return self.dataset(validation_data=Dataset(self.batches()))
+
+    def dataset_logs(self) -> tuple[Run, Run]:
+        """`fit` on a PyDataset with a callback that reads the loss of every batch."""
+        return self.dataset(callbacks=[_ReadsLogs()])
+
+    def dataset_loop(self) -> tuple[Run, Run]:
+        """One's own loop on a PyDataset, beside `fit` on it."""
+        return self._loop(ws.Batches(Dataset(self.batches())), reads=False), self.dataset()[1]
 
     def generator(self) -> tuple[Run, Run]:
         """`fit` on a generator of ready batches."""
@@ -66,11 +78,11 @@ class Contest:
 
     def loop(self) -> tuple[Run, Run]:
         """One's own loop that reads no loss, beside `fit`."""
-        return self._loop(reads=False), self.arrays()[1]
+        return self._loop(self._rows(), reads=False), self.arrays()[1]
 
     def loop_reading(self) -> tuple[Run, Run]:
         """One's own loop that reads every loss, beside `fit`."""
-        return self._loop(reads=True), self.arrays()[1]
+        return self._loop(self._rows(), reads=True), self.arrays()[1]
 
     def update(self) -> tuple[Run, Run]:
         """One update on a batch in hand, beside `train_on_batch`."""
@@ -101,6 +113,26 @@ class Contest:
         """`predict` on arrays, in large batches."""
         return self.predict(_LARGE)
 
+    def dataset_evaluated(self) -> tuple[Run, Run]:
+        """`evaluate` on a PyDataset."""
+        data = Dataset(self.batches())
+        return lambda: self.trainer.evaluate(data, verbose=0), lambda: self.model.evaluate(data, verbose=0)
+
+    def dataset_predicted(self) -> tuple[Run, Run]:
+        """`predict` on a PyDataset."""
+        data = Dataset(self.batches())
+        return lambda: self.trainer.predict(data, verbose=0), lambda: self.model.predict(data, verbose=0)
+
+    def test_on_batch(self) -> tuple[Run, Run]:
+        """The numbers of one batch after the other."""
+        batches = self.batches()
+
+        def run(whose: Any) -> None:
+            for batch in batches:
+                whose.test_on_batch(*batch)
+
+        return lambda: run(self.trainer), lambda: run(self.model)
+
     def batches(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the data in ready batches."""
         x, y, size = self.data["x"], self.data["y"], self.size
@@ -110,9 +142,10 @@ class Contest:
         options["verbose"] = 0
         return lambda: self.trainer.fit(*given, **options), lambda: self.model.fit(*given, **options)
 
-    def _loop(self, *, reads: bool) -> Run:
-        batches = ws.Batches((self.data["x"], self.data["y"]), batch_size=self.size)
+    def _rows(self) -> ws.Batches:
+        return ws.Batches((self.data["x"], self.data["y"]), batch_size=self.size)
 
+    def _loop(self, batches: ws.Batches, *, reads: bool) -> Run:
         def run() -> None:
             for step in self.trainer.steps(batches):
                 if reads:
@@ -136,6 +169,12 @@ PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
     "evaluate": Contest.evaluate,
     "predict, batch 60": Contest.predict,
     "predict, batch 1024": Contest.predict_large,
+    "fit, a PyDataset, another to validate on": Contest.dataset_validated,
+    "fit, a PyDataset, a callback reads every batch's logs": Contest.dataset_logs,
+    "steps() on a PyDataset, beside fit": Contest.dataset_loop,
+    "evaluate, a PyDataset": Contest.dataset_evaluated,
+    "predict, a PyDataset": Contest.dataset_predicted,
+    "test_on_batch": Contest.test_on_batch,
 }
 
 

@@ -71,6 +71,12 @@ _PATHS = {  # how many times as fast as Keras, on jax and on tensorflow
     "evaluate": (4, 10),
     "predict, batch 60": (2, 6),
     "predict, batch 1024": (1.2, 5),
+    "fit, a PyDataset, another to validate on": (1, 1),
+    "fit, a PyDataset, a callback reads every batch's logs": (1, 1),
+    "steps() on a PyDataset, beside fit": (1, 1),
+    "evaluate, a PyDataset": (1, 1),
+    "predict, a PyDataset": (1, 1),
+    "test_on_batch": (1, 1),
 }
 _CHECKPOINTS = {  # what is compared, and how many times as long as the other it may take
     "updates": ("saving", "not saving", 1.03),
