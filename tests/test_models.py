@@ -128,6 +128,7 @@ def marks_of(number: int, kind: Kind, check: str) -> list:
         "own loop": on_arrays,
         "evaluation": on_arrays,
         "stream": place == 1,
+        "evaluation of a stream": place == 1,
     }
     is_tried |= {"replicas": number % EVERY == 0, "replicas in microbatches": number % EVERY == EVERY // 2 + 1}
     is_large = kind.large or not is_tried.get(check, True)
@@ -181,6 +182,17 @@ def test_stream(run):
     cut = "auto" if run.kind.couples else CUT
     found = run.fit_stream(ws.Trainer(run.model, microbatch_size=cut))
     check_same(found, run.theirs, run, to_keras=True)
+
+
+def test_evaluation_of_a_stream(run):
+    found = []
+    for data, how in ((run.data, {"batch_size": BATCH}), ((Stream(run.data),), {})):
+        run.begin_again()
+        logs = run.trainer.evaluate(*data, verbose=0, return_dict=True, **how)
+        found.append((logs, run.trainer.predict(data[0], verbose=0, **how), values(run.model)))
+    check_logs(found[1][0], found[0][0], run.kind, to_keras=False)
+    tol = {"rtol": 5 * run.kind.tol, "atol": run.kind.tol}
+    keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, **tol), found[1][1:], found[0][1:])
 
 
 def test_replicas(run):
