@@ -3,21 +3,16 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
-from keras.layers import Masking
 
 from wholestep import tree
-from wholestep.audit.counted import running
+from wholestep.audit.asides import counting_on, padded, still, teachers
 from wholestep.audit.found import UNKNOWN
 from wholestep.audit.inquiry import inquire
 from wholestep.audit.judge import CARRIED, Case, Verdict
-from wholestep.audit.modes import in_training
-from wholestep.audit.replay import Replay
 from wholestep.audit.report import Report
-from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, nested, reconstructs
+from wholestep.audit.searching import Meaning, UnknownError, reconstructs
 from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, misfits, name_of
 from wholestep.audit.unknown import is_along
 from wholestep.audit.watch import case
@@ -45,15 +40,12 @@ def conclude(ran: Ran) -> list[Report]:
     apart = _leave_out(verdict, meaning, len(others))
     report.close(made, verdict)
     report.unseen.extend(apart)
-    if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):  # so it got these outputs
-        outputs = [each.outputs[0] for each in watched.log.called if len(each.outputs) == 1]
-        report.notes.extend(misfits(meaning.loss, outputs))
-        report.notes.extend(_padded(made))
     report.taken += meaning.told
     report.unseen.extend(meaning.unseen)
-    report.notes.extend([*_still(scout, watched), *_teachers(scout, own)])
-    if verdict.seen is not None:
-        report.notes.extend(running(_metrics(scout, watched), watched.log, verdict.seen))
+    if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):  # so it got these outputs
+        outputs = [each.outputs[0] for each in watched.log.called if len(each.outputs) == 1]
+        report.notes.extend([*misfits(meaning.loss, outputs), *padded(made)])
+    report.notes.extend([*still(scout, watched), *teachers(scout, own), *counting_on(scout, watched, verdict.seen)])
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return [report]
@@ -159,49 +151,3 @@ def _case(meaning: Meaning, supposed: _Supposed) -> Case:
         raise UnknownError(f"what the loop is to be compared with: {error}") from error
     made.supposed, made.is_found = supposed.told, True
     return made
-
-
-def _padded(made: Case) -> list[str]:
-    """Return a note if the ends of rows count whose inputs and labels are 0."""
-    x, y, weight = made.data
-    leaves = [leaf for leaf in tree.leaves(x) if np.shape(leaf) == np.shape(y)]
-    is_masked = any(getattr(layer, "mask_zero", isinstance(layer, Masking)) for layer in made.model._flatten_layers())
-    if weight is not None or is_masked or not isinstance(y, np.ndarray) or not is_padded(y):
-        return []
-    if not any(np.array_equal(leaf == 0, y == 0) for leaf in leaves):
-        return []
-    told = f"Rows end with inputs and labels of 0, {np.mean(y == 0):.0%} of all places, which count in the loss as any "
-    return [f"{told}other. Are they padding?"]
-
-
-def _teachers(scout: Scout, own: set[int]) -> list[str]:
-    """Return notes of models that no step moves, and that are called in training mode."""
-    notes = []
-    for each in scout.watched.values():
-        called = [one for one in each.log.called if one.is_whole and one.inputs and one.inputs[0].ndim]
-        if not called or each.log.applied or id(each.model) in own:
-            continue
-        replay = Replay(each.model, (nested(each, called[0].inputs), np.zeros(1), None))
-        if (line := in_training(replay, called)) is not None:
-            told = f"The model {each.model.name!r}, which no step moves, is called in training mode: dropout drops, "
-            told += "and BatchNormalization takes the batch's statistics, and moves its own. Is that meant?"
-            notes.append(f"{told}{line}")
-    return notes
-
-
-def _metrics(scout: Scout, watched: Watched) -> list[keras.metrics.Metric]:
-    """Return the metrics among the script's names, and those of the model."""
-    named = scout.around.of(keras.metrics.Metric)
-    return list({id(metric): metric for metric in [*named, *watched.model.metrics]}.values())
-
-
-def _still(scout: Scout, watched: Watched) -> list[str]:
-    """Return notes of other models that are called for a gradient, and that nothing moves."""
-    notes = []
-    for each in scout.watched.values():
-        is_used = any(called.differentiated for called in each.log.called)
-        if each is not watched and is_used and not each.log.applied and each.model.trainable_variables:
-            num = len(each.model.trainable_variables)
-            told = f"The {num} trainable variables of the model {each.model.name!r} are moved by no step"
-            notes.append(f"{told}, and a gradient is taken of what comes of its outputs. Are they meant to stay?")
-    return notes
