@@ -127,5 +127,5 @@ print("wholestep-feed" in names())
 
 
 def test_no_thread_is_left_when_a_script_ends_inside_a_loop():
-    ended = subprocess.run([sys.executable, "-c", LEFT], env=lean(), capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", LEFT], env=lean(), capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stdout) == (0, "True\nFalse\n"), ended.stderr

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import pytest
+from scripts import lean
 from small import model, same, values
 
 import wholestep as ws
@@ -475,6 +477,24 @@ def test_a_loop_that_garbage_collection_ends_loses_nothing(sent, made):
     gc.collect()
     assert held(made) == expected_after(sent)
     assert_nothing_is_watched(made)
+
+
+LEFT = """
+import keras, numpy as np, wholestep as ws
+from wholestep.dispatch import dispatcher
+
+dispatcher._MOST_SECONDS = 1e9
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+steps = ws.Trainer(model).steps(ws.Batches((np.ones((90, 2)), np.ones((90, 1))), 3))
+for _ in range(5):
+    next(steps)
+"""
+
+
+def test_a_script_may_end_while_updates_are_ahead():
+    ended = subprocess.run([sys.executable, "-c", LEFT], env=lean(), capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_two_loops_of_one_trainer_in_turns(sent, made):

@@ -7,6 +7,7 @@ how updates are grouped into dispatches changes no bit of them.)
 """
 
 import math
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -200,6 +201,8 @@ class Dispatcher:
 
 def _apart(function: Callable[[], Any]) -> Any:
     """Return what a function returns in a thread of its own: not in whatever a reader of a variable is tracing."""
+    if sys.is_finalizing():  # no other thread gets its turn any more
+        return function()
     found: list = []
     errors: list[BaseException] = []
 
