@@ -220,12 +220,13 @@ class Loader(keras.utils.PyDataset):
 
     def __init__(self, x=X, y=Y):
         super().__init__()
-        self.x, self.y = x, y
+        self.x, self.y, self.asked = x, y, 0
 
     def __len__(self):
         return NUM
 
     def __getitem__(self, i):
+        self.asked += 1
         rows = slice(SIZE * i, SIZE * (i + 1))
         return self.x[rows], self.y[rows]
 
@@ -236,6 +237,16 @@ def test_whoever_looks_between_loaded_batches_finds_the_state_of_the_update_that
     assert max(sent[-NUM + 2 :]) == 1 if name == "every" else len(sent) < 1.5 * NUM
     sent.one_by_one()
     assert ahead == fresh.fit(LOOKS[name], data=ws.Batches(Loader(), seed=5))
+
+
+def test_the_next_batches_are_loaded_while_the_device_works(sent):
+    loader = Loader()
+    watching = Watching(lambda callback, batch: loader.asked)
+    ws.Trainer(model()).fit(loader, callbacks=[watching], verbose=0)
+    starts = np.cumsum([NUM - sum(sent), *sent[:-1]])  # the first is sent before anybody is watched
+    several = [(start, num) for start, num in zip(starts, sent, strict=True) if num > 1]
+    assert max(sent) > 4
+    assert all(watching.found[start] >= min(NUM, start + 2 * num) for start, num in several)
 
 
 @pytest.mark.parametrize("steps_per_execution", [2, 5])

@@ -39,6 +39,7 @@ class Loaded:
         self._programs: dict[tuple[int, int], Planned] = {}  # by the rows of an update, full and real
         self._tables, self._largest = known or Known({}, {})
         self._is_open = False
+        self._drawn: Drawn | None = None
 
     def blocks(
         self, num: int | None, size: Callable[[], int], *, once: bool = False, ahead: Callable[[], int] | None = None
@@ -56,7 +57,7 @@ class Loaded:
         self._end: tuple[int, int] | None = None  # the place after a stream that has ended
         loaded, source = Ahead(self._load(num, once)), self.batches.source
         # A generator stays in its thread, which is that of the loop: it may hold what belongs there.
-        drawn = Drawn(self._load(num, once) if isinstance(source, BatchStream) else iter(loaded))
+        drawn = self._drawn = Drawn(self._load(num, once) if isinstance(source, BatchStream) else iter(loaded))
         looks = ahead is not None and not (isinstance(source, BatchStream) and source.may_depend_on_the_loop)
         self._is_open = True
         try:
@@ -75,6 +76,11 @@ class Loaded:
             finally:
                 with uninterrupted():
                     self._put_back([*drawn.kept, *by_thread])
+
+    def go_ahead(self, block: Block) -> None:
+        """Draw as many batches as a block was cut from that has just been sent, while the device works on those."""
+        if block.looks and block.first == 0 and block.follow and self._drawn is not None:
+            self._drawn.draw(block.num + block.follow)
 
     def in_hand(self, full: Callable[[Tree], int]) -> Block:
         """Return the one batch there is; `full` says to how many rows it may be filled up."""

@@ -34,18 +34,22 @@ class Drawn:
 
         An error in the iterator is raised when nothing waits any more: all that came before it is to be carried out.
         """
-        while self._error is None and len(self.kept) <= self._num_left + i:
+        self.draw(i + 1)
+        if self._error is not None and len(self.kept) == self._num_left:
+            raise self._error
+        return len(self.kept) > self._num_left + i
+
+    def draw(self, num: int) -> None:
+        """Let so many items wait, if there are so many."""
+        while self._error is None and len(self.kept) < self._num_left + num:
             try:
                 # An interrupt inside of a generator would end the generator, and between two lines lose an item.
                 with uninterrupted(twice=False):
                     if (item := next(self._items, None)) is None:
-                        return False
+                        return
                     self.kept.append(item)
             except Exception as error:
                 self._error = error
-        if self._error is not None and len(self.kept) == self._num_left:
-            raise self._error
-        return len(self.kept) > self._num_left + i
 
     def __getitem__(self, i: int) -> Batch:
         """Return item i of those that wait."""
