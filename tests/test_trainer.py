@@ -189,7 +189,7 @@ def check_unchanged(made, error, message, run):
     [
         (X, Y[:-1], {}, "same number of rows"),
         (X[:0], Y[:0], {}, "at least one row"),
-        (X.astype(str), Y, {}, "must hold numbers"),
+        (X.astype(str), Y, {}, r"(must hold|takes) numbers"),
         (X, Y, {"sample_weight": np.full(ROWS, np.nan)}, "must be finite"),
         (X, Y, {"sample_weight": np.zeros(ROWS)}, "weigh at least one row"),
         (X, Y, {"sample_weight": np.ones(ROWS - 1)}, "same number of rows"),
