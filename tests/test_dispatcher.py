@@ -249,6 +249,23 @@ def test_the_next_batches_are_loaded_while_the_device_works(sent):
     assert all(watching.found[start] >= min(NUM, start + 2 * num) for start, num in several)
 
 
+class Growing(Loader):
+    """Batches of two rows, and then of four."""
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        num = 2 if i < 16 else 4
+        return x[:num], y[:num]
+
+
+def test_a_run_knows_nothing_of_batches_that_were_loaded_before_their_turn(sent):
+    trainer = ws.Trainer(model())
+    watching = Watching(lambda callback, batch: max(trainer.run.data.largest.values()))
+    trainer.fit(ws.Batches(Growing(), shuffle=False), callbacks=[watching], verbose=0)
+    assert max(sent) > 2
+    assert watching.found == 16 * [2] + 10 * [4]
+
+
 @pytest.mark.parametrize("steps_per_execution", [2, 5])
 def test_loaded_batches_are_told_several_at_a_time_where_that_is_asked(sent, fresh, steps_per_execution):
     told = [

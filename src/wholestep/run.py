@@ -288,5 +288,5 @@ def updates(
             return
         sent = line.send(run, feed, block)
         run.place.done += block.num
-        feed.go_ahead(block)
+        feed.note_sent(block)
         yield sent

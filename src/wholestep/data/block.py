@@ -24,6 +24,7 @@ class Batch(NamedTuple):
         start: the position in the source.
         end: the position after it.
         state: where a stream stood after it, if the stream can tell.
+        kind: the shapes of its rows, of a ready-made batch whose `full` is the most so far of these.
     """
 
     host: Tree
@@ -35,6 +36,7 @@ class Batch(NamedTuple):
     start: tuple[int, int]
     end: tuple[int, int]
     state: Any = None
+    kind: str = ""
 
     @property
     def is_resident(self) -> bool:

@@ -37,7 +37,8 @@ class Loaded:
         self._plan = plan
         self._check = check
         self._programs: dict[tuple[int, int], Planned] = {}  # by the rows of an update, full and real
-        self._tables, self._largest = known or Known({}, {})
+        self._known = known or Known({}, {})
+        self._largest = dict(self._known.largest)  # of what is drawn; a run knows what was sent
         self._is_open = False
         self._drawn: Drawn | None = None
 
@@ -77,8 +78,11 @@ class Loaded:
                 with uninterrupted():
                     self._put_back([*drawn.kept, *by_thread])
 
-    def go_ahead(self, block: Block) -> None:
-        """Draw as many batches as a block was cut from that has just been sent, while the device works on those."""
+    def note_sent(self, block: Block) -> None:
+        """Take note that a block was sent; of several that are handed out, draw the next while the device works."""
+        for batch in block.batches:
+            if batch.kind:
+                self._known.largest[batch.kind] = max(self._known.largest.get(batch.kind, 0), batch.full)
         if block.looks and block.first == 0 and block.follow and self._drawn is not None:
             self._drawn.draw(block.num + block.follow)
 
@@ -129,13 +133,13 @@ class Loaded:
             data = stack(self._engine, whole, room)
         else:
             data, rows = stage(self._engine, whole[0], cut)
-        if key not in self._tables:
+        if key not in self._known.tables:
             rows = stacked_rows(whole[0], cut, room) if room > 1 else rows[None]
             named = np.zeros((program.length, rows.shape[1]), np.int32)
             named[: len(rows)], counts = rows, np.full((program.length,), first.num_rows, np.int32)
-            self._tables[key] = Table(named, counts, self._engine.place((named, counts)))
+            self._known.tables[key] = Table(named, counts, self._engine.place((named, counts)))
         ends = first.start, batches[-1].end
-        return Block(program, data, self._tables[key], 0, len(batches), tuple(batches), *ends)
+        return Block(program, data, self._known.tables[key], 0, len(batches), tuple(batches), *ends)
 
     def _put_back(self, loaded: list[Batch]) -> None:
         """Let ready-made batches that were not used wait for the next call; others can be loaded again."""
@@ -148,6 +152,7 @@ class Loaded:
         epoch = position[0]
         while batches.unused and done != num:
             batch = batches.unused.pop(0)
+            self._largest[batch.kind] = max(self._largest.get(batch.kind, 0), batch.full)
             done, position = done + 1, batch.end
             yield batch
         ends = once or num is None
@@ -185,15 +190,14 @@ class Loaded:
         count = tree.num_rows(host) if ids is None else len(ids)
         if count == 0:
             raise BatchError(message("A batch must have at least one row.", "0 rows", "leave empty batches out."))
-        if full is None:
-            full = self._most_so_far(host, count) if batches.is_ready else batches.sampler.full_size(*start)
-        return Batch(host, None, np.arange(count, dtype=np.int32), full, ids, own, start, end, batches.stream_state)
-
-    def _most_so_far(self, host: Tree, count: int) -> int:
-        """Return the most rows that a ready-made batch of this shape has had."""
-        shape = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
-        self._largest[shape] = max(self._largest.get(shape, 0), count)
-        return self._largest[shape]
+        kind = ""
+        if full is None and batches.is_ready:
+            kind = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
+            full = self._largest[kind] = max(self._largest.get(kind, 0), count)
+        elif full is None:
+            full = batches.sampler.full_size(*start)
+        rows = np.arange(count, dtype=np.int32)
+        return Batch(host, None, rows, full, ids, own, start, end, batches.stream_state, kind)
 
 
 def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:

@@ -52,8 +52,8 @@ class Resident:
             yield block._replace(looks=ahead is not None)
             left, (epoch, step) = left - block.num, block.end
 
-    def go_ahead(self, block: Block) -> None:
-        """Draw nothing: the rows of the next updates are there."""
+    def note_sent(self, block: Block) -> None:
+        """Do nothing: the rows of the next updates are there."""
 
     def go_back(self, block: Block, done: int) -> None:
         """Stand behind the first `done` updates of a block again: the others were not carried out."""
