@@ -1,6 +1,8 @@
 """Edits of the right loops of audit_routes.py, each with the cause that it plants; pairs of causes; unknown faults."""
 
 import keras
+from audit_models import JAX as MODELS_JAX
+from audit_models import TF as MODELS_TF
 from audit_mutants import ADD, DIVIDE, EACH, of
 
 APPLY = "model.optimizer.apply_gradients(zip(grads, model.trainable_variables))"
@@ -322,6 +324,8 @@ JAX = [
     ),
     of("broadcast", "words", ("b[:, None]", "b")),
 ]
+TF += MODELS_TF
+JAX += MODELS_JAX
 MUTANTS = {"tensorflow": TF, "jax": JAX}[keras.backend.backend()]
 
 # ---- two causes at once, of different stages: what was edited for each of them ----

@@ -23,6 +23,7 @@ from audit_loops import (
     Y,
     network,
 )
+from audit_models import JAX_LATER, TF_LATER
 from keras import layers
 
 CLIPPED = {"optimizer": keras.optimizers.Adam(0.01, global_clipnorm=0.4)}
@@ -470,5 +471,7 @@ JAX_MORE = {
     "traced rate": Loop(JAX_RATES, "schedule", options={"learning_rate": RATE}),
     "clipped as meant": Loop(JAX_CLIPPED, "dropout", options=CLIPPED),
 }
+TF_MORE |= TF_LATER
+JAX_MORE |= JAX_LATER
 MORE = {"tensorflow": TF_MORE, "jax": JAX_MORE}[ENGINE]
 LOOPS = RIGHT | MORE

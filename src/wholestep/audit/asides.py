@@ -2,11 +2,11 @@
 
 import keras
 import numpy as np
-from keras.layers import Masking
 
 from wholestep import tree
 from wholestep.audit.counted import running
 from wholestep.audit.judge import Case
+from wholestep.audit.meaning import is_masked
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay
 from wholestep.audit.scout import Scout, Watched
@@ -19,8 +19,7 @@ def padded(made: Case) -> list[str]:
     """Return a note if the ends of rows count whose inputs and labels are 0."""
     x, y, weight = made.data
     leaves = [leaf for leaf in tree.leaves(x) if np.shape(leaf) == np.shape(y)]
-    is_masked = any(getattr(layer, "mask_zero", isinstance(layer, Masking)) for layer in made.model._flatten_layers())
-    if weight is not None or is_masked or not isinstance(y, np.ndarray) or not is_padded(y):
+    if weight is not None or is_masked(made.model) or not isinstance(y, np.ndarray) or not is_padded(y):
         return []
     if not any(np.array_equal(leaf == 0, y == 0) for leaf in leaves):
         return []

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -124,6 +125,19 @@ def filled_up(e: Evidence) -> list[np.ndarray]:
         return [e.reference]
     window = replace(e.window, weights=[terms.weights for terms in e.terms])
     return [e.data(weightings.right(window), window=window) + e.penalty]
+
+
+def averaged_apart(e: Evidence) -> list[np.ndarray]:
+    """The mean gradient of the rows without their weights, times the mean of these: of the update, or of each piece."""
+    bare = replace(e.window, weights=e.weights_of("none"))
+    num = [np.count_nonzero(piece.rows != PAD) for piece in e.update.pieces]
+    own = [float(weights.sum()) for weights in e.window.row_weights]
+    mean = sum(own) / sum(num)
+    batches = partial(e.meant.replay.batch, weigh="none")
+    parts = [part / n for part, n in zip(e.pieces(weightings.right(bare), batches, bare), num, strict=True)]
+    by_piece = sum((w * part for w, part in zip(own, parts, strict=True)), np.zeros_like(e.handed))
+    whole = sum((mean * n * part for n, part in zip(num, parts, strict=True)), np.zeros_like(e.handed))
+    return [whole + e.penalty, by_piece + e.penalty, whole + mean * e.penalty]
 
 
 def stale(e: Evidence) -> list[np.ndarray]:

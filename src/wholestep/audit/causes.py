@@ -3,80 +3,13 @@
 from wholestep.audit.cause import NOWHERE, Cause
 from wholestep.audit.causes_of_gradients import CAUSES_OF_GRADIENTS
 from wholestep.audit.causes_of_handing import CAUSES_OF_HANDING
+from wholestep.audit.causes_of_printing import CAUSES_OF_PRINTING
+from wholestep.audit.causes_of_rows import CAUSES_OF_ROWS
 
 STAGES = ("rows", "forward", "gradient", "apply", "between", "state", "report")
 
 CAUSES = (
-    # ---- rows ----
-    Cause(
-        "rows never used",
-        "rows",
-        "every pass leaves out the same rows",
-        "Every pass over the data leaves out the same rows: the model never trains on them.",
-        "let the last, shorter batch through: `range(0, len(x), size)`, or `drop_remainder=False`.",
-        "tracel-ai/burn#5695",
-    ),
-    Cause(
-        "same order every pass",
-        "rows",
-        "the order of a pass is that of the pass before",
-        "The rows were shuffled once; every pass takes them in that same order.",
-        "draw an order in every epoch, `default_rng(epoch).permutation(len(x))`, or `shuffle(len(x), "
-        "reshuffle_each_iteration=True)`.",
-        "pytorch/pytorch#31771",
-    ),
-    Cause(
-        "same batches every pass",
-        "rows",
-        "the batches of a pass are those of the pass before, in another order",
-        "Batches are shuffled, and not rows: the same rows meet in every pass.",
-        "`.shuffle(len(x)).batch(size)`, in this order.",
-        NOWHERE,
-        is_note=True,
-    ),
-    Cause(
-        "batches of few labels",
-        "rows",
-        "batches of sorted rows, in another order",
-        "The rows are sorted by label, and batches are shuffled, not rows: each batch holds one or two of the labels.",
-        "`.shuffle(len(x)).batch(size)`, in this order.",
-        NOWHERE,
-    ),
-    Cause(
-        "window carried over the epoch",
-        "rows",
-        "microbatches of two passes make one update",
-        "The last microbatches of a pass wait for the first of the next: one update is made of both.",
-        "make an optimizer step of what is left at the end of each pass (`if ... or start + size >= len(x)`), or "
-        "take a `batch_size` with which none is left.",
-        "meta-pytorch/torchtune#2745",
-    ),
-    Cause(
-        "shuffle window",
-        "rows",
-        "no row comes much earlier than it stands in the data",
-        "The rows are shuffled in a window that is smaller than the data: neighbours stay neighbours.",
-        "`shuffle(len(x), reshuffle_each_iteration=True)`.",
-        "tensorflow/tensorflow#36626",
-        is_note=True,
-    ),
-    Cause(
-        "drawn with replacement",
-        "rows",
-        "rows come twice in one pass over the data",
-        "Rows are drawn with replacement: some come twice before others come once.",
-        "draw one order of all rows per pass: `rng.permutation(len(x))`.",
-        NOWHERE,
-        is_note=True,
-    ),
-    Cause(
-        "batches overlap",
-        "rows",
-        "a batch begins with the last rows of the one before",
-        "Neighbouring batches share rows, which count twice.",
-        "cut with one step: `x[start:start + size] for start in range(0, len(x), size)`.",
-        NOWHERE,
-    ),
+    *CAUSES_OF_ROWS,
     # ---- forward ----
     Cause(
         "inference mode",
@@ -197,6 +130,15 @@ CAUSES = (
         "write to the weights (`assign`, `assign_add`) after the optimizer step.",
         NOWHERE,
     ),
+    Cause(
+        "average by microbatch",
+        "between",
+        "the weights' moving average moves with every microbatch",
+        "The moving average of the weights moves with every microbatch, and not once per update: it looks back over "
+        "less.",
+        "move the average where the optimizer makes its step.",
+        NOWHERE,
+    ),
     # ---- state ----
     Cause(
         "statistics thrown away",
@@ -227,6 +169,15 @@ CAUSES = (
         NOWHERE,
     ),
     Cause(
+        "statistics never written back",
+        "state",
+        "the model has the moving statistics that it began with",
+        "The trained weights come back to the model, and the moving statistics do not: it predicts with those of the "
+        "beginning.",
+        "assign them too: `for v, value in zip(model.non_trainable_variables, ntv): v.assign(value)`.",
+        NOWHERE,
+    ),
+    Cause(
         "second pass in training mode",
         "state",
         "a forward pass without gradient, on the rows of an update, moves the statistics once more",
@@ -234,56 +185,7 @@ CAUSES = (
         "take metrics of the outputs that are there, or call `model(x, training=False)`.",
         NOWHERE,
     ),
-    # ---- report ----
-    Cause(
-        "printed: mean of means",
-        "report",
-        "the mean of the batches' means",
-        "The printed loss is a mean of the batches' means: rows of short batches count more.",
-        "weigh by rows: `metric.update_state(loss, sample_weight=len(batch))`.",
-        "tensorflow/tensorflow#38596",
-    ),
-    Cause(
-        "printed: last batch",
-        "report",
-        "the loss of the pass's last batch",
-        "The printed loss is that of the last batch alone.",
-        "keep a mean over all batches of the pass: `total / count`.",
-        "Lightning-AI/pytorch-lightning#2924",
-    ),
-    Cause(
-        "printed: not reset",
-        "report",
-        "the mean over all passes so far",
-        "The printed loss is a mean over all passes so far: the metric is not reset.",
-        "`metric.reset_state()`, or `total, count = 0.0, 0`, at the beginning of each pass.",
-        "keras-team/keras#16526",
-    ),
-    Cause(
-        "printed: sum",
-        "report",
-        "the sum of the batches' means",
-        "The printed loss is the sum of the batches' means.",
-        "divide by the number of rows.",
-        "hiyouga/LlamaFactory#7443",
-    ),
-    Cause(
-        "printed: summed over microbatches",
-        "report",
-        "the sum of the microbatches' means, divided by the number of updates",
-        "The printed loss is a sum of the microbatches' means, divided by the number of updates.",
-        "take the mean over the microbatches: divide by their number.",
-        NOWHERE,
-    ),
-    Cause(
-        "printed: without penalty",
-        "report",
-        "the mean over rows, without the model's own losses",
-        "The printed loss is without the model's own losses, which are trained on.",
-        "print the loss with `sum(model.losses)`, as `fit` does.",
-        NOWHERE,
-        is_note=True,
-    ),
+    *CAUSES_OF_PRINTING,
 )
 
 BY_NAME = {cause.name: cause for cause in CAUSES}

@@ -140,6 +140,12 @@ class Evidence:
             for i, (piece, part) in enumerate(zip(self.update.pieces, parts, strict=True))
         ]
 
+    def by_term(self) -> list[np.ndarray]:
+        """Return the gradient of each term by itself, as if it counted 1."""
+        window = self.window
+        alone = (replace(window, coefficients=row) for row in np.eye(len(window.coefficients)))
+        return [self.data(weightings.right(each), window=each) for each in alone]
+
     def rows(self) -> list[np.ndarray]:
         """Return the gradient of each row: by piece (terms x rows, parameters)."""
         if self._rows is None:
@@ -151,7 +157,7 @@ class Evidence:
 
     def weighed(self, way: Weighting, objective: Objective | None = None, weigh: str = "") -> np.ndarray:
         """Return the sum of the rows' gradients, weighed in one way; of another objective or batch if given."""
-        window = replace(self.window, weights=self._weights(weigh))
+        window = replace(self.window, weights=self.weights_of(weigh))
         parts = weightings.factors(window, way(window))
         return sum(
             (self._sum(i, part, objective, weigh) for i, part in enumerate(parts)),
@@ -175,7 +181,7 @@ class Evidence:
 
     def _grouped(self, i: int, objective: Objective | None, weigh: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (of each row the number of its group, gradients (groups x terms, parameters)) of a piece."""
-        weights = self._weights(weigh)[i]
+        weights = self.weights_of(weigh)[i]
         columns, of_rows = np.unique(weights, axis=1, return_inverse=True)
         of_rows = np.reshape(of_rows, -1)
         grads = np.zeros((columns.size, len(self.handed)), "float32")  # as the engine computes them
@@ -186,7 +192,7 @@ class Evidence:
                 grads[entry] = self.gradient(i, factors, objective, weigh=weigh)
         return of_rows, grads
 
-    def _weights(self, weigh: str) -> list[np.ndarray]:
+    def weights_of(self, weigh: str) -> list[np.ndarray]:
         """Return what the rows weigh, where the sample weights are changed in this way."""
         meant, replay = self.meant, self.meant.replay
         if weigh not in self._weighed:

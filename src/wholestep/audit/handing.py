@@ -22,13 +22,20 @@ NUM_ROWS = 32  # on so many the gradient of what is left out is computed, where 
 
 
 def left_out(
-    replay: Replay, objective: Objective, updates: list[Update], steps: list[Applied], before: list[np.ndarray]
+    replay: Replay,
+    objective: Objective,
+    updates: list[Update],
+    steps: list[Applied],
+    before: list[np.ndarray],
+    *,
+    is_thawed: bool = False,
 ) -> tuple[list[Found], list[str]]:
     """Return (causes, notes) of trainable variables that no step of an optimizer moves.
 
     Args:
         steps: all that were told.
         before: the weights when the loop began.
+        is_thawed: whether the loop itself has set them to be trained.
     """
     whole = [step for step in steps if step.is_whole] or [u.applied for u in updates if u.applied.is_whole]
     names = replay.names
@@ -46,7 +53,7 @@ def left_out(
     bare = [i for i in missing if all(step.grads[i] is None for step in whole)]
     zeros = [names[i] for i in wrong if i not in bare and not replay.is_half]  # where what is small becomes zero
     notes = [f"{_ZEROS} It is so with {', '.join(zeros)}."] if zeros else []
-    wrong = [i for i in wrong if i in bare and _is_meant(replay.model, steps, missing, i)]
+    wrong = [i for i in wrong if i in bare and (is_thawed or _is_meant(replay.model, steps, missing, i))]
     if wrong and shares is not None:
         numbers = [u.number for u in updates if u.applied.is_whole]
         size = float(np.sqrt(sum(shares[i] ** 2 for i in wrong)))

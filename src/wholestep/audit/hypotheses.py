@@ -6,9 +6,9 @@ from wholestep.audit import candidates, solved
 from wholestep.audit.candidates import Hypothesis
 from wholestep.audit.causes import BY_NAME, WEIGHTED
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.meaning import mistaken
+from wholestep.audit.meaning import is_masked, mistaken
 from wholestep.audit.weightings import of_last_pass as of_last_pass_of
-from wholestep.audit.weightings import right
+from wholestep.audit.weightings import places_counted, right
 from wholestep.model.objective import Objective
 
 _OF_REPLICAS = ("summed over replicas", "divided by the replicas twice", "penalty once per replica")
@@ -61,12 +61,16 @@ def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
         yield Hypothesis((BY_NAME[name],), candidates.penalised(right, factors))
     others = _other_losses(meant)
     for name, (other, weigh) in others.items():
-        yield Hypothesis((BY_NAME[name],), candidates.other(other, weigh, (right,)))
+        ways = (places_counted, right) if name == "mask ignored" else (right,)
+        yield Hypothesis((BY_NAME[name],), candidates.other(other, weigh, ways))
     for cause in WEIGHTED:
         yield Hypothesis((cause,), candidates.weighed(cause.weigh))
     yield Hypothesis((BY_NAME["not reset"],), candidates.not_reset((right,)), is_free=True)
     yield Hypothesis((BY_NAME["broadcast"],), candidates.broadcast)
     yield Hypothesis((BY_NAME["padding trained on"],), candidates.filled_up)
+    yield from solved.of_outputs(chosen)
+    if _has_weights(chosen):
+        yield Hypothesis((BY_NAME["weights averaged apart"],), candidates.averaged_apart)
     yield Hypothesis((BY_NAME["labels shifted"],), candidates.shifted)
     yield Hypothesis((BY_NAME["labels of other rows"],), candidates.unshuffled)
     yield Hypothesis((BY_NAME["stale gradients"],), candidates.stale, is_free=True)
@@ -86,7 +90,9 @@ def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
 
 def _other_losses(meant: Meant) -> dict[str, tuple[Objective | None, str]]:
     """Return the losses that stand in for the one meant, and how their batches are weighed."""
-    found: dict[str, tuple[Objective | None, str]] = {n: (other, "") for n, other in mistaken(meant.objective).items()}
+    masked = is_masked(meant.replay.model)
+    others = mistaken(meant.objective, is_masked=masked).items()
+    found: dict[str, tuple[Objective | None, str]] = {name: (other, "") for name, other in others}
     has_own = getattr(getattr(meant.objective, "loss", None), "has_own_weights", False)
     if meant.replay.data[2] is not None and not has_own:
         found |= {"weights ignored": (None, "none"), "weights squared": (None, "squared")}

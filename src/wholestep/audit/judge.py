@@ -1,17 +1,19 @@
 """What an audit concludes from its log: stage by stage, the first one that differs first."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import keras
 import numpy as np
 
 from wholestep.audit.clips import otherwise
+from wholestep.audit.ends import Ended, ends
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import DIFFERS, Found
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.keeping import all_same
-from wholestep.audit.log import Log
+from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.modes import Modes, evaluations, second_passes, state
 from wholestep.audit.order import classes, order
 from wholestep.audit.printed import printed
@@ -19,11 +21,14 @@ from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
 from wholestep.audit.steps import INSIDE, Schedule, apply, away, between, idle, rates, repeated
 from wholestep.audit.supposing import NoLoss, apart
+from wholestep.audit.void import without_void
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
 CARRIED = "window carried over the epoch"
+LEAST = 3  # updates after the last change of what is trainable
+_JUDGED = "judged is what comes after the last change."
 
 
 @dataclass
@@ -66,6 +71,8 @@ class Case:
         optimizer: the one that was meant, if it is known.
         is_told: whether the user said that it is.
         supposed: what the loss is called, if nobody said which one is meant.
+        is_late: whether the log begins where more variables were set to be trained.
+        ended: what the model has after the loop; None if it was ended before its time, or is not known.
         is_found: whether the data are what an audit has found among a script's names: it may hold out some of them.
         compiled: the optimizer whose schedule it is, by its id, if nobody said that it is the one that was meant.
     """
@@ -82,14 +89,18 @@ class Case:
     is_told: bool = False
     supposed: str = ""
     is_found: bool = False
+    ended: Ended | None = None
+    is_late: bool = False
 
     def judge(self) -> Verdict:
         """Return the verdict."""
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
+        self._begin_late()
         has_loss, rows = not isinstance(self.objective, NoLoss), Rows(self.data[0])
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=has_loss)
         verdict.seen = windows(self.log, rows)
+        verdict.seen = replace(verdict.seen, updates=without_void(verdict.seen.updates))
         self._say_what_was_seen(verdict, verdict.seen)
         if self._trainable_changes():
             verdict.has_seen = False
@@ -98,6 +109,18 @@ class Case:
             self._say_how_it_ran(verdict, verdict.seen)
             self._go_through_the_stages(verdict, verdict.seen, rows)
         return verdict
+
+    def _begin_late(self) -> None:
+        """Take the log from where the variables are trainable that are so in the end, if few updates go before."""
+        num = [len(each.params) for each in self.log.called if each.is_whole]
+        if len(list(groupby(num))) not in (2, 3) or num[-1] != len(self.model.trainable_variables):
+            return
+        events: list[Called | Applied] = [*self.log.called, *self.log.applied]
+        late = self.log.since(max(e.order for e in events if e.is_whole and len(e.params) != num[-1]))
+        if len(late.applied) >= LEAST:
+            late.notes[f"Which variables are trainable changes inside of the loop; {_JUDGED}"] = None
+            first = next(each for each in late.called if each.is_whole)
+            self.log, self.before, self.printed, self.is_late = late, first.params, [], True
 
     def _trainable_changes(self) -> bool:
         called = {len(each.params) for each in self.log.called if each.is_whole}
@@ -110,7 +133,7 @@ class Case:
                 modes.note(replay, update)
         is_scaled = bool(self.log.scaled)
         seen = read(Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer), seen, rows, self.data)
-        verdict.seen = seen
+        verdict.seen, verdict.notes = seen, [*verdict.notes, *_by_hand(seen)]
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice)
@@ -128,14 +151,15 @@ class Case:
         verdict.causes += state(replay, modes, like)
         verdict.causes += (again := second_passes(self.log, seen))
         verdict.notes += [] if again else evaluations(replay, self.log, seen)
+        if self.ended is not None:
+            causes, notes = ends(self.model, self.before, self.ended, seen)
+            verdict.add((causes, [] if any(moved) else notes))
         if self.printed:
             is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
             verdict.add(printed(verdict.evidence, self.printed, is_whole))
 
     def _say_how_it_ran(self, verdict: Verdict, seen: Windows) -> None:
         verdict.notes += self.log.notes
-        if seen.is_by_hand:
-            verdict.notes.append("The weights are moved by no optimizer of Keras: an update is whatever moves them.")
         if seen.num_skipped:
             num = _many(seen.num_skipped, "optimizer step was", "optimizer steps were")
             verdict.notes.append(f"{num} skipped: the gradient was not finite at this loss scale.")
@@ -156,7 +180,8 @@ class Case:
 
     def _left_out(self, replay: Replay, seen: Windows) -> tuple[list[Found], list[str]]:
         """Return (causes, notes) of trainable variables that nothing moves, and of frozen ones that something does."""
-        causes, notes = left_out(replay, self.objective, seen.updates, self.log.applied, self.before)
+        given = replay, self.objective, seen.updates, self.log.applied, self.before
+        causes, notes = left_out(*given, is_thawed=self.is_late)
         has_others = self.log.has_others or len({step.optimizer for step in self.log.applied}) > 1
         moved, told = frozen(replay, self.objective, seen.updates, has_others)
         return [*causes, *moved], [*notes, *told]
@@ -238,6 +263,18 @@ class Case:
 
     def _is_ambiguous(self, rows: Rows, update: Update) -> bool:
         return rows.twins(update.rows) and not rows.agree(update.rows, self.data[1:])
+
+
+def _by_hand(seen: Windows) -> list[str]:
+    """Return a note if no optimizer of Keras moves the weights, with the rate if it is known."""
+    if not seen.is_by_hand:
+        return []
+    rates = [u.applied.learning_rate for u in seen.updates]
+    least, most = min(rates), max(rates)
+    same = f"{most:.4g} times the gradient in each"
+    told = same if most - least <= DIFFERS * most else f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
+    told = f", here {told}" if seen.is_rated else ""
+    return [f"The weights are moved by no optimizer of Keras: an update is whatever moves them{told}."]
 
 
 def _many(num: int, one: str, more: str = "") -> str:

@@ -4,7 +4,7 @@ import linecache
 import sys
 import sysconfig
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -227,6 +227,14 @@ class Log:
         self._num_moved += kind == "params" and any(a is not b for a, b in zip(kept, old, strict=False))
         self._last[kind] = kept
         return kept
+
+    def since(self, order: int) -> "Log":
+        """Return what was told after this."""
+        called = [each for each in self.called if each.order > order]
+        applied = [each for each in self.applied if each.order > order]
+        scaled = [each for each in self.scaled if each.order > order]
+        notes, unseen = dict(self.notes), dict(self.unseen)
+        return replace(self, called=called, applied=applied, scaled=scaled, notes=notes, unseen=unseen)
 
     def close(self) -> None:
         """Keep nothing more, and bring what is kept into the order in which it ran."""

@@ -108,15 +108,16 @@ class _Twice(keras.losses.Loss):
 
 
 class LossObjective(Objective):
-    """One Keras loss, on the model's one output."""
+    """One Keras loss, on the model's one output, by the mask that the model makes or without."""
 
-    def __init__(self, loss: keras.losses.Loss):
-        self.loss = loss
+    def __init__(self, loss: keras.losses.Loss, *, is_masked: bool = True):
+        self.loss, self.is_masked = loss, is_masked
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Term:
         """Return the loss before its reduction, with what Keras would have divided by."""
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training)
+        y_pred = y_pred if self.is_masked else tree.map_leaves(lambda leaf: leaf + 0, y_pred)  # which has none
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
 
@@ -167,8 +168,12 @@ def outputs(model: keras.Model, x: Tree) -> Tree:
     )
 
 
-def mistaken(objective: Objective) -> dict[str, Objective]:
-    """Return the losses that the one meant is mistaken for, by the name of the cause."""
+def mistaken(objective: Objective, *, is_masked: bool) -> dict[str, Objective]:
+    """Return the losses that the one meant is mistaken for, by the name of the cause.
+
+    Args:
+        is_masked: whether the model makes a mask.
+    """
     loss = getattr(objective, "loss", None)
     if not isinstance(objective, LossObjective) or loss is None:
         return {}
@@ -180,9 +185,18 @@ def mistaken(objective: Objective) -> dict[str, Objective]:
             found["from_logits"] = type(loss).from_config(config | {"from_logits": not config["from_logits"]})
         if config.get("from_logits"):
             found["softmax twice"] = _Twice(loss)
-        if config.get("label_smoothing"):
+        if smoothing := config.get("label_smoothing"):
+            twice = 1 - (1 - smoothing) ** 2
             found["smoothing missing"] = type(loss).from_config(config | {"label_smoothing": 0.0})
+            found["smoothing twice"] = type(loss).from_config(config | {"label_smoothing": twice})
     elif "from_logits" in signature(function).parameters:
         flipped = not getattr(function, "keywords", {}).get("from_logits", False)
         found["from_logits"] = _Function(partial(function, from_logits=flipped))
-    return {name: LossObjective(other) for name, other in found.items()}
+    others: dict[str, Objective] = {name: LossObjective(other) for name, other in found.items()}
+    return {**others, "mask ignored": LossObjective(loss, is_masked=False)} if is_masked else others
+
+
+def is_masked(model: keras.Model) -> bool:
+    """Whether a layer of the model makes a mask."""
+    layers = model._flatten_layers()
+    return any(getattr(layer, "mask_zero", isinstance(layer, keras.layers.Masking)) for layer in layers)

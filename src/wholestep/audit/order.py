@@ -33,6 +33,8 @@ def order(
         return [], [note] if pieces else []
     if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
         return [], [BY_NAME["drawn with replacement"].explanation]
+    if (again := _again(windows, pieces)) is not None:
+        return [again], []
     if (overlap := _overlap(windows, pieces)) is not None:
         return [overlap], []
     causes, notes = _passes(windows, rows, pieces, log.has_evaluated, is_found)
@@ -98,6 +100,22 @@ def _window(lists: list[list[int]]) -> int:
     return max(row - place for each in lists for place, row in enumerate(each)) + 1
 
 
+def _again(windows: Windows, pieces: list[Piece]) -> Found | None:
+    """Find batches that come twice in a row, in the midst of a pass, where others come once."""
+    once = [pieces[0], *(b for a, b in pairwise(pieces) if not np.array_equal(a.rows, b.rows))]
+    cuts = [[sum(len(p.rows) for p in cut) for cut in passes(each)][:-1] for each in (pieces, once)]
+    if len(once) == len(pieces) or len(set(cuts[1])) > 1 or len(set(cuts[0])) < 2:
+        return None
+    orders = {b.called.order for a, b in pairwise(pieces) if np.array_equal(a.rows, b.rows)}
+    updates = [u for u in windows.updates if any(p.called.order in orders for p in u.pieces)]
+    numbers = [u.number for u in updates]
+    if not numbers:
+        return None
+    detail = f"So it is with {len(numbers)} of {len(windows.updates)} updates."
+    line, share = updates[0].applied.line, len(numbers) / len(windows.updates)
+    return found(BY_NAME["batch trained on twice"], share, 0.0, line, numbers, detail)
+
+
 def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:
     """Find batches that begin with the last rows of the one before."""
     pairs = [(a.rows, b.rows) for a, b in pairwise(pieces)]
@@ -120,6 +138,8 @@ def _passes(
 ) -> tuple[list[Found], list[str]]:
     lists = [[row for piece in cut for row in piece.rows.tolist() if row != PAD] for cut in passes(pieces)]
     whole = lists if len(lists[-1]) == len(lists[0]) else lists[:-1]
+    if _is_drawn(lists[:-1], rows.num):
+        return [], [BY_NAME["drawn with replacement"].explanation]
     if len(whole) < 2 or len({len(each) for each in whole}) > 1:
         return [], ["Less than two whole passes over the data were seen: their order is not judged."]
     notes, causes = [], []
@@ -150,6 +170,12 @@ def _passes(
     if is_mixed and all(each == cut[0] for each in cut):
         notes.append(BY_NAME["same batches every pass"].explanation)
     return causes, notes
+
+
+def _is_drawn(lists: list[list[int]], num_rows: int) -> bool:
+    """Whether rows come again, sooner or later, before most others have come."""
+    sizes = [len(each) for each in lists]
+    return len(sizes) > 2 and len(set(sizes)) > 1 and 2 * float(np.median(sizes)) <= num_rows
 
 
 def _some(rows: list[int]) -> str:

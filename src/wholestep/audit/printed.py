@@ -37,10 +37,19 @@ class Losses:
         num = [len({id(e) for e, _ in cut}) for cut in self.passes]
         yield "printed: summed over microbatches", [float(np.sum(each)) / n for each, n in zip(alone, num, strict=True)]
         yield "printed: sum", [float(np.sum(each)) for each in alone]
+        yield (
+            "printed: means over rows",
+            [np.sum(a) / self._num(cut) for a, cut in zip(alone, self.passes, strict=True)],
+        )
 
     def name_of_last(self, num: int) -> Callable[[int], str]:
         """Return what the i-th of the last so many passes is called."""
         return lambda i: f"of pass {len(self.passes) - num + 1 + i}"
+
+    @staticmethod
+    def _num(cut: list[tuple[Evidence, int]]) -> int:
+        """Return the number of rows."""
+        return sum(int(np.count_nonzero(e.update.pieces[i].rows != PAD)) for e, i in cut)
 
     @staticmethod
     def _mean(cut: list[tuple[Evidence, int]], *, penalty: bool) -> float:

@@ -30,6 +30,7 @@ def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree])
     updates = [changed.get(u.number, u) for u in seen.updates]
     new = {piece.called.order: piece for u in updates for piece in u.pieces}
     pieces = [new.get(piece.called.order, piece) for piece in seen.pieces]
+    updates = [replace(u, pieces=_real(u.pieces)) if u.number in changed else u for u in updates]
     seen = replace(seen, updates=updates, pieces=pieces, place=placed(pieces))
     seen = replace(seen, settled={n for n, u in changed.items() if rows.twins(u.rows)})
     if seen.is_by_hand:
@@ -68,22 +69,37 @@ def _without_idle(meant: Meant, seen: Windows) -> Windows:
 
 
 def unfilled(meant: Meant, update: Update, often: set[int]) -> Update:
-    """Return an update whose last batch ends with one row again and again, as one that is filled up, if so it is right.
+    """Return an update that ends with rows that it has already, as one that is filled up, if so it is right.
 
     A row that fills up weighs nothing: that is seen in the gradient.
     """
-    last = update.pieces[-1]
-    same = int(np.argmin([*(last.rows[::-1] == last.rows[-1]), False]))
-    differs = meant.replay.tolerance.differs
-    is_suspect = same < len(last.rows) and (same > 1 or int(last.rows[-1]) in often)
-    if last.rows[-1] == PAD or not is_suspect or Evidence(meant, update).without <= differs:
+    rows, last = update.rows, update.rows[-1]
+    same = int(np.argmin([*(rows[::-1] == last), False]))
+    again = int(np.argmin([*(row in rows[:i] for i, row in reversed([*enumerate(rows)])), False]))
+    is_suspect = same < len(rows) and (same > 1 or again > 0 or int(last) in often)
+    if last == PAD or not is_suspect or Evidence(meant, update).without <= meant.replay.tolerance.differs:
         return update
-    for num in (same, same - 1) if same > 1 else (1,):
-        rows = np.concatenate([last.rows[:-num], np.full(num, PAD)])
-        changed = replace(update, pieces=[*update.pieces[:-1], Piece(last.called, rows)])
-        if Evidence(meant, changed).without <= meant.replay.tolerance.fits:
-            return changed
+    for num in dict.fromkeys([same, same - 1, again]):
+        if 0 < num < len(rows):
+            changed = replace(update, pieces=_without_last(update.pieces, num))
+            if Evidence(meant, replace(changed, pieces=_real(changed.pieces))).without <= meant.replay.tolerance.fits:
+                return changed
     return update
+
+
+def _without_last(pieces: list[Piece], num: int) -> list[Piece]:
+    """Return pieces whose last so many rows, of all of them, fill up."""
+    ends = np.cumsum([len(piece.rows) for piece in pieces])
+    kept = ends[-1] - num
+    return [
+        Piece(piece.called, np.where(np.arange(end - len(piece.rows), end) < kept, piece.rows, PAD))
+        for piece, end in zip(pieces, ends, strict=True)
+    ]
+
+
+def _real(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces that have rows of the data."""
+    return [piece for piece in pieces if np.any(piece.rows != PAD)]
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:

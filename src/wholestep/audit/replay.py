@@ -20,7 +20,8 @@ from wholestep.tree import Tensor, Tree
 class Terms(NamedTuple):
     """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
 
-    `coefficients` and `divided` (whether a term is divided by its weights) are by term. `penalty`: the model's own.
+    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term. `penalty`: the model's
+    own.
     """
 
     values: np.ndarray
@@ -28,6 +29,7 @@ class Terms(NamedTuple):
     coefficients: np.ndarray
     divided: np.ndarray
     penalty: float
+    names: tuple[str, ...]
 
 
 class Replay:
@@ -123,13 +125,14 @@ class Replay:
                 terms = checked(read(objective(self.model, batch, training), {}).terms, num)
                 penalty = self._penalty()
                 sums = [_by_row(term, num) for term in terms.values()]
-            found["terms"] = [(float(t.coefficient), isinstance(t, Mean), isinstance(t, Whole)) for t in terms.values()]
+            found["terms"] = [(float(t.coefficient), isinstance(t, Mean)) for t in terms.values()]
+            found["names"] = tuple(map(str, terms))
             return ops.stack([s[0] for s in sums]), ops.stack([s[1] for s in sums]), penalty
 
         program, found = self._program(("terms", training, id(objective), num), run, found)
         values, weights, penalty = program(piece.called.params, piece.called.buffers, batch)
-        coefficients, divided, _ = zip(*found["terms"], strict=True)
-        return Terms(np.array(values), np.array(weights), np.array(coefficients), np.array(divided), float(penalty))
+        coefficients, divided = (np.array(each) for each in zip(*found["terms"], strict=True))
+        return Terms(np.array(values), np.array(weights), coefficients, divided, float(penalty), found["names"])
 
     def gradient(
         self,

@@ -13,6 +13,7 @@ from wholestep.audit.found import distance
 
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _ALIKE = 0.02
+_NEAR = 1e-3
 _LEAST_CLIP = 1e-3  # what shortens by less shortens nothing: it is the mean of means
 
 
@@ -66,6 +67,35 @@ def _parts(e: Evidence, before: Evidence) -> np.ndarray:
     """Return how much of its own and of the gradient before what was handed over is made of."""
     basis = np.stack([e.reference, before.handed], axis=1)
     return np.linalg.lstsq(basis, e.handed, rcond=None)[0]
+
+
+def of_outputs(chosen: list[Evidence]) -> Iterator[Hypothesis]:
+    """The loss of each output counts for another number than was meant, the same in all updates."""
+    meant = chosen[0].window.coefficients
+    if len(meant) < 2 or any(len(e.window.coefficients) != len(meant) for e in chosen):
+        return
+    parts = np.concatenate([np.stack(e.by_term(), axis=1) for e in chosen])
+    counted = np.linalg.lstsq(parts, np.concatenate([e.handed - e.penalty for e in chosen]), rcond=None)[0]
+    counted = _rounded(counted, [np.zeros(len(meant)), np.ones(len(meant)), meant])
+    if np.array_equal(counted, meant) or not np.any(counted):
+        return
+    is_bare = np.array_equal(counted, np.ones(len(meant)))
+    name = "output left out" if np.any(counted == 0) else "loss weights ignored" if is_bare else "other loss weights"
+
+    def gradients(e: Evidence) -> list[np.ndarray]:
+        return [sum((n * part for n, part in zip(counted, e.by_term(), strict=True)), e.penalty)]
+
+    told, wanted = (", ".join(f"{number:.4g}" for number in each) for each in (counted, meant))
+    detail = f"The losses of {', '.join(chosen[0].terms[0].names)} count {told}, and not {wanted}."
+    yield Hypothesis((BY_NAME[name],), gradients, detail=detail)
+
+
+def _rounded(numbers: np.ndarray, near: list[np.ndarray]) -> np.ndarray:
+    """Return numbers, each as one of those that it is nearly, if it is."""
+    found = numbers.copy()
+    for each in near:
+        found = np.where(np.abs(numbers - each) <= _NEAR * np.maximum(np.abs(each), np.abs(numbers).max()), each, found)
+    return found
 
 
 def clip_of_each(chosen: list[Evidence]) -> Iterator[Hypothesis]:

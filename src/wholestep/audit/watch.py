@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.ends import Ended
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
 from wholestep.audit.log import MOST, Log
@@ -139,6 +140,7 @@ def watched(
         else:
             report.fail()
         raise
+    made.ended = Ended.of(model)
     report.close(made)
 
 

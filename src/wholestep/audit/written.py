@@ -24,7 +24,7 @@ def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str
     bound = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in new)
     if _far([np.clip(leaf, -bound, bound) for leaf in states[-1]], new) <= _NEAR:
         return f"all are cut to at most {bound:.6g}"
-    vectors, wanted = np.stack([_some(state) for state in states]), _some(new)
+    vectors, wanted = np.stack([some(state) for state in states]), some(new)
     origin = vectors[-1]  # weights of an average add up to 1
     steps = (vectors[:-1] - origin).T
     if steps.shape[0] <= 2 * steps.shape[1]:
@@ -38,10 +38,11 @@ def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str
     return f"an average of the weights of {len(states)} updates takes their place, with {last:.3g} of the last ones"
 
 
-def _some(state: list[np.ndarray]) -> np.ndarray:
+def some(state: list[np.ndarray]) -> np.ndarray:
+    """Return weights as one vector, of many the numbers at some places."""
     whole = np.concatenate([np.ravel(leaf).astype("float64") for leaf in state])
     return whole if len(whole) <= NUM_KEPT else whole[np.random.default_rng(0).permutation(len(whole))[:NUM_KEPT]]
 
 
 def _far(one: list[np.ndarray], two: list[np.ndarray]) -> float:
-    return distance(_some(one), _some(two))
+    return distance(some(one), some(two))
