@@ -24,8 +24,8 @@ CAUSES_OF_GRADIENTS = (
         "gradient",
         "a = 1 / weight of the own microbatch",
         "The microbatches' mean gradients are added up and not divided by their number.",
-        "divide the sum once: by the weight of all rows of the update, or a sum of means of even microbatches by "
-        "their `count`.",
+        "divide the sum once: by the weight of all rows of the update, or a sum `t + g` of means of even microbatches "
+        "by their `count`.",
         "paiml/aprender#2123",
         (weightings.summed,),
     ),

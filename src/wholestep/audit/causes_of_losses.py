@@ -73,7 +73,7 @@ OTHER_LOSSES = (
         "gradient",
         "the loss of each output counts by a number that is solved for",
         "The losses of the model's outputs are added up with other `loss_weights` than were meant.",
-        "take the `loss_weights` that the model is compiled with.",
+        "multiply the loss of each output by its own number of the `loss_weights` that were meant.",
         NOWHERE,
     ),
     Cause(

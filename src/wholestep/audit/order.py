@@ -33,7 +33,7 @@ def order(
         return [], [note] if pieces else []
     if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
         return [], [BY_NAME["drawn with replacement"].explanation]
-    if (again := _again(windows, pieces)) is not None:
+    if (again := _again(windows)) is not None:
         return [again], []
     if (overlap := _overlap(windows, pieces)) is not None:
         return [overlap], []
@@ -100,20 +100,17 @@ def _window(lists: list[list[int]]) -> int:
     return max(row - place for each in lists for place, row in enumerate(each)) + 1
 
 
-def _again(windows: Windows, pieces: list[Piece]) -> Found | None:
-    """Find batches that come twice in a row, in the midst of a pass, where others come once."""
-    once = [pieces[0], *(b for a, b in pairwise(pieces) if not np.array_equal(a.rows, b.rows))]
-    cuts = [[sum(len(p.rows) for p in cut) for cut in passes(each)][:-1] for each in (pieces, once)]
-    if len(once) == len(pieces) or len(set(cuts[1])) > 1 or len(set(cuts[0])) < 2:
+def _again(windows: Windows) -> Found | None:
+    """Find batches that make two updates in a row, in the midst of a pass, where others make one."""
+    updates = [update for update in windows.updates if update.pieces]
+    again = [b for a, b in pairwise(updates) if np.array_equal(a.rows, b.rows)]
+    once = [update for update in updates if all(update is not other for other in again)]
+    cuts = [[sum(len(u.rows) for u in cut) for cut in passes(each)][:-1] for each in (updates, once)]
+    if not again or len(set(cuts[1])) > 1 or len(set(cuts[0])) < 2:
         return None
-    orders = {b.called.order for a, b in pairwise(pieces) if np.array_equal(a.rows, b.rows)}
-    updates = [u for u in windows.updates if any(p.called.order in orders for p in u.pieces)]
-    numbers = [u.number for u in updates]
-    if not numbers:
-        return None
-    detail = f"So it is with {len(numbers)} of {len(windows.updates)} updates."
-    line, share = updates[0].applied.line, len(numbers) / len(windows.updates)
-    return found(BY_NAME["batch trained on twice"], share, 0.0, line, numbers, detail)
+    detail = f"So it is with {len(again)} of {len(updates)} updates."
+    share, numbers = len(again) / len(updates), [u.number for u in again]
+    return found(BY_NAME["batch trained on twice"], share, 0.0, again[0].applied.line, numbers, detail)
 
 
 def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:

@@ -1,6 +1,7 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -101,6 +102,9 @@ class Update:
     def rows(self) -> np.ndarray:
         """The rows of all its pieces."""
         return np.concatenate([piece.rows for piece in self.pieces]) if self.pieces else np.array([], int)
+
+
+_Part = TypeVar("_Part", Piece, Update)
 
 
 @dataclass(frozen=True)
@@ -214,9 +218,9 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
     return updates, window
 
 
-def passes(pieces: list[Piece]) -> list[list[Piece]]:
-    """Cut forward passes into passes over the data: a new one begins where a row comes again."""
-    cut: list[list[Piece]] = []
+def passes(pieces: list[_Part]) -> list[list[_Part]]:
+    """Cut forward passes, or updates, into passes over the data: a new one begins where a row comes again."""
+    cut: list[list[_Part]] = []
     used: set[int] = set()
     for piece in pieces:
         rows = set(piece.rows[piece.rows != PAD].tolist())
