@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from types import TracebackType
 
@@ -55,8 +56,10 @@ def join() -> None:
     given = {k: v if k == "coordinator_address" else int(v) for k, v in known.items() if v is not None}
     if hasattr(jax.config, "jax_enable_preemption_service"):  # it would take SIGTERM for itself, and lose it
         jax.config.update("jax_enable_preemption_service", False)
+    is_known = "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters
+    patience = {"shutdown_timeout_seconds": _DAY} if is_known else {}  # JAX 0.8 waits for five minutes
     try:
-        jax.distributed.initialize(**given, shutdown_timeout_seconds=_DAY)
+        jax.distributed.initialize(**given, **patience)
     except (ValueError, RuntimeError) as error:
         attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
         raise PeerError(
