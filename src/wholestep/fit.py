@@ -128,7 +128,7 @@ def _run_epochs(
         executor.applied.recount(run)
         if run.place.logs is None:
             logs = run.place.latest = run_epoch(executor, run, feed, steps, watch, saver, once=once)
-            _check_any(run.place.done, epoch)
+            _check_any(run.place.done, epoch, has_stopped=watch.stops)
             if validate is not None and validate.is_due(epoch):
                 saver.look()
                 logs = logs | validate(watch, saver.look)
@@ -169,9 +169,12 @@ class Validating:
         return {f"val_{name}": value for name, value in logs.items()}
 
 
-def _check_any(num_updates: int, epoch: int) -> None:
-    """Refuse an epoch without a batch. A step of the model's own may have nothing to tell of one."""
-    if not num_updates:
+def _check_any(num_updates: int, epoch: int, *, has_stopped: bool) -> None:
+    """Refuse an epoch without a batch, unless a callback has stopped the run at the first one, which was not finite.
+
+    That no numbers came says nothing: a step of the model's own may have none to tell.
+    """
+    if not num_updates and not has_stopped:
         raise BatchError(
             message(
                 f"Epoch {epoch + 1} must have at least one batch.",
