@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from audit_loops import DATA, JAX_ACCUMULATED, JAX_HEAD, LABELS, MODELS, ROWS, TF_ACCUMULATED, Loop, X, Y
 from audit_mutants import ADD, of
-from keras import layers
+from keras import layers, ops
 
 
 def two_outputs():
@@ -20,6 +20,22 @@ def two_outputs():
     return model
 
 
+def both(labels, outputs):
+    """Return the loss of two outputs as one number."""
+    kind = ops.sparse_categorical_crossentropy(labels["kind"], outputs["kind"], from_logits=True)
+    return ops.mean(kind) + 0.3 * ops.mean((labels["price"] - outputs["price"]) ** 2)
+
+
+def pair():
+    """Return a model of two inputs of one shape."""
+    keras.utils.set_random_seed(3)
+    inputs = [keras.Input((3,)), keras.Input((3,))]
+    joined = layers.Concatenate()([layers.Dense(4, "tanh")(inputs[0]), inputs[1]])
+    model = keras.Model(inputs, layers.Dense(3)(joined))
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
 def masked():
     """Return a model that masks the places of token 0."""
     keras.utils.set_random_seed(3)
@@ -31,9 +47,10 @@ def masked():
 draw = np.random.default_rng(8)
 WORDS = draw.integers(1, 9, (ROWS, 4)) * (np.arange(4) < draw.integers(1, 5, ROWS)[:, None])
 WORDS[:, 0] = np.arange(ROWS) % 8 + 1  # no row twice
-MODELS |= {"two outputs": two_outputs, "masked": masked}
+MODELS |= {"two outputs": two_outputs, "masked": masked, "pair": pair}
 DATA |= {
     "two outputs": (X, {"kind": LABELS, "price": Y[:, None]}),
+    "pair": ([X[:, :3], X[:, 2:]], draw.normal(size=(ROWS, 3)).astype("float32")),
     "masked": (WORDS, draw.normal(size=(ROWS, 4, 1)).astype("float32")),
 }
 
@@ -71,6 +88,7 @@ TF_MASKED = f"""{TF_HEAD}
             grads = tape.gradient(loss, model.trainable_variables)
             model.optimizer.apply_gradients(zip(grads, model.trainable_variables))
 """
+TF_PAIR = TF_MASKED.replace("x[rows]", "[x[0][rows], x[1][rows]]").replace("len(x)", "len(y)")
 TF_AVERAGED = (
     TF_ACCUMULATED.replace("    for epoch", "    average = [v.numpy() for v in variables]\n    for epoch")
     + """
@@ -95,6 +113,10 @@ TF_THAWED = f"""{TF_HEAD}
 FILLED = """
             weight = (np.arange(8) < len(rows)).astype("float32")
             rows = np.concatenate([rows, np.repeat(rows[-1:], 8 - len(rows))])
+"""
+MOVED = """
+            first = min(start, len(x) - 8)  # as lax.dynamic_slice has it
+            rows, weight = order[first : first + 8], (first + np.arange(8) >= start).astype("float32")
 """
 TF_FILLED = f"""{TF_HEAD}{ROWS_OF}{FILLED}
             total = [tf.zeros_like(v) for v in model.trainable_variables]
@@ -134,6 +156,7 @@ JAX_MASKED = f"""{JAX_HEAD}
             grads, ntv = step(tv, ntv, x[rows], y[rows])
             tv, ov = optimizer.stateless_apply(ov, grads, tv)
 """
+JAX_PAIR = JAX_MASKED.replace("x[rows]", "[x[0][rows], x[1][rows]]").replace("len(x)", "len(y)")
 JAX_AVERAGED = (
     JAX_ACCUMULATED.replace("    for epoch", "    average = list(tv)\n    for epoch")
     + """
@@ -181,6 +204,9 @@ TF_LATER = {
     "averaged": Loop(TF_AVERAGED),
     "thawed": Loop(TF_THAWED),
     "filled up": Loop(TF_FILLED, "sgd"),
+    "moved back": Loop(TF_FILLED.replace(FILLED, MOVED), "sgd"),
+    "one loss of two": Loop(TF_OUTPUTS, "two outputs", both),
+    "pair": Loop(TF_PAIR, "pair"),
 }
 JAX_LATER = {
     "two outputs": Loop(JAX_OUTPUTS, "two outputs"),
@@ -188,12 +214,24 @@ JAX_LATER = {
     "averaged": Loop(JAX_AVERAGED),
     "selected": Loop(JAX_SELECTED),
     "filled up": Loop(JAX_FILLED, "sgd"),
+    "moved back": Loop(JAX_FILLED.replace(FILLED, MOVED), "sgd"),
+    "one loss of two": Loop(JAX_OUTPUTS, "two outputs", both),
+    "pair": Loop(JAX_PAIR, "pair"),
 }
 
 # ---- what makes them wrong ----
 
+OTHER = "np.random.default_rng(start + 9).permutation(len(x))[:10]"
 ADDED = "total = total + weights[name] * loss"
 OUTPUTS = [
+    of("inputs swapped", "pair", ("[x[0][rows], x[1][rows]]", "[x[1][rows], x[0][rows]]")),
+    of("labels among the inputs", "pair", ("[x[0][rows], x[1][rows]]", "[x[0][rows], y[rows]]")),
+    of(
+        "batches overlap",
+        "on batch",
+        ("range(0, len(x), 8)", "range(3)"),
+        ("order[start : start + 8]", "order[start :][:8]"),
+    ),
     of("output left out", "two outputs", (ADDED, "total = 0 * total + weights[name] * loss")),
     of("loss weights ignored", "two outputs", ("weights[name] * loss", "loss")),
     of("other loss weights", "two outputs", ('"kind": 1.0, "price": 0.3', '"kind": 0.3, "price": 1.0')),
@@ -229,6 +267,15 @@ TF = [
         ("tf.constant(y[rows])", "y[rows]"),
     ),
     of("printed: means over rows", "simple", ("float(loss) * len(rows)", "float(loss)")),
+    of("rows twice in a pass", "function", ("order[start : start + 8]", "order[min(start, len(x) - 8) :][:8]")),
+    of(
+        "accumulated twice",
+        "even",
+        (", model.optimizer\n", ", keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)\n"),
+    ),
+    of("penalty forgotten", "wrapped", (" + sum(self.losses)", "")),
+    of("weights of other rows", "weighted", ("sample_weight=w[rows]", "sample_weight=w[start : start + 8]")),
+    of("labels of other rows", "simple", ("y[rows][:, None]", f"y[{OTHER}][: len(rows), None]")),
 ]
 JAX = [
     *OUTPUTS,
@@ -240,6 +287,7 @@ JAX = [
         ("            average = [0.8 * a + 0.2 * v for a, v in zip(average, tv)]\n    tv", "    tv"),
     ),
     of("statistics never written back", "with statistics", (", (model.non_trainable_variables, ntv))", ",)")),
+    of("penalty forgotten", "wrapped", (" + sum(own)", "")),
     of("summed over microbatches", "selected", ("t + g / 2", "t + g")),
     of(
         "batch trained on twice",
@@ -247,4 +295,11 @@ JAX = [
         ("            tv, ntv, ov = step", "            for _ in range(2 if start == 8 else 1): tv, ntv, ov = step"),
     ),
     of("printed: means over rows", "simple", ("float(loss) * len(rows)", "float(loss)")),
+    of("rows twice in a pass", "jitted", ("order[start : start + 8]", "order[min(start, len(x) - 8) :][:8]")),
+    of(
+        "accumulated twice",
+        "even",
+        ("optimizer = model.optimizer", "optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)"),
+    ),
+    of("labels of other rows", "simple", ("x[rows], y[rows])", f"x[rows], y[{OTHER}])")),
 ]

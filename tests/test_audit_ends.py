@@ -53,6 +53,12 @@ def test_the_rate_of_updates_by_hand_is_told(tmp_path):
     assert any("here 0.2 times the gradient first, 0.1 last" in note for note in report.notes)
 
 
+def test_inputs_that_are_scaled_are_a_note(tmp_path):
+    report = audited(LOOPS["on batch"], edited("on batch", [("x[rows]", "x[rows] / 255")]), tmp_path)
+    assert (report.causes, report.has_seen) == ([], False)
+    assert any("times 0.0039216. Is that meant?" in note for note in report.notes)
+
+
 def made(*kept):
     """Return steps, of which those that are kept lead on to the next one's state."""
     updates, now = [], 0

@@ -23,7 +23,8 @@ class Hypothesis:
 
     `gradients` gives, for one update, the gradients that would be handed over then: one for each way to be wrong, the
     same way in every update; where `is_free`, each update may have its own. `is_tiny`: they may be so small that a
-    distance relative to the reference says nothing. `detail`: what was solved for, in words.
+    distance relative to the reference says nothing. `detail`: what was solved for, in words. `is_wide`: it fits
+    what others say more narrowly, and is tried where they do not fit.
     """
 
     causes: tuple[Cause, ...]
@@ -31,6 +32,7 @@ class Hypothesis:
     is_free: bool = False
     is_tiny: bool = False
     detail: str = ""
+    is_wide: bool = False
 
 
 def shares(evidence: Evidence) -> list[float]:

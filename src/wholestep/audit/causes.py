@@ -19,6 +19,22 @@ CAUSES = (
         "call `model(x, training=True)`.",
         "wkentaro/pytorch-fcn#56",
     ),
+    Cause(
+        "inputs swapped",
+        "forward",
+        "the inputs of the model in another order",
+        "The model's inputs are given in another order than that of the data: each gets what is meant for another.",
+        "name them: a dict of arrays by the names of the model's inputs.",
+        NOWHERE,
+    ),
+    Cause(
+        "labels among the inputs",
+        "forward",
+        "the labels in the place of an input",
+        "The model is given the labels that it is to predict.",
+        "give a decoder what comes before, `y[:, :-1]`, and let it predict what comes next, `y[:, 1:]`.",
+        NOWHERE,
+    ),
     *CAUSES_OF_GRADIENTS,
     *CAUSES_OF_HANDING,
     # ---- apply ----
@@ -61,6 +77,16 @@ CAUSES = (
         "The optimizer is called with gradients of zeros between two updates: its moments, its count and the weights "
         "move all the same.",
         "call `apply` only where the sum is whole.",
+        NOWHERE,
+    ),
+    Cause(
+        "accumulated twice",
+        "apply",
+        "an update is made of the microbatches of several sums",
+        "The loop sums up the gradients of several microbatches, and the optimizer accumulates these sums once "
+        "more: there are fewer updates than were meant.",
+        "either hand each gradient to an optimizer with `gradient_accumulation_steps`, or sum up, and leave the option "
+        "out.",
         NOWHERE,
     ),
     Cause(

@@ -73,6 +73,15 @@ CAUSES_OF_ROWS = (
         NOWHERE,
     ),
     Cause(
+        "rows twice in a pass",
+        "rows",
+        "the last batch of each pass has rows that the pass has had",
+        "The last batch of a pass is filled up with rows that came before, which count twice.",
+        "take the last batch as short as it is (`lax.dynamic_slice` moves its start back instead), or give the "
+        "rows that fill it up the weight 0.",
+        "the documentation of jax.lax.dynamic_slice",
+    ),
+    Cause(
         "batches overlap",
         "rows",
         "a batch begins with the last rows of the one before",

@@ -89,10 +89,12 @@ def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -
     for hypothesis in hypotheses(meant, chosen):
         if fitting and len(hypothesis.causes) > len(fitting[0][0].causes):
             break
+        if fitting and hypothesis.is_wide:
+            continue
         apart, ways = _tried(hypothesis, chosen, tolerance.fits)
         if tolerance.shows(without, apart):
             fitting.append((hypothesis, apart, ways))
-        if len(hypothesis.causes) == 1 and not hypothesis.is_free:
+        if len(hypothesis.causes) == 1 and not (hypothesis.is_free or hypothesis.is_wide):
             tried.append((hypothesis, ways[0]))
     if fitting:
         if meant.replay.is_half:  # where more than one may fit by chance

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -18,14 +18,21 @@ from wholestep.model.objective import uncast
 
 _TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+_MEETING = "compile", "__call__", "stateless_call"  # and not `fit`: who asks whether it is Keras' own, is told so
 _GONE = object()
 
 
 class Hooks:
-    """What is hooked on one model and all optimizers, and told to a log."""
+    """What is hooked on one model and all optimizers, and told to a log.
 
-    def __init__(self, model: keras.Model, listener: Listener, log: Log):
-        self.model, self.listener, self.log = model, listener, log
+    Args:
+        has_twins: whether another model of the very same variables, as `Own(model.inputs, model.outputs)` is one, is
+            listened to as this one.
+    """
+
+    def __init__(self, model: keras.Model, listener: Listener, log: Log, *, has_twins: bool = False):
+        self.model, self.listener, self.log, self.has_twins = model, listener, log, has_twins
+        self._hooked: dict[int, Callable[[], None]] = {}
         self._num_muted = 0
         self._optimizers: list = []  # kept, so that no two have one id
 
@@ -36,30 +43,67 @@ class Hooks:
         apply = vars(owner)["apply"]
         scaling = keras.optimizers.LossScaleOptimizer
         check = vars(scaling)["check_finite"]
-        hooked: dict[str, Any] = {name: self._mute(name) for name in _NO_UPDATE}
-        hooked |= {name: self._train(name) for name in _TRAINING} | {"call": self._call(), "train_function": None}
-        before = {name: vars(self.model).get(name, _GONE) for name in hooked}
-        compiled = self._compiled()
-        with self.listener.listening(self._asked):
+        with self.listener.listening(self._asked), ExitStack() as stack:
             try:
-                vars(self.model).update(hooked)  # past Keras' own __setattr__, which would look at them
+                self._hook(self.model)
+                for name in _MEETING if self.has_twins else ():
+                    stack.enter_context(self._meeting(name))
                 owner.apply, scaling.check_finite = self._apply(apply), self._check(check)
                 yield
             finally:
                 owner.apply, scaling.check_finite = apply, check
-                if any(a is not b for a, b in zip(compiled, self._compiled(), strict=True)):  # the old one is outdated
-                    before["train_function"] = None
-                for name, value in before.items():
-                    if value is _GONE:
-                        vars(self.model).pop(name, None)
-                    else:
-                        vars(self.model)[name] = value
+                for unhook in self._hooked.values():
+                    unhook()
+                self._hooked.clear()
                 self.listener.settle()
                 self.log.close()
 
-    def _compiled(self) -> list:
-        """Return what `compile` makes anew."""
-        return [vars(self.model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+    def _hook(self, model: keras.Model) -> None:
+        """Hook a model's own methods, and keep how they become again what they were."""
+        hooked: dict[str, Any] = {name: self._mute(model, name) for name in _NO_UPDATE}
+        hooked |= {name: self._train(model, name) for name in _TRAINING}
+        hooked |= {"call": self._call(model), "train_function": None}
+        before = {name: vars(model).get(name, _GONE) for name in hooked}
+        compiled = _compiled(model)
+
+        def unhook() -> None:
+            if any(a is not b for a, b in zip(compiled, _compiled(model), strict=True)):  # the old one is outdated
+                before["train_function"] = None
+            for name, value in before.items():
+                if value is _GONE:
+                    vars(model).pop(name, None)
+                else:
+                    vars(model)[name] = value
+
+        vars(model).update(hooked)  # past Keras' own __setattr__, which would look at them
+        self._hooked[id(model)] = unhook
+
+    @contextmanager
+    def _meeting(self, name: str) -> Iterator[None]:
+        """Inside, a model of the same variables is hooked before its first call."""
+        owner = keras.layers.Layer if name in vars(keras.layers.Layer) else keras.Model
+        method, before = getattr(owner, name), vars(owner).get(name, _GONE)
+
+        @wraps(method)
+        def met(layer: Any, *arguments: Any, **others: Any) -> Any:
+            if isinstance(layer, keras.Model) and id(layer) not in self._hooked and self._is_twin(layer):
+                self._hook(layer)
+            return method(layer, *arguments, **others)
+
+        setattr(owner, name, self.listener.unhooked(met))
+        try:
+            yield
+        finally:
+            if before is _GONE:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+    def _is_twin(self, model: keras.Model) -> bool:
+        """Whether another model trains this one's variables, neither being a part of the other."""
+        own, others = ({id(v) for v in each.trainable_variables} for each in (self.model, model))
+        parts = [*self.model._flatten_layers(), *model._flatten_layers(include_self=False)]
+        return bool(own) and own == others and not any(part is model or part is self.model for part in parts[1:])
 
     def _is_silent(self) -> bool:
         return self._num_muted > 0 or not self.log.is_open
@@ -68,9 +112,9 @@ class Hooks:
         if shape and not self._is_silent():
             self.log.targets.append((shape, line_of_user()))
 
-    def _mute(self, name: str) -> Callable:
+    def _mute(self, model: keras.Model, name: str) -> Callable:
         """Return a method that runs as ever, and tells nothing."""
-        method = getattr(self.model, name)
+        method = getattr(model, name)
 
         @wraps(method)
         def muted(*arguments: Any, **others: Any) -> Any:
@@ -83,15 +127,15 @@ class Hooks:
 
         return _as_bound(muted, method)
 
-    def _train(self, name: str) -> Callable:
+    def _train(self, model: keras.Model, name: str) -> Callable:
         """Return a method that trains by Keras' own loop, in programs from which something can be told."""
-        method = getattr(self.model, name)
+        method = getattr(model, name)
 
         @wraps(method)
         def heard(*arguments: Any, **others: Any) -> Any:
-            held = vars(self.model)
+            held = vars(model)
             self.log.has_fitted |= name == "fit"
-            compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and self.model.jit_compile else _GONE
+            compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and model.jit_compile else _GONE
             if compiled is _GONE:
                 return method(*arguments, **others)
             self.log.notes[f"{name}() is compiled by XLA; here it ran without, the same but for rounding."] = None
@@ -121,9 +165,9 @@ class Hooks:
 
         return listener.unhooked(told)
 
-    def _call(self) -> Callable:
-        """Return the model's `call`, which tells of every forward pass."""
-        call, listener = self.model.call, self.listener
+    def _call(self, model: keras.Model) -> Callable:
+        """Return a model's `call`, which tells of every forward pass."""
+        call, listener = model.call, self.listener
         first = next(iter(inspect.signature(call).parameters), "inputs")
 
         @wraps(call)
@@ -221,6 +265,11 @@ class Hooks:
             self.log.add(replace(applied, lost=tuple(lost), kind=kind))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
+
+
+def _compiled(model: keras.Model) -> list:
+    """Return what `compile` makes anew."""
+    return [vars(model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
 
 
 def _as_bound(function: Callable, method: Any) -> Callable:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from wholestep.audit import candidates, solved
+from wholestep.audit import by_row, candidates, solved
 from wholestep.audit.candidates import Hypothesis
 from wholestep.audit.causes import BY_NAME, WEIGHTED
 from wholestep.audit.evidence import Evidence, Meant
@@ -77,6 +77,7 @@ def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
     yield from solved.momentum(chosen)
     yield from solved.clip_of_each(chosen)
     yield from solved.swap(chosen)
+    yield from by_row.of_others(chosen)
     if not meant.replay.is_half:
         yield from solved.scales(chosen)
     for cause in WEIGHTED:

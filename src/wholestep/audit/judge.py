@@ -6,12 +6,14 @@ from itertools import groupby
 import keras
 import numpy as np
 
+from wholestep import tree
 from wholestep.audit.clips import otherwise
 from wholestep.audit.ends import Ended, ends
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import DIFFERS, Found
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
+from wholestep.audit.inputs import altered
 from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.modes import Modes, evaluations, second_passes, state
@@ -19,7 +21,7 @@ from wholestep.audit.order import classes, order
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
-from wholestep.audit.steps import INSIDE, Schedule, apply, away, between, idle, rates, repeated
+from wholestep.audit.steps import INSIDE, Schedule, accumulated_twice, apply, away, between, idle, rates, repeated
 from wholestep.audit.supposing import NoLoss, apart
 from wholestep.audit.void import without_void
 from wholestep.audit.windows import Rows, Update, Windows, windows
@@ -215,7 +217,9 @@ class Case:
     def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> None:
         if not seen.is_by_hand:
             verdict.add(apply(steps, self.schedule))
-            verdict.causes += idle(seen)
+            twice = accumulated_twice(seen, self.log.applied)
+            verdict.causes = [c for c in verdict.causes if not twice or c.name != CARRIED]
+            verdict.causes += [*idle(seen), *twice]
         elif seen.is_rated and self.schedule is not None:
             verdict.add(rates(seen.updates, self.schedule, DIFFERS))
 
@@ -231,6 +235,7 @@ class Case:
             told = (
                 "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
             )
+            verdict.add(altered(Rows(self.data[0]), [np.asarray(y) for y in tree.leaves(self.data[1])], seen.pieces))
             verdict.unseen.append(told)
         elif seen.foreign:
             verdict.unseen.append(

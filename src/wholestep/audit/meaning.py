@@ -36,8 +36,12 @@ class _Function(keras.losses.Loss):
         values = self.whole(y_true, y_pred)
         if len(values.shape):
             return values
-        num = y_pred.shape[0]
-        return ops.stack([self.whole(y_true[i : i + 1], y_pred[i : i + 1]) for i in range(num)])
+        num = tree.leaves(y_pred)[0].shape[0]
+
+        def row(i: int, nest: Tree) -> Tree:
+            return tree.map_leaves(lambda leaf: leaf[i : i + 1], nest)
+
+        return ops.stack([self.whole(row(i, y_true), row(i, y_pred)) for i in range(num)])
 
     def with_weights(self) -> "_Function":
         """Return the same with a mean that is divided by the weights of the rows, which are its own."""
@@ -46,7 +50,9 @@ class _Function(keras.losses.Loss):
         return found
 
     def whole(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return what the function returns."""
+        """Return what the function returns; nests of labels and outputs are given as they are."""
+        if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
+            return self._function(y_true, y_pred)
         if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
             y_true = ops.expand_dims(y_true, -1)
         elif len(y_true.shape) == len(y_pred.shape) + 1 and y_true.shape[-1] == 1:
@@ -118,6 +124,10 @@ class LossObjective(Objective):
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training)
         y_pred = y_pred if self.is_masked else tree.map_leaves(lambda leaf: leaf + 0, y_pred)  # which has none
+        return self.of(y, y_pred, weight)
+
+    def of(self, y: Tree, y_pred: Tree, weight: Tree = None) -> Term:
+        """Return the loss of outputs."""
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
 

@@ -7,10 +7,11 @@ import numpy as np
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, found
 from wholestep.audit.log import Log
-from wholestep.audit.windows import PAD, Piece, Rows, Windows, passes
+from wholestep.audit.windows import PAD, Piece, Rows, Windows, doubled, passes
 from wholestep.tree import Tree
 
 NUM_DRAWS, CHANCE = 20, 0.1  # rows in so many orders have such batches less often than that
+MOSTLY = 0.7  # of the neighbours, where the others are those of two passes
 FEW, LEAST = 3, 4  # labels that make batches of fewer ones strange, and half the rows that such a batch has
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
@@ -35,8 +36,9 @@ def order(
         return [], [BY_NAME["drawn with replacement"].explanation]
     if (again := _again(windows)) is not None:
         return [again], []
-    if (overlap := _overlap(windows, pieces)) is not None:
-        return [overlap], []
+    for look in (_overlap(windows, pieces), _doubled(windows, rows.num)):
+        if look is not None:
+            return [look], []
     causes, notes = _passes(windows, rows, pieces, log.has_evaluated, is_found)
     few, told = _few_labels(windows, pieces, labels), BY_NAME["same batches every pass"].explanation
     if few and told in notes:
@@ -113,15 +115,27 @@ def _again(windows: Windows) -> Found | None:
     return found(BY_NAME["batch trained on twice"], share, 0.0, again[0].applied.line, numbers, detail)
 
 
+def _doubled(windows: Windows, num_rows: int) -> Found | None:
+    """Find passes that all end with a batch some of whose rows they have had."""
+    again = doubled(windows.updates, num_rows)
+    if len(again) < 2:
+        return None
+    last = [update for update in windows.updates if update.number in again]
+    num = min(int(np.count_nonzero(part)) for part in again.values())
+    detail = f"The last batch of a pass has {num} rows of batches before it."
+    return found(BY_NAME["rows twice in a pass"], num / num_rows, 0.0, last[0].applied.line, [*again], detail)
+
+
 def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:
     """Find batches that begin with the last rows of the one before."""
-    pairs = [(a.rows, b.rows) for a, b in pairwise(pieces)]
-    shared = [_shared(a, b) for a, b in pairs if a[0] < b[0]]
-    if len(shared) < 2 or not all(shared) or len(set(shared)) > 1:
+    shared = [_shared(a.rows, b.rows) for a, b in pairwise(pieces)]
+    sizes, counts = np.unique([num for num in shared if num] or [0], return_counts=True)
+    usual = int(sizes[np.argmax(counts)])
+    if not usual or counts.max() < max(2, MOSTLY * len(shared)):  # but where a pass ends
         return None
     numbers = [update.number for update in windows.updates]
-    without = shared[0] / len(pieces[0].rows)
-    detail = f"{shared[0]} rows of each batch are in the next one too."
+    without = usual / len(pieces[0].rows)
+    detail = f"{usual} rows of each batch are in the next one too."
     return found(BY_NAME["batches overlap"], without, 0.0, pieces[0].called.line, numbers, detail)
 
 

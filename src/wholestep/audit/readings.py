@@ -7,7 +7,7 @@ import numpy as np
 from wholestep.audit import weightings
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import distance
-from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, placed
+from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, placed
 from wholestep.tree import Tree
 
 NUM_OPTIONS, NUM_COMBINED = 80, 2**15  # rows that are tried, and ways to combine them
@@ -18,13 +18,13 @@ _NEAR = 3e-4
 def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree]) -> Windows:
     """Return what a log says, with what it leaves open read as it makes the gradients."""
     known = [u for u in seen.updates if u.is_known and u.number not in meant.modes.unlike]
-    often = _often([piece.rows for piece in seen.pieces])
+    often, again = _often([piece.rows for piece in seen.pieces]), doubled(seen.updates, rows.num)
     changed: dict[int, Update] = {}
     for update in known:
         if rows.twins(update.rows) and not rows.agree(update.rows, data[1:]):
             found = settled(meant, update, rows)
         else:
-            found = None if seen.is_by_hand else unfilled(meant, update, often)
+            found = None if seen.is_by_hand else unfilled(meant, update, often, again)
         if found is not None:
             changed[update.number] = found
     updates = [changed.get(u.number, u) for u in seen.updates]
@@ -68,33 +68,34 @@ def _without_idle(meant: Meant, seen: Windows) -> Windows:
     return replace(seen, updates=[*merged, *wait], idle=idle) if fits and all(fits) else seen
 
 
-def unfilled(meant: Meant, update: Update, often: set[int]) -> Update:
+def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.ndarray]) -> Update:
     """Return an update that ends with rows that it has already, as one that is filled up, if so it is right.
 
     A row that fills up weighs nothing: that is seen in the gradient.
     """
     rows, last = update.rows, update.rows[-1]
+    differs, fits = meant.replay.tolerance.differs, meant.replay.tolerance.fits
+    if update.number in again and Evidence(meant, update).without > differs:
+        changed = replace(update, pieces=_without(update.pieces, again[update.number]))
+        if Evidence(meant, replace(changed, pieces=_real(changed.pieces))).without <= fits:
+            return changed
     same = int(np.argmin([*(rows[::-1] == last), False]))
-    again = int(np.argmin([*(row in rows[:i] for i, row in reversed([*enumerate(rows)])), False]))
-    is_suspect = same < len(rows) and (same > 1 or again > 0 or int(last) in often)
-    if last == PAD or not is_suspect or Evidence(meant, update).without <= meant.replay.tolerance.differs:
+    repeated = int(np.argmin([*(row in rows[:i] for i, row in reversed([*enumerate(rows)])), False]))
+    is_suspect = same < len(rows) and (same > 1 or repeated > 0 or int(last) in often)
+    if last == PAD or not is_suspect or Evidence(meant, update).without <= differs:
         return update
-    for num in dict.fromkeys([same, same - 1, again]):
+    for num in dict.fromkeys([same, same - 1, repeated]):
         if 0 < num < len(rows):
-            changed = replace(update, pieces=_without_last(update.pieces, num))
-            if Evidence(meant, replace(changed, pieces=_real(changed.pieces))).without <= meant.replay.tolerance.fits:
+            changed = replace(update, pieces=_without(update.pieces, np.arange(len(rows)) >= len(rows) - num))
+            if Evidence(meant, replace(changed, pieces=_real(changed.pieces))).without <= fits:
                 return changed
     return update
 
 
-def _without_last(pieces: list[Piece], num: int) -> list[Piece]:
-    """Return pieces whose last so many rows, of all of them, fill up."""
-    ends = np.cumsum([len(piece.rows) for piece in pieces])
-    kept = ends[-1] - num
-    return [
-        Piece(piece.called, np.where(np.arange(end - len(piece.rows), end) < kept, piece.rows, PAD))
-        for piece, end in zip(pieces, ends, strict=True)
-    ]
+def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
+    """Return pieces of which these of all their rows fill up."""
+    parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
+    return [Piece(p.called, np.where(part, PAD, p.rows)) for p, part in zip(pieces, parts, strict=True)]
 
 
 def _real(pieces: list[Piece]) -> list[Piece]:

@@ -168,6 +168,30 @@ class Replay:
         grads, _ = program(params, piece.called.buffers, batch, *given)
         return self.flat([np.asarray(grad) for grad in grads]) / self._scale
 
+    def of_labels(self, piece: Piece, objective: Any, rows: np.ndarray) -> np.ndarray:
+        """Return the derivative of each row's loss by its output, with the labels of each of these rows.
+
+        Args:
+            objective: a `LossObjective`.
+
+        Returns:
+            (rows of the piece, rows of the data, numbers of an output).
+        """
+        (outputs,) = piece.called.outputs
+        labels = np.asarray(self.data[1])[rows]
+        given = [np.repeat(outputs, len(rows), axis=0), np.concatenate([labels] * len(outputs))]
+
+        def run(outputs: list, labels: Tensor) -> tuple:
+            def total(outputs: list) -> tuple:
+                values = ops.sum(_by_row(objective.of(labels, outputs[0]), len(given[1]))[0])
+                return values, values
+
+            return self.engine.differentiate(total, outputs)
+
+        program = self._program(("labels", id(objective), given[0].shape), run)
+        (grad,), _ = program([ops.convert_to_tensor(given[0])], given[1])
+        return np.asarray(grad, "float64").reshape(len(outputs), len(rows), -1)
+
     def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the rows' losses by one of the model's values that are not trained."""
         num = len(piece.called.inputs[0])

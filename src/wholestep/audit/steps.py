@@ -169,6 +169,22 @@ def _worst(one: np.ndarray, two: np.ndarray) -> float:
     return float(np.max(np.abs(one - two) / np.maximum(np.abs(two), 1e-30)))
 
 
+def accumulated_twice(seen: Windows, steps: list[Applied]) -> list[Found]:
+    """Return sums of several microbatches of which the optimizer itself makes a sum.
+
+    Args:
+        steps: all calls of the optimizer.
+    """
+    num = max((step.accumulates for step in steps), default=1)
+    own = [u for u in seen.updates if len({piece.called.replica for piece in u.pieces}) == 1]
+    sizes = {len(u.pieces) // num for u in own} if num > 1 else set()
+    if not own or not sizes or min(sizes) < 2:
+        return []
+    detail = f"The optimizer makes one update of {num} calls, and each call has the sum of {min(sizes)} microbatches."
+    without, line = 1 - 1 / num, own[0].applied.line
+    return [found(BY_NAME["accumulated twice"], without, 0.0, line, [u.number for u in own], detail)]
+
+
 def idle(seen: Windows) -> list[Found]:
     """Return steps of zeros that move weights."""
     steps = [step for each in seen.idle.values() for step in each[:-1]]

@@ -2,15 +2,11 @@
 
 import numpy as np
 
-from wholestep.audit import weightings
+from wholestep.audit.by_row import derivative, solve
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Found, not_known
 from wholestep.audit.proof_of_gradients import proved
 from wholestep.audit.source import line_of_loss
-
-NUM_FREE = 64  # rows whose factors are solved for, or outputs by which a loss is derived
-NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
-NUM_SPARE = 8  # so many more numbers of the gradient than that: no chance fits them
 
 
 def unknown(differing: list[Evidence]) -> Found:
@@ -59,20 +55,6 @@ def _solved(e: Evidence, *, is_plain: bool) -> str:
     return f"its rows count {_counted(solved)} instead of {_counted(should)}"
 
 
-def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (the factors of the rows that make the gradient that was handed over, the right ones), if some do."""
-    used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
-    if not 0 < len(used) <= min(NUM_FREE, len(e.handed) // 2):
-        return None
-    rows = np.concatenate(e.rows())[used]
-    some = np.random.default_rng(0).permutation(rows.shape[1])[:NUM_SOLVED]
-    solved, *_ = np.linalg.lstsq(rows[:, some].T.astype("float64"), (e.handed - e.penalty)[some], rcond=1e-6)
-    if e.apart(solved.astype("float32") @ rows + e.penalty) > e.meant.replay.tolerance.fits:
-        return None
-    should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
-    return solved, should
-
-
 def _penalised(e: Evidence) -> str:
     """Return how often the model's own losses would have to count, in words; "" if that does not make the gradient."""
     size, rest = float(e.penalty @ e.penalty), e.handed - e.reference
@@ -92,15 +74,9 @@ def _in_the_loss(e: Evidence) -> str:
     The gradient of any loss of the outputs is a sum of the outputs' own gradients: if it is one here, the model, the
     tape and the variables are right, whatever the loss.
     """
-    replay, training = e.meant.replay, [e.meant.modes.of(piece) for piece in e.update.pieces]
-    num = sum(leaf.size for piece in e.update.pieces for leaf in piece.called.outputs)
-    if not 0 < num <= min(NUM_FREE, len(e.handed) - NUM_SPARE):
+    if (found := derivative(e)) is None:
         return ""
-    pairs = zip(e.update.pieces, training, strict=True)
-    basis = np.concatenate([replay.of_outputs(piece, training=mode)[:, e.mask] for piece, mode in pairs])
-    solved, should = (np.linalg.lstsq(basis.T, g - e.penalty, rcond=1e-6)[0] for g in (e.handed, e.reference))
-    if e.apart(solved @ basis + e.penalty) > e.meant.replay.tolerance.fits:
-        return ""
+    solved, should = found
     far = np.argsort(-np.abs(solved - should))[:3]
     shown = ", ".join(f"{solved[i]:.3g} instead of {should[i]:.3g}" for i in far)
     return (

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wholestep.audit.by_row import solve
 from wholestep.audit.found import FINE, Tolerance
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.proof_of_gradients import by_parameter
-from wholestep.audit.unknown import solve
 from wholestep.audit.windows import PAD, passes
 
 

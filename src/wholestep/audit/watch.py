@@ -129,7 +129,7 @@ def watched(
     if command is not None:
         command.adopt(report, log)
     try:
-        with Hooks(model, listener() if command is None else command.listener(), log).on():
+        with Hooks(model, listener() if command is None else command.listener(), log, has_twins=True).on():
             yield report
     except Enough:  # the command's word, which goes on to it
         report.close(made)

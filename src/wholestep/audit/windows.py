@@ -218,6 +218,23 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
     return updates, window
 
 
+def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
+    """Return, by their numbers, the last updates of passes, if all passes end so, and which of their rows came before.
+
+    Such a pass has all rows of the data once its last update is there, which is filled up with some of them again.
+    """
+    found: dict[int, np.ndarray] = {}
+    used: set[int] = set()
+    for update in updates:
+        again = np.isin(update.rows, sorted(used))
+        used |= set(update.rows[update.rows != PAD].tolist())
+        if np.any(again) == (len(used) < num_rows):
+            return {}
+        if len(used) == num_rows:
+            found[update.number], used = again, set()
+    return found
+
+
 def passes(pieces: list[_Part]) -> list[list[_Part]]:
     """Cut forward passes, or updates, into passes over the data: a new one begins where a row comes again."""
     cut: list[list[_Part]] = []
