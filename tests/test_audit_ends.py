@@ -28,6 +28,14 @@ def test_weights_that_never_come_back_to_the_model_are_a_note(tmp_path):
     assert "never come back to the model" in note
 
 
+@ONLY_JAX
+def test_a_loop_that_gives_the_models_values_away_is_judged_all_the_same(tmp_path):
+    text = LOOPS["clipped"].text
+    assert "donate_argnums" in text
+    report = audited(LOOPS["clipped"], text[: text.index("    for variables, values in")], tmp_path)
+    assert (report.causes, report.has_seen) == ([], True)
+
+
 @pytest.mark.parametrize("name", ENDINGS)
 def test_other_weights_after_the_loop_are_a_note(name, tmp_path):
     ending, part = ENDINGS[name]

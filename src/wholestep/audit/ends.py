@@ -23,10 +23,13 @@ class Ended(NamedTuple):
     buffers: list[np.ndarray]
 
     @classmethod
-    def of(cls, model: keras.Model) -> "Ended":
-        """Return copies of them."""
+    def of(cls, model: keras.Model) -> "Ended | None":
+        """Return copies of them; None if the loop has given them away, as it may on JAX (`donate_argnums`)."""
         groups = model.trainable_variables, model.non_trainable_variables
-        return cls(*([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups))
+        try:
+            return cls(*([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups))
+        except RuntimeError:  # "Array has been deleted"
+            return None
 
 
 def ends(model: keras.Model, before: list[np.ndarray], now: Ended, seen: Windows) -> tuple[list[Found], list[str]]:

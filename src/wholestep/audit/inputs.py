@@ -20,8 +20,9 @@ def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> tuple[
         labels: the leaves of the data's labels.
         pieces: forward passes of which none is on rows of the data.
     """
-    looked = [piece for piece in pieces if len(piece.called.inputs) == len(rows.leaves)][:NUM_LOOKED]
-    if not looked:
+    shapes = [leaf.shape[1:] for leaf in pieces[0].called.inputs] if pieces else []
+    looked = [piece for piece in pieces if [leaf.shape[1:] for leaf in piece.called.inputs] == shapes][:NUM_LOOKED]
+    if not looked or len(shapes) != len(rows.leaves):
         return [], []
     numbers, line = list(range(1, len(pieces) + 1)), looked[0].called.line
     for name, detail, leaves in _ways(rows.leaves, labels, looked[0]):

@@ -76,6 +76,7 @@ def of_outputs(chosen: list[Evidence]) -> Iterator[Hypothesis]:
         return
     parts = np.concatenate([np.stack(e.by_term(), axis=1) for e in chosen])
     counted = np.linalg.lstsq(parts, np.concatenate([e.handed - e.penalty for e in chosen]), rcond=None)[0]
+    counted = np.where(parts.any(axis=0), counted, meant)
     counted = _rounded(counted, [np.zeros(len(meant)), np.ones(len(meant)), meant])
     if np.array_equal(counted, meant) or not np.any(counted):
         return

@@ -224,14 +224,16 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
     Such a pass has all rows of the data once its last update is there, which is filled up with some of them again.
     """
     found: dict[int, np.ndarray] = {}
-    used: set[int] = set()
+    used = np.zeros(num_rows, bool)
     for update in updates:
-        again = np.isin(update.rows, sorted(used))
-        used |= set(update.rows[update.rows != PAD].tolist())
-        if np.any(again) == (len(used) < num_rows):
+        again = (update.rows != PAD) & used[update.rows]
+        used[update.rows[update.rows != PAD]] = True
+        is_whole = bool(used.all())
+        if bool(again.any()) != is_whole:
             return {}
-        if len(used) == num_rows:
-            found[update.number], used = again, set()
+        if is_whole:
+            found[update.number] = again
+            used[:] = False
     return found
 
 
