@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test lint suite large bench docs clean
+.PHONY: train test lint suite large keras-own bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -27,6 +27,13 @@ large: $(VENV)/installed-all
 	for engine in jax tensorflow; do for part in a-c d-f g-r s-z; do \
 		KERAS_BACKEND=$$engine $(BIN)/pytest --numprocesses 2 -m "large or not large" tests/test_[$$part]*.py || exit 1; \
 	done; done
+
+# Keras' own tests of its loop and its callbacks, each call of `fit` and its like carried out by this library.
+KERAS = $(BIN)/python -c "import importlib.util as i; print(i.find_spec('keras').submodule_search_locations[0])"
+keras-own: $(VENV)/installed-all
+	keras=$$($(KERAS))/src; for engine in jax tensorflow; do KERAS_BACKEND=$$engine PYTHONPATH=tests $(BIN)/pytest \
+		-q -c /dev/null --rootdir $$keras -p keras_own -p no:cacheprovider --import-mode=importlib \
+		$$keras/trainers/trainer_test.py $$keras/callbacks || exit 1; done
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks
