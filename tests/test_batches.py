@@ -89,6 +89,40 @@ def test_a_py_dataset_is_shuffled_by_batches():
     assert (source.began, source.ended) == (2, 2)
 
 
+class Growing(keras.utils.PyDataset):
+    """One batch more, or fewer, in each epoch."""
+
+    def __init__(self, num, by, **options):
+        super().__init__(**options)
+        self.num, self.by, self.drawn = num, by, []
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, i):
+        assert i < self.num
+        self.drawn.append(i)
+        return np.full((2, 1), i, "float32"), np.zeros(2)
+
+    def on_epoch_end(self):
+        self.num += self.by
+
+
+@pytest.mark.parametrize(("num", "by"), [(2, 2), (7, -2)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_epoch_has_as_many_batches_as_a_py_dataset_has_then(num, by, workers):
+    for shuffle in (False, True):
+        source = Growing(num, by, workers=workers)
+        data = ws.Batches(source, seed=3, shuffle=shuffle)
+        epochs = [[int(x[0, 0]) for x, _ in data] for _ in range(3)]
+        assert [sorted(each) for each in epochs] == [list(range(num + by * i)) for i in range(3)]
+        assert shuffle or all(each == sorted(each) for each in epochs)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ws.Trainer(model).fit(Growing(num, by, workers=workers), epochs=3, verbose=0)
+    assert int(model.optimizer.iterations) == 3 * num + 3 * by
+
+
 def test_a_generator_is_taken_as_it_comes_and_can_be_looked_into():
     data = ws.Batches(np.full((2,), i) for i in range(3))
     assert data.example().tolist() == [0, 0]

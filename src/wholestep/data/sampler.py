@@ -55,7 +55,8 @@ class FixedSize:
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 (rows,)."""
-        return self.order.rows(epoch, step * self.size, min((step + 1) * self.size, self.order.num_rows))
+        order = self._order_now()
+        return order.rows(epoch, step * self.size, min((step + 1) * self.size, order.num_rows))
 
     def ids(self, epoch: int, step: int) -> np.ndarray:
         """Return what the rows of a batch are called in errors: their numbers."""
@@ -64,8 +65,14 @@ class FixedSize:
     def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
         if isinstance(self.source, IndexedBatches):
-            self.source.expect(lambda num: self.order.rows(epoch, step, min(step + num, self.order.num_rows)))
+            order = self._order_now()
+            self.source.expect(lambda num: order.rows(epoch, step, min(step + num, order.num_rows)))
         return self.source.load(self.rows(epoch, step)[places])
+
+    def _order_now(self) -> Order:
+        """Return the order of as many ready-made batches as there are now: a hook may change that between epochs."""
+        num = self.source.num_batches if isinstance(self.source, IndexedBatches) else None
+        return self.order if num in (None, self.order.num_rows) else replace(self.order, num_rows=num)
 
     def in_order(self) -> "FixedSize":
         """Return the same batches from the first row to the last."""
