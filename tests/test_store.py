@@ -56,12 +56,12 @@ def store(client):
 
 @pytest.fixture
 def heartbeats(store, monkeypatch):
-    """Heartbeats of two processes that beat at once, and the words with which one of them would end its process."""
+    """Heartbeats of two processes that beat at once, and the words and exit codes that would end their processes."""
     from wholestep.processes import heartbeat
 
     ended = []
     monkeypatch.setattr(heartbeat, "_INTERVAL", 0.01)
-    monkeypatch.setattr(heartbeat, "end", ended.append)
+    monkeypatch.setattr(heartbeat, "end", lambda words, code: ended.append((words, code)))
     made = [heartbeat.Heartbeat(index, store, patience=30.0) for index in range(2)]
     yield made, ended
     for each in made:
@@ -116,15 +116,18 @@ def test_a_heartbeat_says_what_its_process_is_doing(heartbeats, store):
     assert (first.doing, ended) == ("computing update 7", [])
 
 
-def test_a_verdict_ends_every_process_once(heartbeats):
+@pytest.mark.parametrize(
+    ("verdict", "code"), [("Process 1 failed.", 1), ("Process 1 was asked to end (SIGTERM) while starting.", 143)]
+)
+def test_a_verdict_ends_every_process_once(verdict, code, heartbeats):
     made, ended = heartbeats
     for each in made:
         each.start()
-    made[1].pass_verdict("Process 1 failed.")
+    made[1].pass_verdict(verdict)
     until(lambda: len(ended) == 2)
     for each in made:
         each.join()
-    assert sorted(ended) == [f"Process 1 failed. Process {i} ends too; it was starting." for i in range(2)]
+    assert sorted(ended) == [(f"{verdict} Process {i} ends too; it was starting.", code) for i in range(2)]
 
 
 def test_a_process_that_has_ended_its_heartbeat_is_ended_by_nobody(heartbeats):

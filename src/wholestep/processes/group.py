@@ -21,7 +21,7 @@ import numpy as np
 
 from wholestep.errors import PeerError, SpecificationError, message
 from wholestep.processes.exchange import StoreExchange
-from wholestep.processes.heartbeat import Heartbeat
+from wholestep.processes.heartbeat import BY_SIGTERM, Heartbeat
 from wholestep.processes.leaving import tell
 from wholestep.processes.protocol import Exchange, Processes, T
 from wholestep.processes.single import SingleProcess
@@ -188,9 +188,10 @@ class ProcessGroup:
         """Tell the others that this process has failed, so that they end."""
         self._heart.end()
         if not isinstance(error, PeerError):  # which all have
-            what = f"{type(error).__name__}: {error}"
+            failed = f"failed while {self.doing}: {type(error).__name__}: {error}"
+            ended = f"{BY_SIGTERM} while {self.doing}"
             with suppress(Unreachable):  # the store may be gone
-                self._heart.pass_verdict(f"Process {self.index} failed while {self.doing}: {what}.")
+                self._heart.pass_verdict(f"Process {self.index} {ended if isinstance(error, Terminated) else failed}.")
         if self.index == 0:
             self._heart.let_others_read()  # the store lives here
 

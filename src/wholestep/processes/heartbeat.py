@@ -6,6 +6,7 @@ watch process 0: two small messages a second for each process, however many ther
 """
 
 import os
+import signal
 import statistics
 import threading
 import time
@@ -16,6 +17,7 @@ from wholestep.processes.leaving import end
 from wholestep.processes.store import Store, Unreachable
 from wholestep.processes.watchdog import ENDING, Beat, judge, silence
 
+BY_SIGTERM = "was asked to end (SIGTERM)"  # in a verdict: so are all the others then, with the exit code of that
 _INTERVAL = 1.0
 
 
@@ -125,4 +127,5 @@ class Heartbeat:
         if self._is_over.is_set():
             return
         self._is_over.set()
-        end(f"{verdict} Process {self._index} ends too; it was {self.doing}.")
+        code = 128 + signal.SIGTERM if BY_SIGTERM in verdict else 1
+        end(f"{verdict} Process {self._index} ends too; it was {self.doing}.", code)
