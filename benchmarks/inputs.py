@@ -40,6 +40,10 @@ class Kinds(Contest):
         """A PyDataset with workers."""
         return self._fit(Dataset(self.batches(), workers=_WORKERS))
 
+    def processes(self) -> tuple[Run, Run]:
+        """A PyDataset with workers that are processes."""
+        return self._fit(Dataset(self.batches(), workers=_WORKERS, use_multiprocessing=True))
+
     def loader(self) -> tuple[Run, Run]:
         """A DataLoader that shuffles and batches."""
         import torch.utils.data as data
@@ -86,6 +90,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], tuple[Run, Run]]]] = {  # with the p
     "a generator": ("numpy", Kinds.generator),
     "a PyDataset": ("numpy", Kinds.dataset),
     f"a PyDataset, {_WORKERS} workers": ("numpy", Kinds.workers),
+    f"a PyDataset, {_WORKERS} processes": ("numpy", Kinds.processes),
     "a DataLoader": ("torch", Kinds.loader),
     "Hugging Face columns": ("datasets", Kinds.columns),
     "text": ("tensorflow", Kinds.text),

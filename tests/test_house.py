@@ -65,7 +65,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     },
 ]
 FLOORS_OF_DATA = [  # the same inside of the package, where one module may use another of its floor only by name
-    {"sparse", "workers"},
+    {"sparse", "workers", "forks"},
     {"__init__", "order", "leaves", "class_weight", "weights"},
     {"ready"},
     {"source"},

@@ -1,14 +1,23 @@
 """A PyDataset's workers load ahead, and change nothing of what is trained on."""
 
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from scripts import lean
 
 import wholestep as ws
-from wholestep.data.workers import Workers
+from wholestep.data import forks
+from wholestep.data.workers import Threads, Workers
 
 SECONDS = 0.02
 X = np.arange(24, dtype="float32").reshape(8, 3)
@@ -38,15 +47,19 @@ class Numbers(keras.utils.PyDataset):
         self.told += 10
 
 
-def told(batches, epochs=2):
-    return [[int(batch[name][0]) for name in ("number", "told")] for _ in range(epochs) for batch in batches]
+def drawn(batches, epochs=2):
+    return [batch for _ in range(epochs) for batch in batches]
+
+
+def as_told(seen):
+    return [[int(batch[name][0]) for name in ("number", "told")] for batch in seen]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batches_come_in_the_same_order_and_of_their_own_epoch(shuffle):
     alone = ws.Batches(Numbers(), seed=3, shuffle=shuffle)
     several = ws.Batches(data := Numbers(workers=4), seed=3, shuffle=shuffle)
-    assert told(several) == told(alone)
+    assert as_told(drawn(several)) == as_told(drawn(alone))
     assert len([name for name in data.threads if name.startswith("wholestep-load")]) > 1
 
 
@@ -67,17 +80,23 @@ def test_what_a_worker_cannot_load_is_raised_where_its_batch_would_come():
 
 def test_workers_keep_to_what_is_expected():
     asked = []
-    workers = Workers(lambda number: asked.append(number) or number, 1, 4)
+
+    def get(number):
+        asked.append(number)
+        return number
+
+    workers = Workers(Threads(get, 1), get, 4)
     workers.expect([1, 2])
     assert [workers.take(1), workers.take(2), workers.take(9)] == [1, 2, 9]
     workers.expect([5])
     assert workers.take(5) == 5
-    workers.forget()
+    workers.end()
     assert workers.take(5) == 5
     assert asked == [1, 2, 9, 5, 5]
 
 
-def test_a_model_trains_alike():
+@pytest.mark.parametrize("how", [{"workers": 3}, {"workers": 1, "use_multiprocessing": True}])
+def test_a_model_trains_alike(how):
     class Rows(keras.utils.PyDataset):
         def __len__(self):
             return 4
@@ -91,12 +110,7 @@ def test_a_model_trains_alike():
         ws.Trainer(model).fit(Rows(**how), epochs=2, verbose=0)
         return model.get_weights()[0]
 
-    np.testing.assert_array_equal(weights(workers=3), weights())
-
-
-def test_processes_are_said_to_be_threads():
-    with pytest.warns(UserWarning, match="use_multiprocessing=True has no effect"):
-        ws.Batches(Numbers(workers=2, use_multiprocessing=True))
+    np.testing.assert_array_equal(weights(**how), weights())
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -107,7 +121,7 @@ def test_an_iterator_that_ends_inside_a_data_set_is_named(workers):
 
     batches = ws.Batches(Ends(workers=workers), shuffle=False)
     with pytest.raises(ws.BatchError, match="batch 2"):
-        told(batches)
+        drawn(batches)
 
 
 def test_an_order_of_another_name_is_refused():
@@ -131,3 +145,110 @@ def test_a_loop_that_is_left_ends_its_workers():
             break
     assert not [thread for thread in {*threading.enumerate()} - before if thread.name.startswith("wholestep-load")]
     assert next(batches)[0].shape == (8, 3)
+
+
+class Forked(Numbers):
+    """As above, and with a draw, and the process that loads it."""
+
+    def __init__(self, **how):
+        super().__init__(**{"workers": 3, "use_multiprocessing": True, **how})
+
+    def __getitem__(self, number):
+        own = {"draw": np.random.random(1), "other": np.array([random.random()]), "process": np.array([os.getpid()])}
+        return super().__getitem__(number) | own
+
+
+def in_forks(data):
+    batches = ws.Batches(data, shuffle=False)
+    try:
+        return drawn(batches)
+    finally:
+        batches.source.workers.end()
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_processes_load_the_same_batches_in_order_and_know_what_an_epoch_has_changed(num):
+    seen = in_forks(Forked(workers=num))
+    assert as_told(seen) == as_told(drawn(ws.Batches(Numbers(), shuffle=False)))
+    processes = {int(batch["process"][0]) for batch in seen[1:]}
+    assert os.getpid() not in processes
+    assert num == 1 or len(processes) > 1
+    assert multiprocessing.active_children() == []
+
+
+def test_no_two_batches_have_the_same_draws_and_a_seed_brings_them_back():
+    def draws(num):
+        keras.utils.set_random_seed(4)
+        return [(float(b["draw"][0]), float(b["other"][0])) for b in in_forks(Forked(workers=num))[1:]]
+
+    first = draws(3)
+    assert len({draw for both in first for draw in both}) == 2 * len(first)
+    assert draws(2) == first
+
+
+def test_what_fails_in_a_process_is_raised_where_its_batch_would_come():
+    with pytest.raises(OSError, match="no such file"):
+        in_forks(Forked(fails_at=3))
+
+
+def test_a_process_that_is_killed_is_told_and_the_next_epoch_begins_anew():
+    class Killed(Forked):
+        def __getitem__(self, number):
+            if number == 4 and self.told == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(number)
+
+    data = Killed()
+    batches = ws.Batches(data, shuffle=False)
+    with pytest.raises(ws.BatchError, match="processes of a PyDataset must live"):
+        list(batches)
+    data.told = 2
+    batches.seek(0, 0)
+    assert [int(batch["number"][0]) for batch in batches] == list(range(8))
+    batches.source.workers.end()
+
+
+def test_a_process_that_waits_for_ever_is_told_of_and_ended(monkeypatch):
+    class Waits(Forked):
+        def __getitem__(self, number):
+            if number == 2 and os.getpid() != parent:
+                time.sleep(0.5)
+            if number == 5:
+                time.sleep(1000)
+            return super().__getitem__(number)
+
+    parent = os.getpid()
+    monkeypatch.setattr(forks, "_PATIENCE", 0.2)
+    batches = ws.Batches(Waits(), shuffle=False)
+    next(batches), next(batches)
+    with pytest.warns(UserWarning, match="a fork cannot use keras.ops"):
+        assert next(batches)["number"] == [2]
+    began = time.monotonic()
+    batches.source.workers.end()
+    assert time.monotonic() - began < 10
+    assert multiprocessing.active_children() == []
+
+
+ORPHANS = """
+import os, signal
+import numpy as np
+from wholestep.data.forks import Forks
+forks = Forks(lambda number: os.getpid(), 1)
+print(forks.submit(0).result(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_end_with_the_one_that_they_load_for():
+    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, env=lean(), timeout=60)
+    until = time.monotonic() + 20
+    while Path(f"/proc/{int(done.stdout)}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_generators_that_every_process_has_a_copy_of_are_told():
+    data = Forked()
+    data.noise = np.random.default_rng(0)
+    with pytest.warns(UserWarning, match=r"Forked\.noise, a Generator: each process has a copy"):
+        ws.Batches(data)

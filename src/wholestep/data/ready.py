@@ -9,8 +9,9 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.data.forks import Forks, warn_of_copies
 from wholestep.data.leaves import checked, raw_batch
-from wholestep.data.workers import Workers
+from wholestep.data.workers import Threads, Workers
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
@@ -50,7 +51,7 @@ class IndexedBatches:
 
     def _changes(self, hook: Callable[[], None]) -> None:
         if self.workers is not None:
-            self.workers.forget()
+            self.workers.end()
         hook()
 
     def run_forward(self, epoch: int, step: int) -> None:
@@ -129,13 +130,12 @@ class Kept:
 
 
 def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
-    """Return who loads batches for a data set that asks for several workers."""
-    if batches.workers < 2:
-        return None
-    if batches.use_multiprocessing:
-        told = "use_multiprocessing=True has no effect: the workers of a PyDataset are threads."
-        warnings.warn(told, UserWarning, stacklevel=2)
-    return Workers(batches.__getitem__, batches.workers, max(batches.workers, batches.max_queue_size))
+    """Return who loads batches for a data set that asks for several threads, or for processes."""
+    num, most, get = batches.workers, max(batches.workers, batches.max_queue_size), batches.__getitem__
+    if batches.use_multiprocessing and num > 0:
+        warn_of_copies(batches)
+        return Workers(Forks(get, num), get, most)
+    return Workers(Threads(get, num), get, most) if num > 1 else None
 
 
 def is_loader(source: object) -> bool:

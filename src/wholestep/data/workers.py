@@ -2,52 +2,82 @@
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
+
+
+class Pool(Protocol):
+    """Loads batches by their numbers, several at once."""
+
+    def submit(self, number: int) -> Future:
+        """Begin to load a batch."""
+
+    def result(self, future: Future) -> Any:
+        """Return a batch once it is loaded, and raise what its loading raised."""
+
+    def end(self) -> None:
+        """End all that is under way; the next batch begins anew."""
 
 
 class Workers:
-    """Threads that load batches by their numbers.
+    """Keeps some batches under way.
 
     Args:
-        get: loads one batch.
-        num: how many are loaded at once.
+        pool: loads them.
+        get: loads a batch that was not under way.
         most: how many are loaded, or under way, that nobody has asked for.
 
-    >>> workers = Workers(lambda number: number**2, num=2, most=3)
+    >>> square = lambda number: number**2
+    >>> workers = Workers(Threads(square, num=2), square, most=3)
     >>> workers.expect([4, 2, 7])
     >>> workers.take(4), workers.take(2), workers.take(5)
     (16, 4, 25)
     """
 
-    def __init__(self, get: Callable[[int], Any], num: int, most: int):
+    def __init__(self, pool: Pool, get: Callable[[int], Any], most: int):
         self.most = most
+        self._pool = pool
         self._get = get
-        self._num = num
-        self._threads: ThreadPoolExecutor | None = None  # not before they are needed
         self._under_way: dict[int, Future] = {}
 
     def expect(self, numbers: Iterable[int]) -> None:
         """Load these, in this order, and no others."""
         numbers = list(numbers)
-        self._threads = self._threads or ThreadPoolExecutor(self._num, "wholestep-load")
         for number in self._under_way.keys() - set(numbers):
             self._under_way.pop(number).cancel()
         for number in numbers:
             if number not in self._under_way:
-                self._under_way[number] = self._threads.submit(self._get, number)
+                self._under_way[number] = self._pool.submit(number)
 
     def take(self, number: int) -> Any:
         """Return a batch, and raise what its loading raised."""
         future = self._under_way.pop(number, None)
-        return self._get(number) if future is None else future.result()
+        return self._get(number) if future is None else self._pool.result(future)
 
     def end(self) -> None:
-        """End the threads, after what they are at; others begin with the next batch that is asked for."""
-        threads, self._threads = self._threads, None
+        """End what is under way. The next batches are loaded anew: the data set may have changed."""
         self._under_way.clear()
+        self._pool.end()
+
+
+class Threads:
+    """Threads that load batches by their numbers."""
+
+    def __init__(self, get: Callable[[int], Any], num: int):
+        self._get = get
+        self._num = num
+        self._threads: ThreadPoolExecutor | None = None  # not before they are needed
+
+    def submit(self, number: int) -> Future:
+        """Begin to load a batch."""
+        self._threads = self._threads or ThreadPoolExecutor(self._num, "wholestep-load")
+        return self._threads.submit(self._get, number)
+
+    def result(self, future: Future) -> Any:
+        """Return a batch once it is loaded, and raise what its loading raised."""
+        return future.result()
+
+    def end(self) -> None:
+        """End the threads, after what they are at."""
+        threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(cancel_futures=True)
-
-    def forget(self) -> None:
-        """Load everything anew: the data set may have changed."""
-        self.expect([])

@@ -1,0 +1,121 @@
+"""Processes that load batches of a `keras.utils.PyDataset`: forks, which have the data set as it was when they began.
+
+A fork has none of the engine's threads, so a data set in it is to use numpy alone.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.synchronize import Event
+from typing import Any
+
+import numpy as np
+
+from wholestep.errors import BatchError, message
+
+_FORKS = multiprocessing.get_context("fork")
+_PATIENCE = 60.0  # seconds
+_get: Callable[[int], Any]  # in a fork, from its beginning on
+_seed: int
+
+
+class Forks:
+    """Processes that load batches by their numbers.
+
+    What is drawn by `np.random` and `random` depends on the number of the batch, and on no process: forks that went on
+    with the numbers of their parent would all draw the same.
+    """
+
+    def __init__(self, get: Callable[[int], Any], num: int):
+        self._get = get
+        self._num = num
+        self._executor: ProcessPoolExecutor | None = None  # not before it is needed
+        self._over = _FORKS.Event()
+
+    def submit(self, number: int) -> Future:
+        """Begin to load a batch."""
+        with warnings.catch_warnings():  # JAX and Python say that threads are not copied
+            warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
+            warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+            self._executor = self._executor or self._begun()
+            return self._executor.submit(_load, number)
+
+    def _begun(self) -> ProcessPoolExecutor:
+        self._over = _FORKS.Event()
+        seed = int(np.random.randint(2**31))  # as keras.utils.set_random_seed says
+        return ProcessPoolExecutor(self._num, _FORKS, _begin, (self._get, seed, os.getpid(), self._over))
+
+    def result(self, future: Future) -> Any:
+        """Return a batch once it is loaded, and raise what its loading raised.
+
+        Raises:
+            BatchError: a process was ended while it loaded.
+        """
+        try:
+            return _awaited(future)
+        except BrokenProcessPool as error:
+            self.end()
+            must = "The processes of a PyDataset must live until its batches are loaded."
+            attempt = "see whether the system had too little memory; or load in threads, without use_multiprocessing."
+            raise BatchError(message(must, error, attempt)) from error
+
+    def end(self) -> None:
+        """End the processes at once: one that waits for the engine would do so for ever."""
+        executor, self._executor = self._executor, None
+        self._over.set()
+        if executor is not None:
+            executor.shutdown(cancel_futures=True)
+
+
+def _begin(get: Callable[[int], Any], seed: int, parent: int, over: Event) -> None:
+    """Begin a process. Signals are its parent's business."""
+    global _get, _seed
+    _get, _seed = get, seed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent, over), daemon=True).start()
+
+
+def _end_with(parent: int, over: Event) -> None:
+    while not over.wait(1) and os.getppid() == parent:
+        pass
+    os._exit(0)
+
+
+def _load(number: int) -> Any:
+    draws = np.random.SeedSequence([_seed, number]).generate_state(2)
+    np.random.seed(draws[0])
+    random.seed(int(draws[1]))
+    return _get(number)
+
+
+def _awaited(future: Future) -> Any:
+    while not future.done():
+        try:
+            return future.result(_PATIENCE)
+        except TimeoutError:
+            if future.done():  # meanwhile; or the error is the data set's own
+                break
+            must = f"A batch must come from the processes of a PyDataset; for {_PATIENCE:.0f} s none has."
+            attempt = (
+                "make batches with numpy alone: a fork cannot use keras.ops, jax or tensorflow. Or load in threads."
+            )
+            warnings.warn(message(must, "none yet", attempt), UserWarning, stacklevel=2)
+    return future.result()
+
+
+def warn_of_copies(data: Any) -> None:
+    """Warn of generators of random numbers that a data set holds: each process draws the same from its copy."""
+    kinds = np.random.Generator, np.random.RandomState, random.Random
+    for name, value in vars(data).items():
+        if isinstance(value, kinds):
+            must = "What a data set draws must not be the same in each of its processes."
+            received = f"{type(data).__name__}.{name}, a {type(value).__name__}: each process has a copy of it"
+            attempt = "draw by np.random, which is seeded for each batch; or make a generator in __getitem__."
+            warnings.warn(message(must, received, attempt), UserWarning, stacklevel=2)
