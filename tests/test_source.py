@@ -126,3 +126,15 @@ def test_items_of_a_grain_data_set_that_batches_are_batches(make):
 def test_text_is_named_as_such(text):
     with pytest.raises(ws.BatchError, match="TextVectorization"):
         next(ws.Batches(iter([text])))
+
+
+@pytest.mark.parametrize("how", ["dataset", "function"])
+def test_data_that_a_strategy_has_shared_out_are_refused(how):
+    tf = pytest.importorskip("tensorflow")
+    strategy, data = tf.distribute.OneDeviceStrategy("/cpu:0"), tf.data.Dataset.from_tensors(np.zeros((4, 3)))
+    if how == "dataset":
+        shared = strategy.experimental_distribute_dataset(data)
+    else:
+        shared = strategy.distribute_datasets_from_function(lambda context: data)
+    with pytest.raises(ws.BatchError, match=r"must be whole.*a Distributed\w+, which a strategy has shared out"):
+        open_source(shared)
