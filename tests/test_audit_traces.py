@@ -10,6 +10,7 @@ from test_audit import trainer
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME
+from wholestep.audit.meaning import meant, weighed
 
 ENGINE = keras.backend.backend()
 ONLY_JAX = pytest.mark.skipif(ENGINE != "jax", reason="a route of JAX")
@@ -419,3 +420,147 @@ def test_what_is_trainable_may_change_inside_of_a_loop_and_is_said_to():
                 optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
     assert report.causes == []
     assert "which variables are trainable changes inside of the loop" in str(report)
+
+
+def contrast(_, both):
+    """The number of a batch whose rows have to find one another."""
+    scores = 5 * both[0] @ keras.ops.transpose(both[1])
+    return -keras.ops.mean(keras.ops.diagonal(keras.ops.log_softmax(scores)))
+
+
+def towers():
+    keras.utils.set_random_seed(3)
+    left, right = keras.Input((5,)), keras.Input((5,))
+    return keras.Model([left, right], [layers.Dense(3, name="left")(left), layers.Dense(3, name="right")(right)])
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_loss_of_all_pairs_of_a_batch_is_taken_whole(is_swapped):
+    import tensorflow as tf
+
+    model, optimizer = towers(), keras.optimizers.SGD(0.1)
+    variables = model.trainable_variables
+    with ws.audit(model, data=((X, X + 1), np.zeros(len(X), "float32")), loss=contrast) as report:
+        for start in range(0, 24, 6):
+            with tf.GradientTape() as tape:
+                loss = contrast(None, model([X[start : start + 6], X[start : start + 6] + 1], training=True))
+            grads = tape.gradient(loss, variables)
+            optimizer.apply(grads[2:] + grads[:2] if is_swapped else grads, variables)
+    assert [cause.name for cause in report.causes] == ["gradients swapped"] * is_swapped
+
+
+@pytest.mark.parametrize(
+    ("function", "is_coupled"),
+    [
+        (lambda y, out: keras.ops.mean((y - out) ** 2), False),
+        (lambda y, out: keras.ops.sum((y - out) ** 2), False),
+        (lambda y, out: keras.ops.sum(y * out) / keras.ops.sum(y), False),
+        (lambda y, out: keras.ops.sqrt(keras.ops.mean((y - out) ** 2)), True),
+        (lambda y, out: keras.ops.std(out), True),
+        (lambda y, out: keras.ops.mean(keras.ops.reshape(y - out, (2, 3)) ** 2), True),  # of a batch of six alone
+    ],
+)
+def test_only_losses_that_look_at_several_rows_are_taken_whole(function, is_coupled):
+    data = X, np.arange(len(X), dtype="float32")[:, None] + 1, None
+    model = network()
+    _, objective = weighed(model, data, meant(model, function, *data[:2]))
+    assert objective.loss.is_coupled is is_coupled
+
+
+def test_a_number_for_a_batch_is_not_masked():
+    def masked(y, out):
+        weights = keras.ops.cast(y >= 0, "float32")
+        return keras.ops.sum((y - out) ** 2 * weights) / keras.ops.sum(weights)
+
+    tokens = np.tril(np.full((24, 6), 3))
+    labels = np.where(tokens > 0, tokens % 2, -1).astype("float32")
+    keras.utils.set_random_seed(3)
+    sequence = [layers.Embedding(8, 4, mask_zero=True), layers.GRU(4, return_sequences=True), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,), dtype="int32"), *sequence])
+    model.compile("sgd", masked)
+    with ws.audit(model, data=(tokens, labels)) as report:
+        model.fit(tokens, labels, batch_size=6, epochs=2, verbose=0)
+    assert report.causes == []
+    assert report.unseen == []
+
+
+def test_weights_that_climb_by_hand_are_named():
+    model = network()
+    with ws.audit(model, data=(X, Y), loss="mse") as report:
+        climb(model)
+    assert [cause.name for cause in report.causes] == ["ascent"]
+
+
+def climb(model):
+    """Add the gradient where it is to be subtracted."""
+    if ENGINE == "tensorflow":
+        import tensorflow as tf
+
+        for start in range(0, 24, 6):
+            with tf.GradientTape() as tape:
+                output = model(X[start : start + 6], training=True)
+                loss = tf.reduce_mean((Y[start : start + 6, None] - output) ** 2) + sum(model.losses)
+            for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
+                v.assign_add(0.02 * g)
+        return
+    import jax
+
+    def total(values, rows):
+        output, _, own = model.stateless_call(values, [], X[rows], training=True, return_losses=True)
+        return ((Y[rows, None] - output) ** 2).mean() + sum(own)
+
+    values = [v.value for v in model.trainable_variables]
+    for start in range(0, 24, 6):
+        grads = jax.grad(total)(values, np.arange(start, start + 6))
+        values = [v + 0.02 * g for v, g in zip(values, grads, strict=True)]
+    for variable, value in zip(model.trainable_variables, values, strict=True):
+        variable.assign(value)
+
+
+@pytest.mark.filterwarnings("ignore:.*softmax over axis")
+def test_outputs_that_are_one_number_are_a_note():
+    model = network(activation="softmax", loss="binary_crossentropy")
+    with ws.audit(model, data=(X, (Y > 0).astype("float32"))) as report:
+        model.fit(X, Y > 0, batch_size=6, verbose=0)
+    assert report.causes == []
+    assert [note for note in report.notes if "All outputs are 1, in every row" in note]
+
+
+def test_variables_that_learn_nothing_are_a_note():
+    image = keras.Input((5,))
+    half = [layers.Dense(n, use_bias=False, kernel_initializer="zeros", name=f"low_{n}") for n in (2, 4)]
+    model = keras.Model(image, layers.Dense(1)(layers.Dense(4)(image) + half[1](half[0](image))))
+    model.compile("sgd", "mse")
+    with ws.audit(model, data=(X, Y)) as report:
+        model.fit(X, Y, batch_size=6, verbose=0)
+    assert report.causes == []
+    assert [note for note in report.notes if "it learns nothing" in note and "low_2/kernel, low_4/kernel" in note]
+
+
+@ONLY_TENSORFLOW
+def test_layers_frozen_after_compile_are_a_note():
+    model = network()
+    model.fit(X, Y, verbose=0)
+    model.layers[0].trainable = False
+    with ws.audit(model, data=(X, Y)) as report:
+        model.fit(X, Y, verbose=0)
+    assert report.causes == []
+    assert [note for note in report.notes if "until `compile` is called again" in note]
+
+
+def test_the_fit_of_a_model_around_the_audited_one_orders_the_rows():
+    class Around(keras.Model):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def call(self, x, training=False):
+            return self.inner(x, training=training)
+
+    model = network(regularizer=None)
+    outer = Around(model)
+    outer.compile("sgd", "mse")
+    with ws.audit(model, data=(X, Y), loss="mse") as report:
+        outer.fit(X, Y, batch_size=6, epochs=3, verbose=0)
+    assert report.causes == []

@@ -142,6 +142,11 @@ def averaged_apart(e: Evidence) -> list[np.ndarray]:
     return [whole + e.penalty, by_piece + e.penalty, whole + mean * e.penalty]
 
 
+def ascending(e: Evidence) -> list[np.ndarray]:
+    """The gradient with the other sign, of the whole loss or of all but the model's own losses."""
+    return [-e.reference, 2 * e.penalty - e.reference]
+
+
 def stale(e: Evidence) -> list[np.ndarray]:
     """The gradient of the update before, or of the last batch before; of none at first."""
     if e.before is None:

@@ -235,6 +235,15 @@ CAUSES_OF_GRADIENTS = (
         NOWHERE,
     ),
     Cause(
+        "ascent",
+        "gradient",
+        "the gradient times -1",
+        "The gradient has the other sign: each update makes the loss larger.",
+        "hand over the gradient of the loss as it is, or subtract: `weight - rate * gradient`; what is to become "
+        "larger stands in a loss with a minus.",
+        NOWHERE,
+    ),
+    Cause(
         "stale gradients",
         "gradient",
         "the gradient of the rows before",

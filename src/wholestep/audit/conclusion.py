@@ -13,7 +13,7 @@ from wholestep.audit.judge import CARRIED, Case, Verdict
 from wholestep.audit.report import Report
 from wholestep.audit.script import Ran
 from wholestep.audit.searching import Meaning, UnknownError, reconstructs
-from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, misfits, name_of
+from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, name_of
 from wholestep.audit.unknown import is_along
 from wholestep.audit.watch import case
 from wholestep.errors import SpecificationError, WholestepError
@@ -42,9 +42,8 @@ def conclude(ran: Ran) -> list[Report]:
     report.unseen.extend(apart)
     report.taken += meaning.told
     report.unseen.extend(meaning.unseen)
-    if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):  # so it got these outputs
-        outputs = [each.outputs[0] for each in watched.log.called if len(each.outputs) == 1]
-        report.notes.extend([*misfits(meaning.loss, outputs), *padded(made)])
+    if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):
+        report.notes.extend(padded(made))
     report.notes.extend([*still(scout, watched), *teachers(scout, own), *counting_on(scout, watched, verdict.seen)])
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")

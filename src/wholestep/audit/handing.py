@@ -16,6 +16,10 @@ from wholestep.model.objective import Objective
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
 _ZEROS = "The gradient that is handed over for a trainable variable is zero in every update: something makes it so."
+_FLAT = (
+    "The gradient of a trainable variable is zero in every update, as the loss and the model have it: it learns "
+    "nothing (one of two factors that both begin with zeros? units that never fire?)."
+)
 _BY_OTHERS = "Something else may train them on purpose, as each part of a GAN has an optimizer of its own."
 NUM_MOVES, FEW = 5, 4  # moves that are compared with their gradient; numbers that move against it by chance
 NUM_ROWS = 32  # on so many the gradient of what is left out is computed, where no forward pass was seen
@@ -44,8 +48,9 @@ def left_out(
     if not whole or len(before) != len(names) or any(len(step.grads) != len(names) for step in whole):
         return [], []
     missing = [i for i in range(len(names)) if not any(s.grads[i] is not None and np.any(s.grads[i]) for s in whole)]
-    if not missing or len(missing) == len(names):
-        return [], []
+    flat = [names[i] for i in missing if all(s.grads[i] is not None for s in whole) and not replay.is_half]
+    if len(missing) == len(names):
+        return [], [f"{_FLAT} It is so with {', '.join(flat)}."] if flat else []
     shares = _shares(replay, objective, updates, before)
     wrong = [i for i in missing if shares is not None and shares[i] > DIFFERS]
     is_known = len(whole) == len(steps) or not steps
@@ -53,6 +58,8 @@ def left_out(
     bare = [i for i in missing if all(step.grads[i] is None for step in whole)]
     zeros = [names[i] for i in wrong if i not in bare and not replay.is_half]  # where what is small becomes zero
     notes = [f"{_ZEROS} It is so with {', '.join(zeros)}."] if zeros else []
+    flat = [name for name in flat if name not in zeros]
+    notes += [f"{_FLAT} It is so with {', '.join(flat)}."] if flat else []
     wrong = [i for i in wrong if i in bare and (is_thawed or _is_meant(replay.model, steps, missing, i))]
     if wrong and shares is not None:
         numbers = [u.number for u in updates if u.applied.is_whole]

@@ -11,8 +11,9 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.compiled import OUTDATED, compiled_in, is_outdated_in
 from wholestep.audit.keeping import places
-from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of, is_in_trainer, line_of_user
+from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of, is_in_fit, is_in_trainer, line_of_user
 from wholestep.engines.listener import Listener
 from wholestep.model.objective import uncast
 
@@ -64,10 +65,10 @@ class Hooks:
         hooked |= {name: self._train(model, name) for name in _TRAINING}
         hooked |= {"call": self._call(model), "train_function": None}
         before = {name: vars(model).get(name, _GONE) for name in hooked}
-        compiled = _compiled(model)
+        compiled = compiled_in(model)
 
         def unhook() -> None:
-            if any(a is not b for a, b in zip(compiled, _compiled(model), strict=True)):  # the old one is outdated
+            if any(a is not b for a, b in zip(compiled, compiled_in(model), strict=True)):  # the old one is outdated
                 before["train_function"] = None
             for name, value in before.items():
                 if value is _GONE:
@@ -129,12 +130,13 @@ class Hooks:
 
     def _train(self, model: keras.Model, name: str) -> Callable:
         """Return a method that trains by Keras' own loop, in programs from which something can be told."""
-        method = getattr(model, name)
+        method, is_outdated = getattr(model, name), is_outdated_in(model)
 
         @wraps(method)
         def heard(*arguments: Any, **others: Any) -> Any:
             held = vars(model)
-            self.log.has_fitted |= name == "fit"
+            if is_outdated and name == "fit":
+                self.log.notes[OUTDATED] = None
             compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and model.jit_compile else _GONE
             if compiled is _GONE:
                 return method(*arguments, **others)
@@ -175,6 +177,7 @@ class Hooks:
             inputs = tree.leaves(arguments[0] if arguments else others.get(first))
             if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
                 return call(*arguments, **others)
+            self.log.has_fitted |= is_in_fit()
             params = self._values(self.model.trainable_variables)
             buffers = self._values(self.model.non_trainable_variables)
             outputs = call(*arguments, **others)
@@ -265,11 +268,6 @@ class Hooks:
             self.log.add(replace(applied, lost=tuple(lost), kind=kind))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
-
-
-def _compiled(model: keras.Model) -> list:
-    """Return what `compile` makes anew."""
-    return [vars(model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
 
 
 def _as_bound(function: Callable, method: Any) -> Callable:

@@ -65,6 +65,7 @@ def _all(meant: Meant, chosen: list[Evidence]) -> Iterator[Hypothesis]:
         yield Hypothesis((BY_NAME[name],), candidates.other(other, weigh, ways))
     for cause in WEIGHTED:
         yield Hypothesis((cause,), candidates.weighed(cause.weigh))
+    yield Hypothesis((BY_NAME["ascent"],), candidates.ascending)
     yield Hypothesis((BY_NAME["not reset"],), candidates.not_reset((right,)), is_free=True)
     yield Hypothesis((BY_NAME["broadcast"],), candidates.broadcast)
     yield Hypothesis((BY_NAME["padding trained on"],), candidates.filled_up)

@@ -16,13 +16,14 @@ from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.inputs import altered
 from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Applied, Called, Log
+from wholestep.audit.meaning import LossObjective
 from wholestep.audit.modes import Modes, evaluations, second_passes, state
 from wholestep.audit.order import classes, order
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
 from wholestep.audit.steps import INSIDE, Schedule, accumulated_twice, apply, away, between, idle, rates, repeated
-from wholestep.audit.supposing import NoLoss, apart
+from wholestep.audit.supposing import NoLoss, apart, constant, misfits
 from wholestep.audit.void import without_void
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
@@ -147,7 +148,12 @@ class Case:
         like = self._like(verdict, known, modes, moved[0])
         self._judge_gradients(verdict, seen, meant, like)
         is_told = any(cause.stage == "gradient" for cause in verdict.causes)
-        verdict.add(self._left_out(replay, seen) if not is_told and verdict.has_loss else ([], []))
+        if not is_told and verdict.has_loss:  # so the loss got these outputs
+            outputs = [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
+            verdict.notes += constant(outputs)
+            if verdict.evidence and isinstance(self.objective, LossObjective):
+                verdict.notes += misfits(self.objective.given, outputs)
+            verdict.add(self._left_out(replay, seen))
         self._judge_steps(verdict, seen, steps)
         verdict.add(moved)
         verdict.causes += state(replay, modes, like)

@@ -4,6 +4,7 @@ import linecache
 import sys
 import sysconfig
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,7 @@ from wholestep.audit.keeping import once
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
 _PACKAGE = Path(__file__).parent.parent
+_KERAS = str(Path(keras.__file__).parent)
 _COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
 _LIBRARIES = (
     str(Path(keras.__file__).parent.parent),
@@ -50,13 +52,21 @@ def line_of_user() -> Line | None:
 
 def is_in_trainer() -> bool:
     """Whether a step of this library's own trainer runs here."""
+    files = (Path(file) for file, _ in _under_way())
+    return any(file.parent == _PACKAGE and file.name not in _COMMAND for file in files)
+
+
+def is_in_fit() -> bool:
+    """Whether the `fit` of some Keras model runs here."""
+    return any(name == "fit" and file.startswith(_KERAS) for file, name in _under_way())
+
+
+def _under_way() -> Iterator[tuple[str, str]]:
+    """Yield (file, name) of the functions that run now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if file.parent == _PACKAGE and file.name not in _COMMAND:
-            return True
+        yield frame.f_code.co_filename, frame.f_code.co_name
         frame = frame.f_back
-    return False
 
 
 def _innermost(frame: FrameType | None) -> Line | None:
@@ -156,7 +166,7 @@ class Log:
         unseen: what ran and could not be looked at, in words.
         has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
         has_others: whether optimizers made steps that move no trainable variable of the model.
-        has_fitted: whether the model's own `fit` has cut the batches.
+        has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
     """
 

@@ -15,10 +15,10 @@ from wholestep.model.compiled import unpack
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective
 from wholestep.model.reduction import LossCall, unreduced
-from wholestep.model.terms import Term
+from wholestep.model.terms import Term, Whole
 from wholestep.tree import Tensor, Tree
 
-NUM_PROBES, NUM_WEIGHED = 3, 512
+NUM_PROBES, NUM_WEIGHED, NUM_COUPLED = 3, 512, 4
 _EVEN = 1e-3
 
 
@@ -26,6 +26,7 @@ class _Function(keras.losses.Loss):
     """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does."""
 
     has_own_weights = False
+    is_coupled = False  # rows count by what is in the rows beside them: it is the number of a batch, and of no row
 
     def __init__(self, function: Callable):
         super().__init__(name=getattr(function, "__name__", None))
@@ -100,6 +101,37 @@ def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[i
     return np.where(np.abs(found) < _EVEN, 0.0, found).astype("float32")
 
 
+def _couples(loss: _Function, labels: Tree, outputs: Tree) -> bool:
+    """Whether what a row adds to a batch's number depends on the outputs of other rows, as in contrastive losses.
+
+    Args:
+        labels: those of `NUM_COUPLED` rows.
+        outputs: symbols of what the model returns.
+    """
+    draw = np.random.default_rng(1)
+
+    def drawn() -> Tree:
+        return tree.map_leaves(
+            lambda leaf: draw.uniform(0.05, 0.95, (NUM_COUPLED, *leaf.shape[1:])).astype("float32"), outputs
+        )
+
+    def moves(first: Tree, second: Tree, others: Tree) -> float:
+        """Return what it makes of a difference if the first row is another, beside these."""
+        both = [
+            tree.map_leaves(lambda row, other: np.concatenate([row[:1], other[1:]]), each, others)
+            for each in (first, second)
+        ]
+        one, two = (keras.ops.convert_to_numpy(loss.whole(labels, each)) for each in both)
+        return float(two) - float(one) if np.ndim(one) == 0 else float("nan")
+
+    first, second = drawn(), drawn()
+    try:
+        found = [moves(first, second, drawn()) for _ in range(NUM_PROBES)]
+    except Exception:  # a function of batches of one size
+        return True
+    return bool(np.all(np.isfinite(found)) and np.ptp(found) > _EVEN * np.max(np.abs(found)))
+
+
 class _Twice(keras.losses.Loss):
     """A loss of logits, of what a softmax (or sigmoid) makes of them."""
 
@@ -119,6 +151,11 @@ class LossObjective(Objective):
     def __init__(self, loss: keras.losses.Loss, *, is_masked: bool = True):
         self.loss, self.is_masked = loss, is_masked
 
+    @property
+    def given(self) -> Any:
+        """What the user gave: a loss of Keras, or a function."""
+        return getattr(self.loss, "_function", self.loss)
+
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Term:
         """Return the loss before its reduction, with what Keras would have divided by."""
         x, y, weight = unpack(batch)
@@ -127,7 +164,11 @@ class LossObjective(Objective):
         return self.of(y, y_pred, weight)
 
     def of(self, y: Tree, y_pred: Tree, weight: Tree = None) -> Term:
-        """Return the loss of outputs."""
+        """Return the loss of outputs; a number for a whole batch has no places that a mask could leave out."""
+        if isinstance(self.loss, _Function) and not len((number := self.loss.whole(y, y_pred)).shape):
+            if self.loss.is_coupled:
+                return Whole(number)
+            y_pred = tree.map_leaves(lambda leaf: leaf + 0, y_pred)
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
 
@@ -165,6 +206,11 @@ def weighed(
     if not isinstance(objective, LossObjective) or not isinstance(objective.loss, _Function) or not model.built:
         return data, objective
     symbol = outputs(model, data[0])
+    if data[2] is None and tree.num_rows(data[:2]) >= NUM_COUPLED:
+        labels = tree.map_leaves(lambda leaf: leaf[:NUM_COUPLED], data[1])
+        objective.loss.is_coupled = _couples(objective.loss, labels, symbol)
+        if objective.loss.is_coupled:
+            return data, objective
     found = shares(objective, data, symbol.shape) if hasattr(symbol, "shape") else None
     if found is None:
         return data, objective

@@ -164,8 +164,8 @@ def rated(meant: Meant, updates: list[Update]) -> list[Update]:
         rate = float(e.handed @ e.reference) / size if size else 0.0
         rounding = 4e-7 * np.sqrt(sum(float(np.sum(np.square(p, dtype="float64"))) for p in update.applied.params))
         near = max(meant.replay.tolerance.differs, rounding / max(e.norm, 1e-30))
-        if rate <= 0 or distance(e.handed, rate * e.reference) > near:
+        if rate == 0 or distance(e.handed, rate * e.reference) > near:
             return []
-        grads = [None if g is None else g / rate for g in update.applied.grads]
-        found.append(replace(update, applied=replace(update.applied, grads=grads, learning_rate=rate)))
+        grads = [None if g is None else g / abs(rate) for g in update.applied.grads]  # of an ascent: of the other sign
+        found.append(replace(update, applied=replace(update.applied, grads=grads, learning_rate=abs(rate))))
     return found

@@ -120,6 +120,19 @@ def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
     return [f"{name} takes {kind}, and gets others: is from_logits=True missing?"]
 
 
+def constant(outputs: list[np.ndarray]) -> list[str]:
+    """Return a note if all outputs are one number, whatever the rows.
+
+    >>> constant([np.ones((4, 1))] * 4)
+    ['All outputs are 1, in every row of every update: is it a softmax of a single number? That takes a sigmoid.']
+    """
+    many = np.concatenate([np.ravel(out) for out in outputs] or [np.zeros(0)])
+    if many.size < _ENOUGH or np.any(many != many[0]):
+        return []
+    told = "is it a softmax of a single number? That takes a sigmoid." if many[0] == 1 else "do they see the inputs?"
+    return [f"All outputs are {many[0]:g}, in every row of every update: {told}"]
+
+
 def is_padded(labels: np.ndarray) -> bool:
     """Whether rows of whole numbers end with zeros, and are of more than one length.
 

@@ -167,7 +167,7 @@ def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:
 
 
 def _term(term: object, label: str) -> Term:
-    if isinstance(term, Mean | Sum):
+    if isinstance(term, Term):
         return term
     shape = getattr(term, "shape", None)
     received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
