@@ -84,15 +84,16 @@ def _work(kind: str, quick: bool) -> tuple[keras.Model, tuple, Callable]:
 
 
 def _train(model: keras.Model, loss: Callable, data: tuple) -> None:
-    step = {"jax": _jax_step, "tensorflow": _tape_step}[keras.backend.backend()](model, loss)
+    step, wait = {"jax": _jax_step, "tensorflow": _tape_step}[keras.backend.backend()](model, loss)
     x, y = data
     for i in range(_UPDATES):
         if i % 10 == 0:
             order = np.random.default_rng(i).permutation(len(x)).reshape(10, _BATCH)
         step(x[order[i % 10]], y[order[i % 10]])
+    wait()
 
 
-def _tape_step(model: keras.Model, loss: Callable) -> Callable:
+def _tape_step(model: keras.Model, loss: Callable) -> tuple[Callable, Callable]:
     import tensorflow as tf
 
     @tf.function
@@ -102,10 +103,10 @@ def _tape_step(model: keras.Model, loss: Callable) -> Callable:
         grads = tape.gradient(value, model.trainable_variables)
         model.optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
 
-    return lambda a, b: step(tf.constant(a), tf.constant(b))
+    return lambda a, b: step(tf.constant(a), tf.constant(b)), lambda: None
 
 
-def _jax_step(model: keras.Model, loss: Callable) -> Callable:
+def _jax_step(model: keras.Model, loss: Callable) -> tuple[Callable, Callable]:
     import jax
 
     optimizer = model.optimizer
@@ -123,4 +124,4 @@ def _jax_step(model: keras.Model, loss: Callable) -> Callable:
     def step(a, b):
         state[:] = update(*state, a, b)
 
-    return step
+    return step, lambda: jax.block_until_ready(state)

@@ -220,6 +220,16 @@ def test_inputs_that_are_no_rows_are_said_to_be_none(tmp_path):
     assert "no rows of `data`" in report.unseen[0]
 
 
+def test_a_loop_on_more_rows_than_the_data_is_told_so(tmp_path):
+    draw, model = np.random.default_rng(3), network(layers.Dropout(0.4))
+    more = np.concatenate([X, draw.normal(size=X.shape).astype("float32")])
+    order = draw.permutation(len(more))
+    with ws.audit(model, data=(X, Y)) as report:
+        trainer(RIGHT["simple"].text, tmp_path)(model, more[order], np.concatenate([Y, Y])[order], None)
+    assert not report.has_seen
+    assert [note for note in report.notes if "are rows of `data`, and the others are none" in note]
+
+
 @ONLY_TENSORFLOW
 def test_what_xla_compiles_runs_as_ever_and_is_said_not_to_be_seen(tmp_path):
     text = RIGHT["function"].text.replace("@tf.function", "@tf.function(jit_compile=True)")

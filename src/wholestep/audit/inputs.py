@@ -10,7 +10,7 @@ from wholestep.audit.found import Found, found
 from wholestep.audit.windows import PAD, Piece, Rows
 
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are looked at, and inputs of a model whose order is
-_MOSTLY, _NEAR = 0.9, 1e-5
+_MOSTLY, _SOME, _NEAR = 0.9, 0.1, 1e-5
 
 
 def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> tuple[list[Found], list[str]]:
@@ -28,8 +28,11 @@ def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> tuple[
     for name, detail, leaves in _ways(rows.leaves, labels, looked[0]):
         if _share(Rows(leaves), looked) >= _MOSTLY:
             return [found(BY_NAME[name], 1.0, 0.0, line, numbers, detail)], []
-    if (told := _scaled(rows, looked)) is not None:
-        scale, offset = told
+    if (share := _share(rows, looked)) > _SOME:
+        told = f"Of the rows that the model gets {share:.0%} are rows of `data`, and the others are none: is it "
+        return [], [f"{told}trained on more than `data`, as on rows that are held out to validate it?"]
+    if (line_of := _scaled(rows, looked)) is not None:
+        scale, offset = line_of
         more = f", plus {offset:.5g}" if abs(offset) > _NEAR else ""
         return [], [f"The model's inputs are the rows of `data` times {scale:.5g}{more}. Is that meant?"]
     return [], []
