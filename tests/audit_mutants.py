@@ -30,8 +30,6 @@ def accumulated(mean):
         of("divided by a full window", "accumulated", mean, (DIVIDE, "t / 3 + o")),
         of("divided by the full batch", "accumulated", (DIVIDE, "t / 12 + o")),
         of("never divided", "accumulated", (DIVIDE, "t + o")),
-        of("ascent", "accumulated", (DIVIDE, "-(t / len(rows) + o)")),
-        of("ascent", "accumulated", (DIVIDE, "o - t / len(rows)")),
         of("divided twice", "accumulated", (DIVIDE, "t / len(rows) / len(parts) + o")),
         of("only the last microbatch", "accumulated", (ADD, "total = list(grads)")),
         of("only the last microbatch", "accumulated", mean, (ADD, "total = list(grads)"), (DIVIDE, "t + o")),
@@ -55,6 +53,7 @@ def accumulated(mean):
 
 TF = [
     *accumulated(MEAN),
+    of("ascent", "accumulated", ("loss = ops.sum(error)", "loss = -ops.sum(error)")),
     of(
         "not reset",
         "accumulated",
@@ -156,6 +155,7 @@ TF = [
 ]
 
 JAX = [
+    of("ascent", "accumulated", ("return ops.sum(error)", "return -ops.sum(error)")),
     *accumulated(JAX_MEAN),
     of(
         "not reset",

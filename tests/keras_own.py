@@ -36,8 +36,6 @@ KNOWN = {  # by a part of a case's name, the lines of docs/differences.md that i
     "_sparse_float": "sparse inputs are made dense, batch by batch",
     "test_sparse_tensors": "sparse inputs are made dense, batch by batch",
     "test_tf_sparse": "sparse inputs are made dense, batch by batch",
-    "_float32_batch": 'shuffle="batch" permutes the batches',
-    "_float64_batch": 'shuffle="batch" permutes the batches',
     "test_basic_flow_tf_ragged": "ragged rows are refused on JAX",
     "test_multi_inputs_and_outputs": "one sample weight of several outputs is handed on as given",
     "test_exception_reported": "a data set's own error is raised",

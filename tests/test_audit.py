@@ -106,7 +106,7 @@ def is_right(name, folder, seed):
     assert len(report.notes) <= 1
 
 
-@pytest.mark.parametrize("name", some(LOOPS, 7))
+@pytest.mark.parametrize("name", some(LOOPS, 10))
 def test_a_right_loop_has_no_cause(name, tmp_path):
     is_right(name, tmp_path, 1)
 
@@ -118,7 +118,7 @@ def test_a_right_loop_has_no_cause_whatever_its_data(name, seed, tmp_path):
     is_right(name, tmp_path, seed)
 
 
-@pytest.mark.parametrize("mutant", some(EDITED, 12, 1), ids=lambda m: f"{m.cause} in {m.loop}")
+@pytest.mark.parametrize("mutant", some(EDITED, 18, 1), ids=lambda m: f"{m.cause} in {m.loop}")
 def test_an_edit_that_makes_a_loop_wrong_is_named_with_proof(mutant, tmp_path):
     report = audited(LOOPS[mutant.loop], edited(mutant.loop, mutant.edits), tmp_path)
     if BY_NAME[mutant.cause].is_note:
@@ -136,7 +136,7 @@ def test_an_edit_that_makes_a_loop_wrong_is_named_with_proof(mutant, tmp_path):
     assert cause.name in str(report).lower()
 
 
-@pytest.mark.parametrize("pair", some(((pair,) for pair in [*PAIRS, *OWN_PAIRS]), 16, 2), ids=str)
+@pytest.mark.parametrize("pair", some(((pair,) for pair in [*PAIRS, *OWN_PAIRS]), 20, 2), ids=str)
 def test_two_causes_of_different_stages_are_both_named(pair, tmp_path):
     name, *causes = pair
     edits = [next(m.edits for m in EDITED if (m.loop, m.cause) == (name, cause)) for cause in causes]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from audit_scripts import script
 from scripts import lean
-from shares import later, share
+from shares import halves, later, share
 
 from wholestep import cli
 from wholestep.audit.chain import joined
@@ -98,17 +98,19 @@ UNCOMPILED = '"adam", "mse"', '"adam"'
 
 @pytest.mark.parametrize(
     ("edits", "code", "part"),
-    [
-        ([], 0, "loss: mean_squared_error, supposed"),
-        ([("b[:, None]", "b")], 1, "1. gradient: broadcast"),
-        ([("keras.ops.mean(", "keras.ops.sum(")], 0, "The gradient is that of mean_squared_error, but: "),
-        ([(" ** 2", " ** 6")], 2, "No cause found; but the gradients could not be judged."),
-        (
-            [(" - b[:, None]) ** 2", ") ** 6"), ("network()", 'network(num=2, activation="softmax")')],
-            2,
-            "none gives its gradients. Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`",
-        ),
-    ],
+    halves(
+        [
+            ([], 0, "loss: mean_squared_error, supposed"),
+            ([("b[:, None]", "b")], 1, "1. gradient: broadcast"),
+            ([("keras.ops.mean(", "keras.ops.sum(")], 0, "The gradient is that of mean_squared_error, but: "),
+            ([(" ** 2", " ** 6")], 2, "No cause found; but the gradients could not be judged."),
+            (
+                [(" - b[:, None]) ** 2", ") ** 6"), ("network()", 'network(num=2, activation="softmax")')],
+                2,
+                "none gives its gradients. Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`",
+            ),
+        ]
+    ),
 )
 def test_a_loss_that_the_script_computes_by_itself_is_supposed(edits, code, part, audit):
     got, out, _ = audit(script("by hand", UNCOMPILED, *edits))
@@ -126,12 +128,14 @@ CLASSES = ("b, model(a", "keras.ops.cast(b > 0, 'int32'), model(a")
 
 @pytest.mark.parametrize(
     ("activation", "from_logits", "note"),
-    [
-        ("softmax", True, "gets numbers that add up to 1: is an activation too many?"),
-        (None, False, "and gets others: is from_logits=True missing?"),
-        (None, True, ""),
-        ("softmax", False, ""),
-    ],
+    halves(
+        [
+            ("softmax", True, "gets numbers that add up to 1: is an activation too many?"),
+            (None, False, "and gets others: is from_logits=True missing?"),
+            (None, True, ""),
+            ("softmax", False, ""),
+        ]
+    ),
 )
 @pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
 def test_a_cross_entropy_that_gets_other_numbers_than_it_takes_is_a_note(activation, from_logits, note, audit):
@@ -155,22 +159,28 @@ OTHERS = ("x = rng", "others = rng.normal(size=(64, 2))\nx = rng")
 
 @pytest.mark.parametrize(
     ("edits", "code", "part"),
-    [
-        ([], 0, "No cause found.\n\nTaken as meant:\n  - model: 'sequential', 'sequential_1', one after the other,"),
-        ([("training=True", "training=False")], 1, "1. forward: inference mode"),
-        ([("loss_fn(a,", "8 * loss_fn(a,")], 1, "1. gradient: never divided"),
-        (
-            [BY_ITSELF],
-            0,
-            "data: x, without labels, 64 rows\n  - loss: mean_squared_error of the inputs as labels, supposed",
-        ),
-        (
-            [BY_ITSELF, ("loss_fn(a,", "8 * loss_fn(a,")],
-            0,
-            "The gradient is that of mean_squared_error of the inputs as labels, but: ",
-        ),
-        ([BY_ITSELF, OTHERS], 0, "loss: mean_squared_error of the inputs as labels, supposed"),
-    ],
+    halves(
+        [
+            (
+                [],
+                0,
+                "No cause found.\n\nTaken as meant:\n  - model: 'sequential', 'sequential_1', one after the other,",
+            ),
+            ([("training=True", "training=False")], 1, "1. forward: inference mode"),
+            ([("loss_fn(a,", "8 * loss_fn(a,")], 1, "1. gradient: never divided"),
+            (
+                [BY_ITSELF],
+                0,
+                "data: x, without labels, 64 rows\n  - loss: mean_squared_error of the inputs as labels, supposed",
+            ),
+            (
+                [BY_ITSELF, ("loss_fn(a,", "8 * loss_fn(a,")],
+                0,
+                "The gradient is that of mean_squared_error of the inputs as labels, but: ",
+            ),
+            ([BY_ITSELF, OTHERS], 0, "loss: mean_squared_error of the inputs as labels, supposed"),
+        ]
+    ),
 )
 def test_models_one_after_the_other_are_one(edits, code, part, audit):
     got, out, _ = audit(script("in a row", *edits))
@@ -202,11 +212,13 @@ READ = ("        order = rng", "        other(y_train[:8, None], model(x_train[:
 
 @pytest.mark.parametrize(
     ("edits", "code", "part"),
-    [
-        ([], 0, "loss: MeanSquaredError, supposed"),
-        ([(CALL, f"{CALL} ** 3")], 0, "it is that gradient times"),
-        ([(CALL, f"{CALL} + keras.ops.sum(model(a, training=True) ** 4)")], 2, "none gives its gradients"),
-    ],
+    halves(
+        [
+            ([], 0, "loss: MeanSquaredError, supposed"),
+            ([(CALL, f"{CALL} ** 3")], 0, "it is that gradient times"),
+            ([(CALL, f"{CALL} + keras.ops.sum(model(a, training=True) ** 4)")], 2, "none gives its gradients"),
+        ]
+    ),
 )
 def test_of_several_losses_the_one_with_the_gradients_is_taken(edits, code, part, audit):
     got, out, _ = audit(script("in main", SEVERAL, READ, *edits), "--updates", 12)
@@ -223,11 +235,13 @@ BOTH = ("step(x_train[rows], y_train[rows])", "[s(x_train[rows], y_train[rows]) 
 
 @pytest.mark.parametrize(
     ("edits", "code", "part"),
-    [
-        ([(CALL, f"{CALL} + {PENALTY}")], 2, "it is not that of MeanSquaredError alone; if nothing else is meant"),
-        ([(CALL, f"{CALL} * keras.ops.mean(b**2)")], 0, "The gradient is that of MeanSquaredError, but: "),
-        ([("for epoch in", OTHER), BOTH], 2, "1 more of the script's models: one is looked at"),
-    ],
+    halves(
+        [
+            ([(CALL, f"{CALL} + {PENALTY}")], 2, "it is not that of MeanSquaredError alone; if nothing else is meant"),
+            ([(CALL, f"{CALL} * keras.ops.mean(b**2)")], 0, "The gradient is that of MeanSquaredError, but: "),
+            ([("for epoch in", OTHER), BOTH], 2, "1 more of the script's models: one is looked at"),
+        ]
+    ),
 )
 def test_what_else_is_in_the_loss_is_no_cause(edits, code, part, audit):
     got, out, _ = audit(script("in main", *edits), "--updates", 6)
@@ -253,10 +267,12 @@ BESIDE = ("y = x.sum(1)", "z = x.sum(1)\nlabel_raw, y = 100 * z, z + 0")
 
 @pytest.mark.parametrize(
     ("edits", "code", "part"),
-    [
-        ([], 0, "loss: mean_squared_error of y as labels, supposed"),
-        ([("b[:, None]", "b")], 1, "1. gradient: broadcast"),
-    ],
+    halves(
+        [
+            ([], 0, "loss: mean_squared_error of y as labels, supposed"),
+            ([("b[:, None]", "b")], 1, "1. gradient: broadcast"),
+        ]
+    ),
 )
 def test_of_several_arrays_the_one_with_the_gradients_has_the_labels(edits, code, part, audit):
     got, out, _ = audit(script("by hand", UNCOMPILED, BESIDE, *edits))
@@ -338,10 +354,12 @@ OF_PLACES = f"(lambda w: keras.ops.sum(w * {PLACES}) / keras.ops.sum(w))(keras.o
 
 @pytest.mark.parametrize(
     ("value", "part"),
-    [
-        (OF_PLACES, "at the places whose labels are not 0, supposed"),
-        (f"keras.ops.mean({PLACES})", "of all places, which count in the loss as any other. Are they padding?"),
-    ],
+    halves(
+        [
+            (OF_PLACES, "at the places whose labels are not 0, supposed"),
+            (f"keras.ops.mean({PLACES})", "of all places, which count in the loss as any other. Are they padding?"),
+        ]
+    ),
 )
 @pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
 def test_places_without_a_label_are_told_from_others(value, part, audit):
@@ -356,15 +374,17 @@ def test_places_without_a_label_are_told_from_others(value, part, audit):
 
 @pytest.mark.parametrize(
     ("edit", "part"),
-    [
-        (("metric.reset_state()", "pass"), "The metrics acc, loss have counted since the beginning"),
-        (
-            ("[*metrics.values(), val_acc]:", "[metrics['acc'], val_acc]:"),
-            "The metric loss has counted since the begin",
-        ),
-        (("training=False", "training=True"), "A forward pass without a gradient ran in training mode"),
-        (("range(6)", "range(6)"), ""),
-    ],
+    halves(
+        [
+            (("metric.reset_state()", "pass"), "The metrics acc, loss have counted since the beginning"),
+            (
+                ("[*metrics.values(), val_acc]:", "[metrics['acc'], val_acc]:"),
+                "The metric loss has counted since the begin",
+            ),
+            (("training=False", "training=True"), "A forward pass without a gradient ran in training mode"),
+            (("range(6)", "range(6)"), ""),
+        ]
+    ),
 )
 def test_what_is_read_of_a_loop_is_looked_at(edit, part, audit):
     code, out, _ = audit(script("measured", edit))
@@ -450,11 +470,13 @@ def test_which_losses_fit(out, y, names, from_logits):
 
 @pytest.mark.parametrize(
     ("end", "part", "code"),
-    [
-        ("sys.exit()", "No cause found", 0),
-        ("sys.exit(3)", "the script left with exit code 3", 2),
-        ("raise ValueError('mine')", "the script ended with an error, ValueError", 2),
-    ],
+    halves(
+        [
+            ("sys.exit()", "No cause found", 0),
+            ("sys.exit(3)", "the script left with exit code 3", 2),
+            ("raise ValueError('mine')", "the script ended with an error, ValueError", 2),
+        ]
+    ),
 )
 def test_scripts_that_end_by_themselves(end, part, code, audit):
     got, out, err = audit(script("by hand", ("print(", f"{end}\nprint(")))

@@ -11,7 +11,7 @@ import pytest
 from audit_loops import MODELS, RIGHT, X, Y
 from audit_mutants import JAX_MEAN, MEAN, MUTANTS
 from keras import ops
-from shares import later
+from shares import halves, later
 from test_audit import audited, trainer
 
 import wholestep as ws
@@ -207,7 +207,7 @@ def test_what_is_wrong_on_other_rows_alone_is_a_note(tmp_path):
     assert note.startswith("On 19 rows, and not on the data themselves: mean of means.")
 
 
-@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("is_built", halves([False, True]))
 def test_everything_is_given_back_as_it_was(is_built, tmp_path):
     model, x, y = MODELS["dropout"](), X.copy(), Y.copy()
     text = edited(ARGUMENTS, ("range(2)", "range(100)"))

@@ -208,6 +208,20 @@ def test_a_process_that_is_killed_is_told_and_the_next_epoch_begins_anew():
     batches.source.workers.end()
 
 
+def load_on(pool):
+    while True:
+        pool.result(pool.submit(1))
+
+
+def test_a_process_that_is_killed_while_nobody_waits_is_told():
+    pool = forks.Forks(lambda number: os.getpid(), 2)
+    for _ in range(30):  # the one that is killed may hold or await anything
+        os.kill(pool.result(pool.submit(0)), signal.SIGKILL)
+        with pytest.raises(ws.BatchError, match="processes of a PyDataset must live"):
+            load_on(pool)
+    assert multiprocessing.active_children() == []
+
+
 def test_a_process_that_waits_for_ever_is_told_of_and_ended(monkeypatch):
     class Waits(Forked):
         def __getitem__(self, number):

@@ -239,8 +239,8 @@ CAUSES_OF_GRADIENTS = (
         "gradient",
         "the gradient times -1",
         "The gradient has the other sign: each update makes the loss larger.",
-        "hand over the gradient of the loss as it is, or subtract: `weight - rate * gradient`; what is to become "
-        "larger stands in a loss with a minus.",
+        "return the loss and not `-loss`, and subtract its gradient: `weight - rate * gradient`; what is to become "
+        "larger stands in the loss with a minus.",
         NOWHERE,
     ),
     Cause(

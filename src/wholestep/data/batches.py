@@ -33,7 +33,7 @@ class Batches:
             dict, tuple or list of them; a list of numbers is an array. A list of arrays is one array for each leaf of
             the rows; under `tokens` a list of vectors is a list of rows.
         batch_size: rows in an update, 32 if not given; not for ready-made batches. The last may be short: none is lost.
-        seed, shuffle: the seed of the order, a whole number, and whether rows are permuted; "batch" for blocks of them.
+        seed, shuffle: the seed of the order, a whole number, and whether rows are permuted; "batch": in their batch.
         tokens: instead of `batch_size`, the places in a batch, padding included, of all its sequences together: rows
             times the sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
         length: how long every row is: int (rows,), which holds for every leaf of a row that has an axis; or a nest of

@@ -6,13 +6,14 @@ A fork has none of the engine's threads, so a data set in it is to use numpy alo
 import multiprocessing
 import os
 import random
+import select
 import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.synchronize import Event
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,44 +37,56 @@ class Forks:
         self._get = get
         self._num = num
         self._executor: ProcessPoolExecutor | None = None  # not before it is needed
-        self._over = _FORKS.Event()
+        self._over: tuple[int, int] = (-1, -1)
 
     def submit(self, number: int) -> Future:
-        """Begin to load a batch."""
-        with warnings.catch_warnings():  # JAX and Python say that threads are not copied
+        """Begin to load a batch.
+
+        Raises:
+            BatchError: a process was ended.
+        """
+        with self._told(), warnings.catch_warnings():  # JAX and Python say that threads are not copied
             warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
             warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             self._executor = self._executor or self._begun()
             return self._executor.submit(_load, number)
 
     def _begun(self) -> ProcessPoolExecutor:
-        self._over = _FORKS.Event()
+        self._over = os.pipe()  # and no event: that waits for all who wait for it, also for one that was killed
         seed = int(np.random.randint(2**31))  # as keras.utils.set_random_seed says
-        return ProcessPoolExecutor(self._num, _FORKS, _begin, (self._get, seed, os.getpid(), self._over))
+        return ProcessPoolExecutor(self._num, _FORKS, _begin, (self._get, seed, os.getpid(), self._over[0]))
 
     def result(self, future: Future) -> Any:
         """Return a batch once it is loaded, and raise what its loading raised.
 
         Raises:
-            BatchError: a process was ended while it loaded.
+            BatchError: a process was ended.
         """
-        try:
+        with self._told():
             return _awaited(future)
+
+    def end(self) -> None:
+        """End the processes at once: one that waits for the engine would do so for ever."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            os.write(self._over[1], b"over")  # which nobody reads: all see that there is something
+            executor.shutdown(cancel_futures=True)
+            for end in self._over:
+                os.close(end)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say in here that a process was ended, and end the others."""
+        try:
+            yield
         except BrokenProcessPool as error:
             self.end()
             must = "The processes of a PyDataset must live until its batches are loaded."
             attempt = "see whether the system had too little memory; or load in threads, without use_multiprocessing."
             raise BatchError(message(must, error, attempt)) from error
 
-    def end(self) -> None:
-        """End the processes at once: one that waits for the engine would do so for ever."""
-        executor, self._executor = self._executor, None
-        self._over.set()
-        if executor is not None:
-            executor.shutdown(cancel_futures=True)
 
-
-def _begin(get: Callable[[int], Any], seed: int, parent: int, over: Event) -> None:
+def _begin(get: Callable[[int], Any], seed: int, parent: int, over: int) -> None:
     """Begin a process. Signals are its parent's business."""
     global _get, _seed
     _get, _seed = get, seed
@@ -82,8 +95,10 @@ def _begin(get: Callable[[int], Any], seed: int, parent: int, over: Event) -> No
     threading.Thread(target=_end_with, args=(parent, over), daemon=True).start()
 
 
-def _end_with(parent: int, over: Event) -> None:
-    while not over.wait(1) and os.getppid() == parent:
+def _end_with(parent: int, over: int) -> None:
+    told = select.poll()
+    told.register(over, select.POLLIN)
+    while not told.poll(1000) and os.getppid() == parent:
         pass
     os._exit(0)
 

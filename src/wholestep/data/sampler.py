@@ -97,7 +97,7 @@ def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool 
         raise SpecificationError(message(must, repr(shuffle), "choose one of them."))
     size = 32 if batch_size is None else _whole("batch_size", batch_size, "a number such as 32, or leave it out.")
     size = min(size, source.num_rows)
-    return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 1), size)
+    return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 0), size)
 
 
 def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets | Packs:
