@@ -574,3 +574,19 @@ def test_the_fit_of_a_model_around_the_audited_one_orders_the_rows():
     with ws.audit(model, data=(X, Y), loss="mse") as report:
         outer.fit(X, Y, batch_size=6, epochs=3, verbose=0)
     assert report.causes == []
+
+
+def test_a_loss_of_outputs_whose_shape_nobody_knows_is_looked_at_row_by_row():
+    class Rows(layers.Layer):
+        def call(self, x):
+            return keras.ops.reshape(x, (keras.ops.shape(x)[0], -1))
+
+        def compute_output_spec(self, x):
+            return keras.KerasTensor((None, None))
+
+    image = keras.Input((5,))
+    model = keras.Model(image, Rows()(layers.Dense(1)(image)))
+    model.compile("sgd", lambda y, out: keras.ops.mean((y - out) ** 2))
+    with ws.audit(model, data=(X, Y[:, None])) as report:
+        model.fit(X, Y[:, None], batch_size=6, epochs=2, verbose=0)
+    assert report.causes == report.unseen == []

@@ -206,6 +206,8 @@ def weighed(
     if not isinstance(objective, LossObjective) or not isinstance(objective.loss, _Function) or not model.built:
         return data, objective
     symbol = outputs(model, data[0])
+    if any(None in leaf.shape[1:] for leaf in tree.leaves(symbol)):  # it is not known what there is to draw
+        return data, objective
     if data[2] is None and tree.num_rows(data[:2]) >= NUM_COUPLED:
         labels = tree.map_leaves(lambda leaf: leaf[:NUM_COUPLED], data[1])
         objective.loss.is_coupled = _couples(objective.loss, labels, symbol)
