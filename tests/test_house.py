@@ -133,7 +133,7 @@ def test_imports_go_down_the_floors(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_hold_one_idea(path):
-    assert len(path.read_text().splitlines()) <= 300
+    assert len(path.read_text().splitlines()) <= 400
 
 
 def test_public_names_are_frozen():
