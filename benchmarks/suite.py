@@ -85,6 +85,7 @@ _CHECKPOINTS = {  # what is compared, and how many times as long as the other it
     "small": ("save", "plain write", 3.0),
     "digest": ("xxh3_128", "2 GB/s", 1.0),
 }
+_OTHERS = ("ModelCheckpoint", "OrbaxCheckpoint")  # of Keras; the second takes part if orbax is installed
 _NAMES, _ONE = {1: "1 process", 2: "2 processes"}, "wholestep, one replica"
 _RAGGED_FIRST = (Comparison(_BUCKETS, _EACH, {}), Comparison(_BUCKETS, _ALL, {}))
 
@@ -211,6 +212,9 @@ def _checkpoints(engine: str, quick: bool) -> list[Row]:
     for work, (ours, other, most) in _CHECKPOINTS.items():
         bars = dict.fromkeys(ENGINES, 1 / most)
         rows += _compare(f"checkpoints: {work}, s", engine, found[work], (Comparison(ours, other, bars),))
+    others = tuple(Comparison("wholestep", other, {}) for other in _OTHERS)
+    for work in ("400 MB, hold", "400 MB, total", "400 MB, read"):
+        rows += _compare(f"checkpoints: {work}, s", engine, found[work], others)
     return rows
 
 
