@@ -38,7 +38,7 @@ class Found:
         explanation: what is wrong, in a sentence.
         fix: what to write instead.
         without: the relative distance of the loop's numbers from the reference's.
-        with_change: their distance from the reference with this change; NaN for what is not known.
+        with_change: their distance from the reference with this fault; NaN for what is not known.
         line: the user's line where it happens.
         updates: the numbers of the updates that show it.
         detail: more of what was measured.
