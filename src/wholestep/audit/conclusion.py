@@ -10,6 +10,7 @@ from wholestep.audit.asides import counting_on, padded, still, teachers
 from wholestep.audit.found import UNKNOWN
 from wholestep.audit.inquiry import inquire
 from wholestep.audit.judge import CARRIED, Case, Verdict
+from wholestep.audit.log import own_fault
 from wholestep.audit.report import Report
 from wholestep.audit.script import Ran
 from wholestep.audit.searching import Meaning, UnknownError, reconstructs
@@ -87,7 +88,8 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
                 if isinstance(error, UnknownError):
                     raise
                 name = type(error).__name__
-                why = f"the script's loss does not take labels and the model's outputs as they are ({name})"
+                of_script = f"the script's loss does not take labels and the model's outputs as they are ({name})"
+                why = own_fault(error) or of_script
             continue
         if not supposed.told and (not verdict.evidence or explains(verdict.causes, verdict.evidence)):
             return made, verdict

@@ -97,6 +97,17 @@ def not_known(
     return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates), "", proof)
 
 
+def least_squares(basis: np.ndarray, wanted: np.ndarray, rcond: float | None = None) -> np.ndarray:
+    """Return the factors of the columns of a basis whose sum is nearest; NaN, which fits nothing, of infinite numbers.
+
+    >>> least_squares(np.eye(2), np.array([1.0, np.inf]))
+    array([nan, nan])
+    """
+    if not (np.all(np.isfinite(basis)) and np.all(np.isfinite(wanted))):
+        return np.full(basis.shape[1], np.nan)
+    return np.linalg.lstsq(basis, wanted, rcond=rcond)[0]
+
+
 def distance(one: np.ndarray, two: np.ndarray, scale: float = 0.0) -> float:
     """Return how far two vectors are apart, relative to the longer one, or to a scale that is larger still.
 

@@ -177,12 +177,9 @@ def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: 
     for dataset in scout.around.of(object):
         if not (isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)):
             continue
-        known = read(dataset)
-        if known is None or not inputs:
-            continue
-        rows = Rows(known[0])
-        if np.mean([np.mean(rows.find(leaves) != PAD) for leaves in inputs]) > 0.5:
-            meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {rows.num} rows")
+        if inputs and (known := read(dataset, inputs)) is not None:
+            num = len(tree.leaves(known)[0])
+            meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {num} rows")
             return known
     return None
 
