@@ -130,6 +130,8 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
             by, own = " at the places whose labels are not 0", (values != 0).astype("float32")
             masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, values)]
             yield from (_Supposed((x, values, own), loss, f"{name}{named}{by}") for loss, name in masked)
+        if meaning.is_supposed:
+            yield from (_Supposed((x, values), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
 
 
 def _why(meaning: Meaning) -> str:

@@ -31,6 +31,7 @@ class Meaning:
     Attributes:
         is_supposed: whether the loss has to be supposed: the script computes it by itself, or calls several.
         called: the losses of Keras that the script calls, if one has to be supposed, or makes one number of by itself.
+        own: the functions of the script that get labels and the model's outputs.
         labels: what may be the labels then, by name, where several arrays may.
         has_labels: whether the data have any; else they have zeros.
         weights: what may be the weights of the rows then, by name.
@@ -44,6 +45,7 @@ class Meaning:
     optimizer: keras.optimizers.Optimizer | None
     is_supposed: bool = False
     called: list[Any] = field(default_factory=list)
+    own: list[Any] = field(default_factory=list)
     labels: dict[str, np.ndarray] = field(default_factory=dict)
     has_labels: bool = True
     weights: dict[str, np.ndarray] = field(default_factory=dict)
