@@ -84,7 +84,7 @@ def _innermost(stack: Iterable[tuple[str, int]]) -> Line | None:
 
 
 def own_fault(error: BaseException) -> str:
-    """Return in words that an error is one of this library's own code; "" if the user's, Keras' or the engine's raised it.
+    """Return in words that an error is one of this library's own code; "" if the user, Keras or the engine raised it.
 
     Asked is the innermost function outside of numpy and Python's library, also of those in the text of an error that an
     engine's program passes on.
