@@ -6,7 +6,7 @@ shuffling, which people guess first, but the shape of the labels. The pairs are 
 with the text; `examples/glove.py` shows what it costs on a real one.
 
 1. the loop as written, audited: one cause, in the gradient, and the line to change;
-2. the same loop with the change that the audit proposes: no cause.
+2. the same loop with the fix that the audit proposes: no cause.
 
     KERAS_BACKEND=tensorflow python examples/audit.py        (or jax)
 """
@@ -29,7 +29,7 @@ NUM_WORDS, NUM_PAIRS, BATCH_SIZE = 60, 240, 64
 def main():
     """Audit the loop as written and mended; return both reports."""
     pairs = draw_pairs(np.random.default_rng(0))
-    reports = [audited("as written", as_written, pairs), audited("with that change", mended, pairs)]
+    reports = [audited("as written", as_written, pairs), audited("with that fix", mended, pairs)]
     print("You have seen: the audit ran the loop as it stands, and named the line to change.")
     return reports
 

@@ -63,7 +63,7 @@ def test_the_text_has_the_numbers_three_times(wrong):
         assert line.yours != line.reference
     text = str(wrong)
     assert text.splitlines()[0].startswith("Mean of means. Each microbatch is divided by its own weight")
-    assert re.search(r"update 3: +yours +reference +with this change", text)
+    assert re.search(r"update 3: +yours +reference +reference with this fault", text)
     assert f"{length.yours:.6g}" in text
     assert "effect on the weights: the step of update 3 is off by" in text
 

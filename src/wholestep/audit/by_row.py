@@ -8,6 +8,7 @@ from wholestep.audit import weightings
 from wholestep.audit.candidates import Hypothesis
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.evidence import Evidence
+from wholestep.audit.found import least_squares
 from wholestep.audit.meaning import LossObjective
 from wholestep.audit.windows import PAD, Piece
 from wholestep.tree import Tree
@@ -26,7 +27,7 @@ def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     rows = np.concatenate(e.rows())[used]
     some = np.random.default_rng(0).permutation(rows.shape[1])[:NUM_SOLVED]
-    solved, *_ = np.linalg.lstsq(rows[:, some].T.astype("float64"), (e.handed - e.penalty)[some], rcond=1e-6)
+    solved = least_squares(rows[:, some].T.astype("float64"), (e.handed - e.penalty)[some], 1e-6)
     if e.apart(solved.astype("float32") @ rows + e.penalty) > e.meant.replay.tolerance.fits:
         return None
     should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
@@ -45,7 +46,7 @@ def derivative(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     pairs = zip(e.update.pieces, training, strict=True)
     basis = np.concatenate([replay.of_outputs(piece, training=mode)[:, e.mask] for piece, mode in pairs])
-    solved, should = (np.linalg.lstsq(basis.T, g - e.penalty, rcond=1e-6)[0] for g in (e.handed, e.reference))
+    solved, should = (least_squares(basis.T, g - e.penalty, 1e-6) for g in (e.handed, e.reference))
     return (solved, should) if e.apart(solved @ basis + e.penalty) <= e.meant.replay.tolerance.fits else None
 
 

@@ -220,6 +220,6 @@ WEIGHTED = tuple(cause for cause in CAUSES if cause.weigh)
 
 def table() -> str:
     """Return the causes as a table of docs/audit.md."""
-    lines = ["| stage | cause | change of the reference | fix | met in |", "|---|---|---|---|---|"]
+    lines = ["| stage | cause | fault in the reference | fix | met in |", "|---|---|---|---|---|"]
     lines += [f"| {c.stage} | {c.name} | {c.change} | {c.fix} | {c.source} |" for c in CAUSES]
     return "\n".join(lines)

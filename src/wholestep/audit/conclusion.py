@@ -10,6 +10,7 @@ from wholestep.audit.asides import counting_on, padded, still, teachers
 from wholestep.audit.found import UNKNOWN
 from wholestep.audit.inquiry import inquire
 from wholestep.audit.judge import CARRIED, Case, Verdict
+from wholestep.audit.log import own_fault
 from wholestep.audit.report import Report
 from wholestep.audit.script import Ran
 from wholestep.audit.searching import Meaning, UnknownError, reconstructs
@@ -87,7 +88,8 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
                 if isinstance(error, UnknownError):
                     raise
                 name = type(error).__name__
-                why = f"the script's loss does not take labels and the model's outputs as they are ({name})"
+                of_script = f"the script's loss does not take labels and the model's outputs as they are ({name})"
+                why = own_fault(error) or of_script
             continue
         if not supposed.told and (not verdict.evidence or explains(verdict.causes, verdict.evidence)):
             return made, verdict
@@ -128,6 +130,8 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
             by, own = " at the places whose labels are not 0", (values != 0).astype("float32")
             masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, values)]
             yield from (_Supposed((x, values, own), loss, f"{name}{named}{by}") for loss, name in masked)
+        if meaning.is_supposed:
+            yield from (_Supposed((x, values), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
 
 
 def _why(meaning: Meaning) -> str:

@@ -38,7 +38,7 @@ class Found:
         explanation: what is wrong, in a sentence.
         fix: what to write instead.
         without: the relative distance of the loop's numbers from the reference's.
-        with_change: their distance from the reference with this change; NaN for what is not known.
+        with_change: their distance from the reference with this fault; NaN for what is not known.
         line: the user's line where it happens.
         updates: the numbers of the updates that show it.
         detail: more of what was measured.
@@ -95,6 +95,17 @@ def not_known(
     """Return what was found of a difference that nothing known reproduces."""
     fix = "nothing is proposed: no known cause reproduces these numbers."
     return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates), "", proof)
+
+
+def least_squares(basis: np.ndarray, wanted: np.ndarray, rcond: float | None = None) -> np.ndarray:
+    """Return the factors of the columns of a basis whose sum is nearest; NaN, which fits nothing, of infinite numbers.
+
+    >>> least_squares(np.eye(2), np.array([1.0, np.inf]))
+    array([nan, nan])
+    """
+    if not (np.all(np.isfinite(basis)) and np.all(np.isfinite(wanted))):
+        return np.full(basis.shape[1], np.nan)
+    return np.linalg.lstsq(basis, wanted, rcond=rcond)[0]
 
 
 def distance(one: np.ndarray, two: np.ndarray, scale: float = 0.0) -> float:

@@ -10,7 +10,7 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.causes_of_losses import OTHER_LOSSES
 from wholestep.audit.clips import clipped
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import Found, distance, found
+from wholestep.audit.found import Found, distance, found, not_known
 from wholestep.audit.hypotheses import hypotheses
 from wholestep.audit.log import Line
 from wholestep.audit.proof_of_gradients import proved
@@ -37,6 +37,8 @@ Ways = list[list[np.ndarray]]  # by update, the gradients of a hypothesis
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[str], list[Evidence]]:
     """Return (causes, notes, evidence) of the gradients of these updates."""
     everything = _evidence(meant, updates)
+    if any(not np.all(np.isfinite(e.handed + e.reference)) for e in everything):
+        return _of_finite(meant, everything)
     if zeroed := _zeroed(meant, everything):
         everything = _evidence(meant, [_without(update, zeroed) for update in updates])
     differs = meant.replay.tolerance.differs
@@ -54,6 +56,23 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
     if benign:
         return [], [benign], everything
     return causes or [unknown(differing)], [], everything
+
+
+def _of_finite(meant: Meant, everything: list[Evidence]) -> tuple[list[Found], list[str], list[Evidence]]:
+    """Return the same of the updates with finite gradients; a gradient that alone is not finite is no known cause."""
+    is_meant = {e.update.number: bool(np.all(np.isfinite(e.reference))) for e in everything}
+    is_handed = {e.update.number: bool(np.all(np.isfinite(e.handed))) for e in everything}
+    finite = [e.update for e in everything if is_meant[e.update.number] and is_handed[e.update.number]]
+    causes, notes, evidence = gradients(meant, finite)
+    broken = [e for e in everything if is_meant[e.update.number] and not is_handed[e.update.number]]
+    if broken:
+        told = f"The gradient of update {broken[0].update.number} is not finite; that of the loss that was meant is."
+        line, numbers = broken[0].update.applied.line, [e.update.number for e in broken]
+        causes = [*causes, not_known("gradient", told, float("inf"), line, numbers)]
+    if lost := [number for number, is_finite in is_meant.items() if not is_finite]:
+        some = ", ".join(map(str, lost[:6]))
+        notes = [*notes, f"The gradient that was meant is not finite in updates {some}: these are not judged."]
+    return causes, notes, evidence
 
 
 def _evidence(meant: Meant, updates: list[Update]) -> list[Evidence]:

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -71,9 +72,41 @@ def different(arrays: Iterable[Named]) -> list[Named]:
     return list({(n.value.shape, n.value.dtype.str, n.value.tobytes()): n for n in arrays}.values())
 
 
-def read(dataset: Any) -> tuple | None:
-    """Return (x, y[, sample_weight]) of all batches of a dataset, joined; None if they are something else."""
-    until, num, parts = time.monotonic() + _SECONDS, 0, []
+def read(dataset: Any, inputs: list[list[np.ndarray]]) -> tuple | None:
+    """Return (x, y[, sample_weight]) of the batches of a dataset that hold most of these inputs; None if none do.
+
+    A dataset that is shuffled and drops its last, shorter batch leaves out other rows in each pass: it is read until
+    all inputs are among its rows, or until a pass has no new ones.
+    """
+    until, known = time.monotonic() + _SECONDS, None
+    while True:
+        num = 0 if known is None else len(tree.leaves(known)[0])
+        if (found := _pass(dataset, until)) is None:
+            return None
+        known = found if known is None else _united(known, found)
+        rows = Rows(known[0])
+        share = np.mean([np.mean(rows.find(leaves) != PAD) for leaves in inputs])
+        if share == 1 or share <= 0.5 or len(tree.leaves(known)[0]) == num or time.monotonic() > until:
+            return known if share > 0.5 else None
+
+
+def _united(known: tuple, more: tuple) -> tuple:
+    """Return the rows of two passes over one dataset; equal rows as often as in the pass that has most of them."""
+    one, two = tree.leaves(known), tree.leaves(more)
+    counts = Counter(b"".join(leaf[row].tobytes() for leaf in one) for row in range(len(one[0])))
+    new = []
+    for row in range(len(two[0])):
+        key = b"".join(leaf[row].tobytes() for leaf in two)
+        counts[key] -= 1
+        if counts[key] < 0:
+            new.append(row)
+    joined = iter([np.concatenate([a, b[new]]) for a, b in zip(one, two, strict=True)])
+    return tree.map_leaves(lambda _: next(joined), known)
+
+
+def _pass(dataset: Any, until: float) -> tuple | None:
+    """Return the same of one pass."""
+    num, parts = 0, []
     seen: set[int] = set()
     for batch in (dataset[i] for i in range(len(dataset))) if not is_stream(dataset) else dataset:
         if not isinstance(batch, tuple) or len(batch) not in (2, 3):

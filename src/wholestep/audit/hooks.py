@@ -111,7 +111,7 @@ class Hooks:
 
     def _asked(self, shape: tuple[int, ...]) -> None:
         if shape and not self._is_silent():
-            self.log.targets.append((shape, line_of_user()))
+            self.log.targets.append((shape, line_of_user(self.listener.stack())))
 
     def _mute(self, model: keras.Model, name: str) -> Callable:
         """Return a method that runs as ever, and tells nothing."""
@@ -202,7 +202,7 @@ class Hooks:
         return not reason
 
     def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None) -> None:
-        line, replica = line_of_user(), self.listener.replica()
+        line, replica = line_of_user(self.listener.stack()), self.listener.replica()
 
         def told(order: int, numbers: list[np.ndarray]) -> None:
             given, outputs, params, buffers = _apart(numbers, groups)
@@ -233,12 +233,11 @@ class Hooks:
                 return apply(optimizer, grads, given)
             self._optimizers.append(optimizer)
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
-            held = [_in_part(listener.dense(handed[id(params[i])])) for i in place]
+            held = [_in_part(listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
             numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
-            before = [[_in_part(listener.value(v)) for v in variables] for variables in (params, optimizer.variables)]
+            before = self._states(optimizer)
             result = apply(optimizer, grads, given)
-            after = [[_in_part(listener.value(v)) for v in variables] for variables in (params, optimizer.variables)]
-            groups = (held, *before, *after, numbers)
+            groups = (held, *before, *self._states(optimizer), numbers)
             if self._is_told([leaf for group in groups for leaf in group]):
                 lost = [i for i, v in enumerate(params) if id(v) in handed and handed[id(v)] is None]
                 self._tell_apply(optimizer, (place, lost, len(params)), groups)
@@ -246,13 +245,18 @@ class Hooks:
 
         return listener.unhooked(told)
 
+    def _states(self, optimizer: Any) -> list[list]:
+        """Return the values of the model's parameters and of the optimizer's variables, of large ones in part."""
+        groups = self.model.trainable_variables, optimizer.variables
+        return [[_in_part(self.listener.value(v), v.shape) for v in variables] for variables in groups]
+
     def _number(self, number: Any) -> Any:
         """Return a number of an optimizer, a variable or computed from some, as it is here."""
         is_variable = isinstance(number, keras.Variable)
         return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
 
     def _tell_apply(self, optimizer: Any, handed: tuple[list[int], list[int], int], groups: tuple[list, ...]) -> None:
-        line, replica = line_of_user(), self.listener.replica()
+        line, replica = line_of_user(self.listener.stack()), self.listener.replica()
         (place, lost, num), kind = handed, type(optimizer).__name__
         slots = {id(v) for v in optimizer._trainable_variables}
         built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
@@ -276,9 +280,13 @@ def _as_bound(function: Callable, method: Any) -> Callable:
     return function
 
 
-def _in_part(value: Any) -> Any:
-    """Return a tensor, of a large one its numbers at some places: no more leaves the program."""
-    chosen = places(int(np.prod(value.shape)))
+def _in_part(value: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor, of a large one its numbers at some places: no more leaves the program.
+
+    Args:
+        shape: that of its variable; a gradient of rows that is traced may show none.
+    """
+    chosen = places(int(np.prod(shape)))
     return value if chosen is None else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
 
 

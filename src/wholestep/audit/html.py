@@ -58,7 +58,7 @@ def _cause(number: int, cause: Found) -> str:
     if cause.detail:
         parts.append(f"<p>{_words(cause.detail)}</p>")
     if cause.proof is not None:
-        columns = ["yours", "reference", *(["with this change"] if cause.is_known else [])]
+        columns = ["yours", "reference", *([text.WITH_FAULT] if cause.is_known else [])]
         head = "".join(f"<th>{name}</th>" for name in [escape(cause.proof.where), *columns])
         rows = []
         for line in cause.proof.lines:

@@ -24,10 +24,12 @@ def inquire(scout: Scout) -> Meaning:
     model, log = watched.model, watched.log
     loss, asked, told = _loss(model, scout)
     calls = [c for c in log.called if c.differentiated is not False]
-    labels = max((list(_labels(calls, log.called, each)) for each in asked), key=len, default=[])
+    own = [each for each in scout.losses.values() if each.is_own and each.calls]
+    labels = max((list(_labels(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
     meaning = Meaning(watched, (), loss, _optimizer(watched, scout.around), is_supposed=not told)
     if not told or loss is not None:
         meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
+    meaning.own = [each.loss for each in own]
     meaning.told = [f"model: {_name(model)}", *([told] if told else [])]
     meaning.data = search(scout, meaning, calls, labels)
     return meaning
@@ -47,7 +49,8 @@ def _trained(scout: Scout) -> Watched:
 
 def _loss(model: keras.Model, scout: Scout) -> tuple[Any, list[Asked], str]:
     """Return (the loss that is meant, those that get its labels, the same in words); no words if it is not known."""
-    asked = [each for each in scout.losses.values() if each.calls] or list(scout.losses.values())
+    known = [each for each in scout.losses.values() if not each.is_own]
+    asked = [each for each in known if each.calls] or known
     if getattr(model, "compiled", False) and model._compile_loss is not None:
         same = [each for each in asked if each.loss is model.loss or len(asked) == 1]
         return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"

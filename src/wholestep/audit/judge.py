@@ -211,6 +211,7 @@ class Case:
             verdict.unseen.append(told)
         elif like:
             causes, notes, verdict.evidence = gradients(meant, like)
+            verdict.has_loss = bool(verdict.evidence or causes)
             if self.supposed:
                 causes, more = apart(causes, self.supposed, verdict.evidence)
                 notes = [*notes, *more]

@@ -1,12 +1,14 @@
 """What a loop did, in the order in which it did it: forward passes and optimizer steps with their numbers."""
 
 import linecache
+import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -14,6 +16,8 @@ import keras
 import numpy as np
 
 from wholestep.audit.keeping import once
+from wholestep.engines.listener import running
+from wholestep.errors import WholestepError
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
 _PACKAGE = Path(__file__).parent.parent
@@ -24,6 +28,7 @@ _LIBRARIES = (
     str(_PACKAGE),
     sysconfig.get_paths()["stdlib"],
 )
+_NUMPY = str(Path(np.__file__).parent)
 
 
 class Line(NamedTuple):
@@ -41,13 +46,18 @@ class Line(NamedTuple):
         return f"{self.file}:{self.number}: {self.text}".rstrip(": ")
 
 
-def line_of_user() -> Line | None:
-    """Return the innermost line that runs now outside of Keras, the engine, Python's own library and this one."""
-    line = _innermost(sys._getframe(1))
+def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
+    """Return the innermost line of a stack outside of Keras, the engine, Python's own library and this one."""
+    line = _innermost(stack)
     main = threading.main_thread()
     if line is None and threading.current_thread() is not main:  # a replica's thread, for which the main one waits
-        line = _innermost(sys._current_frames().get(main.ident or 0))
+        line = _innermost(running(sys._current_frames().get(main.ident or 0)))
     return line
+
+
+def is_of_user(file: str) -> bool:
+    """Whether a file holds code of the user: no library's, and none that was generated."""
+    return not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file)
 
 
 def is_in_trainer() -> bool:
@@ -69,13 +79,30 @@ def _under_way() -> Iterator[tuple[str, str]]:
         frame = frame.f_back
 
 
-def _innermost(frame: FrameType | None) -> Line | None:
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file):
-            return Line(file, frame.f_lineno)
-        frame = frame.f_back
-    return None
+def _innermost(stack: Iterable[tuple[str, int]]) -> Line | None:
+    return next((Line(file, number) for file, number in stack if is_of_user(file)), None)
+
+
+def own_fault(error: BaseException) -> str:
+    """Return in words that an error is one of this library's own code; "" if the user, Keras or the engine raised it.
+
+    Asked is the innermost function outside of numpy and Python's library, also of those in the text of an error that an
+    engine's program passes on.
+    """
+    places = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
+    places += [(file, int(number)) for file, number in re.findall(r'File "(.+?)", line (\d+)', str(error))]
+    file, number = next((place for place in reversed(places) if not _is_called(place[0])), ("", 0))
+    if isinstance(error, WholestepError) or not file.startswith(str(_PACKAGE)):
+        return ""
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    where = f"{Path(file).name}:{number}"
+    return f"an error inside of wholestep, and no fault of the script ({what}, {where}): please report it"
+
+
+def _is_called(file: str) -> bool:
+    """Whether a file is one of Python's library or of numpy, which raise errors in the place of their callers."""
+    is_pythons = file.startswith(sysconfig.get_paths()["stdlib"]) and "site-packages" not in file
+    return is_pythons or file.startswith((_NUMPY, "<"))
 
 
 def clips_of(optimizer: Any) -> tuple[float, float, float]:

@@ -122,7 +122,9 @@ def _parameters(figure: Any, views: Views) -> tuple[str, str]:
     axes.barh(y, np.maximum(without, floor), color=_coloured(without <= differs), height=0.6)
     _name_colours(axes, without <= differs, "your loop from what was meant")
     if np.any(np.isfinite(changed)):
-        axes.plot(np.maximum(changed, floor), y, "D", color=_CHANGED, ms=6, ls="", label="from it with the change")
+        axes.plot(
+            np.maximum(changed, floor), y, "D", color=_CHANGED, ms=6, ls="", label="from the reference with this fault"
+        )
     axes.axvspan(floor / 2, fits, color="#3d9e5f", alpha=0.10, lw=0, zorder=0)
     axes.axvline(differs, color=_MEANT, lw=1, ls="--")
     axes.text(differs * 1.2, len(shown) - 0.38, "differs", fontsize=8, va="bottom")

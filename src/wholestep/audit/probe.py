@@ -13,7 +13,7 @@ from wholestep import tree
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.counting import Counting
 from wholestep.audit.found import Found
-from wholestep.audit.log import Log
+from wholestep.audit.log import Log, own_fault
 from wholestep.audit.report import Report
 from wholestep.audit.stop import COMMAND, Ended, Enough, over
 from wholestep.engines import listener
@@ -53,7 +53,8 @@ def call(
             try:
                 other, _ = _run(audit, train, model, probe.data, num_updates)
             except Exception as error:
-                report.notes.append(f"On {probe.name} the loop ends with an error, {type(error).__name__}: {error}")
+                told = f"the loop ends with an error, {type(error).__name__}: {error}"
+                report.notes.append(f"On {probe.name} {own_fault(error) or told}")
                 continue
             _learn(report, other, probe.name)
     if (command := COMMAND.get()) is not None:

@@ -1,4 +1,4 @@
-"""The same numbers three times: the loop's, the reference's, and those of the reference with the change."""
+"""The same numbers three times: the loop's, the reference's, and those of the reference with the fault."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Proof:
     Attributes:
         where: of what they are, in words.
         step: the distance of the weights' step from the reference's; NaN if it was not computed again.
-        parameters: of a gradient, by parameter: the distance from the reference, and from it with the change.
+        parameters: of a gradient, by parameter: the distance from the reference, and from it with the fault.
     """
 
     where: str

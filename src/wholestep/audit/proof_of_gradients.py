@@ -14,7 +14,7 @@ def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
     """Return the three columns of an update: the gradient's length, the loss, and three weights after the step.
 
     Args:
-        changed: the gradient with the change, as `Evidence` has gradients; None if there is none.
+        changed: the gradient of the reference with the fault, as `Evidence` has gradients; None if there is none.
     """
     columns = e.handed, e.reference, np.full_like(e.handed, np.nan) if changed is None else changed
     lines = [Line("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
@@ -40,7 +40,7 @@ def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
 
 
 def by_parameter(e: Evidence, changed: np.ndarray | None) -> Iterator[tuple[str, float, float]]:
-    """Yield (name, distance from the reference, distance from it with the change or NaN) of what was handed over."""
+    """Yield (name, distance from the reference, distance from it with the fault or NaN) of what was handed over."""
     without = e.by_parameter(e.reference)
     apart = {} if changed is None else e.by_parameter(changed)
     for name, grad in zip(e.meant.replay.names, e.update.applied.grads, strict=True):

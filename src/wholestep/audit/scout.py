@@ -14,9 +14,10 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.counting import Counting
 from wholestep.audit.hooks import Hooks
-from wholestep.audit.log import Log
+from wholestep.audit.log import Log, line_of_user
+from wholestep.audit.source import call_of_loss
 from wholestep.audit.stop import Ended
-from wholestep.audit.surroundings import Surroundings
+from wholestep.audit.surroundings import Surroundings, names_of_user
 from wholestep.audit.watch import room
 from wholestep.engines import listener
 from wholestep.engines.listener import Listener
@@ -45,11 +46,13 @@ class Watched:
 class Asked:
     """A Keras loss that the script calls: of the same configuration, one; and the labels that it gets.
 
+    `is_own`: whether it is a function of the script, and none of Keras.
     `calls` has (the place in the order of all that is told, labels, sample weights or None).
     """
 
     loss: Any
     calls: list[tuple[int, np.ndarray, np.ndarray | None]] = field(default_factory=list)
+    is_own: bool = False
 
 
 class Scout:
@@ -60,7 +63,7 @@ class Scout:
 
     Attributes:
         watched: the models, in the order of their first calls.
-        losses: the Keras losses that are called, by what tells them apart.
+        losses: the losses that are called, Keras' and those that the script computes, by what tells them apart.
         fitted: what `fit` was given, by the id of the model: x, y, sample and class weights.
         reports: those of audits that the script makes by itself, with their logs.
         ended: what is to be set once the script has ended.
@@ -136,9 +139,12 @@ class Scout:
                 self._meet(layer, arguments[0] if arguments else None)
             self._here.depth = depth + 1
             try:
-                return call(layer, *arguments, **others)
+                result = call(layer, *arguments, **others)
             finally:
                 self._here.depth = depth
+            if leaves and id(layer) in self.watched:
+                self._look_ahead()
+            return result
 
         return self._listener.unhooked(called)
 
@@ -152,6 +158,13 @@ class Scout:
             self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())
         if len(self.watched[id(model)].log.applied) < 3:
             self.around.look()
+
+    def _look_ahead(self) -> None:
+        """Note the function of the script that is about to get what a model has returned, and the labels."""
+        call = call_of_loss(line_of_user(self._listener.stack()), names_of_user())
+        if call is not None and (place := call.labels()) is not None:
+            loss = call.of(place)
+            self._note(loss, f"{loss.__name__} of {call.function.__code__}", call.given[place], None, is_own=True)
 
     def _fitting(self, fit: Callable) -> Callable:
         @wraps(fit)
@@ -186,10 +199,10 @@ class Scout:
 
         return self._listener.unhooked(lost)
 
-    def _note(self, loss: Any, key: str, y_true: Any, weight: Any) -> None:
+    def _note(self, loss: Any, key: str, y_true: Any, weight: Any, *, is_own: bool = False) -> None:
         if not self.watched or self._depth():
             return
-        asked = self.losses.setdefault(key, Asked(loss))
+        asked = self.losses.setdefault(key, Asked(loss, is_own=is_own))
         given = [y_true] if weight is None else [y_true, weight]
         if any(isinstance(each, keras.KerasTensor) or not hasattr(each, "shape") for each in given):
             return

@@ -64,7 +64,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
             _look(scouts, error.__traceback__)
             if not (scouts and scouts[0].has_stopped):  # else the engine's own word for that it was ended
                 traceback.print_exception(type(error), error, _of_script(error.__traceback__, str(path)))
-                how = f"the script ended with an error, {type(error).__name__}"
+                how = _ended_with(error)
         if scouts:
             scouts[0].around.take(main.__dict__)
     return Ran(scouts[0] if scouts else None, how)
@@ -89,6 +89,15 @@ def _said(left: SystemExit) -> str:
     if not isinstance(left.code, int):
         print(left.code, file=sys.stderr)
     return f"the script left with exit code {left.code if isinstance(left.code, int) else 1}"
+
+
+def _ended_with(error: Exception) -> str:
+    told = f"the script ended with an error, {type(error).__name__}"
+    if "keras" not in sys.modules:
+        return told
+    from wholestep.audit.log import own_fault
+
+    return own_fault(error) or told
 
 
 def _of_script(raised: TracebackType | None, path: str) -> TracebackType | None:

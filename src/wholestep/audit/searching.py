@@ -11,7 +11,7 @@ from wholestep.audit.holdings import agrees, assembled, different, holding, read
 from wholestep.audit.log import Called
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.surroundings import Named, is_stream
-from wholestep.audit.windows import PAD, Rows
+from wholestep.audit.windows import Rows
 from wholestep.data.class_weight import class_weighted
 from wholestep.tree import Tree
 
@@ -31,6 +31,7 @@ class Meaning:
     Attributes:
         is_supposed: whether the loss has to be supposed: the script computes it by itself, or calls several.
         called: the losses of Keras that the script calls, if one has to be supposed, or makes one number of by itself.
+        own: the functions of the script that get labels and the model's outputs.
         labels: what may be the labels then, by name, where several arrays may.
         has_labels: whether the data have any; else they have zeros.
         weights: what may be the weights of the rows then, by name.
@@ -44,6 +45,7 @@ class Meaning:
     optimizer: keras.optimizers.Optimizer | None
     is_supposed: bool = False
     called: list[Any] = field(default_factory=list)
+    own: list[Any] = field(default_factory=list)
     labels: dict[str, np.ndarray] = field(default_factory=dict)
     has_labels: bool = True
     weights: dict[str, np.ndarray] = field(default_factory=dict)
@@ -177,12 +179,9 @@ def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: 
     for dataset in scout.around.of(object):
         if not (isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)):
             continue
-        known = read(dataset)
-        if known is None or not inputs:
-            continue
-        rows = Rows(known[0])
-        if np.mean([np.mean(rows.find(leaves) != PAD) for leaves in inputs]) > 0.5:
-            meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {rows.num} rows")
+        if inputs and (known := read(dataset, inputs)) is not None:
+            num = len(tree.leaves(known)[0])
+            meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {num} rows")
             return known
     return None
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -81,6 +82,12 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
         return _say_unseen(own, [str(unknown), ran.how], is_asking=bool(ran.scout.watched) and not ran.how)
     except WholestepError as error:
         return _say_unseen(own, [str(error), ran.how])
+    except Exception as error:  # the script has run: the audit is at fault, or what of the script it has called again
+        from wholestep.audit.log import own_fault
+
+        traceback.print_exc()
+        told = own_fault(error) or f"what the audit called of the script once more: it raised {type(error).__name__}"
+        return _say_unseen(own, [told, ran.how])
     if own.html is not None:
         reports[0].html(own.html)
     if own.json:

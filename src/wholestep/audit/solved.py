@@ -9,7 +9,7 @@ from wholestep.audit import weightings
 from wholestep.audit.candidates import Hypothesis
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import distance
+from wholestep.audit.found import distance, least_squares
 
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _ALIKE = 0.02
@@ -66,7 +66,7 @@ def momentum(chosen: list[Evidence]) -> Iterator[Hypothesis]:
 def _parts(e: Evidence, before: Evidence) -> np.ndarray:
     """Return how much of its own and of the gradient before what was handed over is made of."""
     basis = np.stack([e.reference, before.handed], axis=1)
-    return np.linalg.lstsq(basis, e.handed, rcond=None)[0]
+    return least_squares(basis, e.handed)
 
 
 def of_outputs(chosen: list[Evidence]) -> Iterator[Hypothesis]:
@@ -75,7 +75,7 @@ def of_outputs(chosen: list[Evidence]) -> Iterator[Hypothesis]:
     if len(meant) < 2 or any(len(e.window.coefficients) != len(meant) for e in chosen):
         return
     parts = np.concatenate([np.stack(e.by_term(), axis=1) for e in chosen])
-    counted = np.linalg.lstsq(parts, np.concatenate([e.handed - e.penalty for e in chosen]), rcond=None)[0]
+    counted = least_squares(parts, np.concatenate([e.handed - e.penalty for e in chosen]))
     counted = np.where(parts.any(axis=0), counted, meant)
     counted = _rounded(counted, [np.zeros(len(meant)), np.ones(len(meant)), meant])
     if np.array_equal(counted, meant) or not np.any(counted):

@@ -1,12 +1,18 @@
 """Where in the user's source the loss is computed whose gradient is taken, as far as the source shows it."""
 
 import ast
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, wraps
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from wholestep.audit.log import Line
+from wholestep.audit.log import Line, is_of_user
 
+_UNKNOWN = object()
+_PLAIN = (
+    *(ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Slice, ast.Tuple, ast.BinOp, ast.UnaryOp),
+    *(ast.expr_context, ast.operator, ast.unaryop),
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
@@ -28,6 +34,75 @@ def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | Non
     if not targets:
         return None
     return Line(called.file, _assigned(home, min(targets, key=lambda node: node.lineno), is_penalty))
+
+
+class LossCall(NamedTuple):
+    """A call of a function of the user's that gets the model's outputs: the function, its arguments, their places."""
+
+    function: Callable
+    given: dict[int | str, Any]
+    outputs: int | str
+
+    def labels(self) -> int | str | None:
+        """Return the place of the only argument that has rows; None if several have, or none."""
+        places = [place for place, value in self.given.items() if len(getattr(value, "shape", None) or ())]
+        return places[0] if len(places) == 1 else None
+
+    def of(self, labels: int | str) -> Callable:
+        """Return the function as one of labels and outputs, all other arguments as they are here."""
+        given = {place: value for place, value in self.given.items() if place != labels}
+
+        @wraps(self.function)
+        def loss(y_true: Any, y_pred: Any) -> Any:
+            every = {**given, labels: y_true, self.outputs: y_pred}
+            places = sorted(place for place in every if isinstance(place, int))
+            return self.function(
+                *(every[i] for i in places), **{str(k): v for k, v in every.items() if not isinstance(k, int)}
+            )
+
+        return loss
+
+
+def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | None:
+    """Return the user's function of the model's outputs whose gradient is taken, of the line that calls the model.
+
+    Args:
+        names: what the function that calls the model knows. Only names, their parts and arithmetic are looked up.
+    """
+    line = line_of_loss(called)
+    if called is None or line is None or (module := _parsed(called.file)) is None:
+        return None
+    home = _innermost(module, line.number)
+    for node in _own(home):
+        if isinstance(node, ast.Call) and node.lineno <= line.number <= (node.end_lineno or 0):
+            function = _looked_up(node.func, names)
+            function = getattr(function, "python_function", function)
+            code = getattr(function, "__code__", None)
+            if code is None or not is_of_user(code.co_filename):
+                continue
+            given: dict[int | str, Any] = {**dict(enumerate(node.args)), **{str(k.arg): k.value for k in node.keywords}}
+            outputs = [place for place, value in given.items() if _is_of_line(home, value, called.number)]
+            others = {place: _looked_up(value, names) for place, value in given.items() if place not in outputs}
+            if len(outputs) == 1 and all(value is not _UNKNOWN for value in others.values()):
+                return LossCall(function, others, outputs[0])
+    return None
+
+
+def _is_of_line(function: Function, value: ast.expr, number: int) -> bool:
+    """Whether an argument is what the model returns that is called on this line, or the name that it was given."""
+    if isinstance(value, ast.Name):
+        return _assigned(function, value, True) == number
+    return value.lineno <= number <= (value.end_lineno or 0) and any(isinstance(n, ast.Call) for n in ast.walk(value))
+
+
+def _looked_up(value: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of an expression without calls; `_UNKNOWN` if it has none."""
+    if not all(isinstance(node, _PLAIN) for node in ast.walk(value)):
+        return _UNKNOWN
+    try:
+        return eval(compile(ast.Expression(value), "<the argument of a loss>", "eval"), {"__builtins__": {}}, names)
+    except Exception:  # a name that is given its value later
+        return _UNKNOWN
 
 
 @cache

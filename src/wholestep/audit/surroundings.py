@@ -79,6 +79,14 @@ class Surroundings:
                 self._take(home, f"{name}{inner}", part, depth - 1)
 
 
+def names_of_user() -> dict[str, Any]:
+    """Return what the innermost function of the script knows that runs now, also as AutoGraph has made it anew."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (_is_of_user(frame) or "__autograph_generated" in frame.f_code.co_filename):
+        frame = frame.f_back
+    return {} if frame is None else {**frame.f_globals, **frame.f_locals}
+
+
 def _is_of_user(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file)

@@ -7,6 +7,8 @@ from wholestep.audit.found import Found
 from wholestep.audit.judge import Verdict
 from wholestep.audit.proof import HIDDEN, Proof
 
+WITH_FAULT = "reference with this fault"
+
 
 def first(verdict: Verdict) -> str:
     """Return the first line: the cause in a sentence."""
@@ -34,7 +36,7 @@ def told(number: int, cause: Found) -> str:
 
 def apart(cause: Found) -> str:
     """Return both distances in words."""
-    end = f"with this change {cause.with_change:.2g}" if cause.is_known else "no known change reproduces it"
+    end = f"from the {WITH_FAULT} {cause.with_change:.2g}" if cause.is_known else "no known fault reproduces it"
     return f"distance from the reference {cause.without:.2g}; {end}"
 
 
@@ -43,7 +45,7 @@ def facts(cause: Found) -> Iterator[tuple[str, str]]:
     yield "updates", some(map(str, cause.updates))
     if cause.line is not None:
         yield "your code", str(cause.line)
-    yield "change", cause.fix
+    yield "fix", cause.fix
     if cause.proof is not None and (effect := _effect(cause, cause.proof)):
         yield "effect on the weights", effect
 
@@ -66,7 +68,7 @@ def _effect(cause: Found, proof: Proof) -> str:
 
 def table(proof: Proof) -> list[str]:
     """Return the numbers of a proof in three columns."""
-    rows = [(f"{proof.where}:", *(["yours", "reference", "with this change"]))]
+    rows = [(f"{proof.where}:", "yours", "reference", WITH_FAULT)]
     rows += [(line.what, *map(number, (line.yours, line.reference, line.changed))) for line in proof.lines]
     if all(math.isnan(line.changed) for line in proof.lines):
         rows = [row[:3] for row in rows]

@@ -35,7 +35,7 @@ class Views:
     """What there is to show; None or empty where it was not seen.
 
     Attributes:
-        parameters: (name, distance, distance with the change or NaN) of the gradients of `update`.
+        parameters: (name, distance, distance from it with the fault or NaN) of the gradients of `update`.
         orders: the rows in the order in which the first two passes took them.
         num_rows: of the data.
         tolerance: the distances from which on the gradients differ.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from wholestep.audit.found import distance
+from wholestep.audit.found import distance, least_squares
 from wholestep.audit.keeping import in_part
 from wholestep.audit.windows import Update
 
@@ -29,8 +29,8 @@ def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str
     steps = (vectors[:-1] - origin).T
     if steps.shape[0] <= 2 * steps.shape[1]:
         return ""
-    shares = np.linalg.lstsq(steps, wanted - origin, rcond=1e-9)[0]
-    if distance(wanted - origin, steps @ shares) > 1e-3:
+    shares = least_squares(steps, wanted - origin, 1e-9)
+    if not distance(wanted - origin, steps @ shares) <= 1e-3:
         return ""
     last = 1 - float(shares.sum())
     if min(shares.min(), last) < -0.01:

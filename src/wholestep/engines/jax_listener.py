@@ -1,13 +1,13 @@
 """What an audit hears on JAX, eager, under `grad` and inside of `jit`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import jax
 import keras
 import numpy as np
 
-from wholestep.engines.listener import Told
+from wholestep.engines.listener import Told, running
 from wholestep.tree import Tensor
 
 
@@ -65,6 +65,10 @@ class JaxListener:
         if keras.distribution.distribution() is not None:
             return "what runs under a keras.distribution"
         return "what runs under jax.vmap" if "BatchTracer" in _kinds(values) else ""
+
+    def stack(self) -> Iterable[tuple[str, int]]:
+        """Return Python's own stack: JAX traces functions as they are."""
+        return running()
 
     def unhooked(self, function: Callable) -> Callable:
         """Return the function as it is."""

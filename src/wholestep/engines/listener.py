@@ -1,8 +1,10 @@
 """What an audit asks of an engine: to tell it the numbers of code that runs now, or that is traced and runs later."""
 
 import gc
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Protocol
 
 import numpy as np
@@ -47,11 +49,22 @@ class Listener(Protocol):
     def blind(self, values: list[Tensor]) -> str:
         """Return why nothing of what runs here can be told, or ""."""
 
+    def stack(self) -> Iterable[tuple[str, int]]:
+        """Return (file, line) of the functions that run now, innermost first, in the user's source."""
+
     def unhooked(self, function: Callable) -> Callable:
         """Return the function as one that the engine takes as it is: no conversion of its source."""
 
     def settle(self) -> None:
         """Return once everything that ran has been told."""
+
+
+def running(frame: FrameType | None = None) -> Iterator[tuple[str, int]]:
+    """Yield (file, line) of a frame and of those around it, innermost first; of the caller's by default."""
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What an audit hears on TensorFlow, eager and inside of a `tf.function`."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from wholestep.engines.listener import Told, uncollected
+from wholestep.engines.listener import Told, running, uncollected
 from wholestep.tree import Tensor
 
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
@@ -104,6 +104,12 @@ class TensorflowListener:
             ):
                 return "what runs in a tf.function(jit_compile=True), from which nothing can be told"
         return ""
+
+    def stack(self) -> Iterable[tuple[str, int]]:
+        """Return the stack: in a trace that of an operation, which has the lines from which AutoGraph made its code."""
+        if tf.executing_eagerly():
+            return running()
+        return [(frame.filename, frame.lineno) for frame in reversed(tf.no_op().traceback)]
 
     def unhooked(self, function: Callable) -> Callable:
         """Return the function as one that autograph leaves alone."""
