@@ -4,6 +4,7 @@ import gc
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -14,11 +15,11 @@ from shares import halves, later, share
 
 from wholestep import cli
 from wholestep.audit.chain import joined
-from wholestep.audit.log import Applied, Called, Log
+from wholestep.audit.log import Applied, Called, Log, own_fault
 from wholestep.audit.scout import Watched
 from wholestep.audit.steps import away, between
 from wholestep.audit.supposing import losses
-from wholestep.audit.windows import Piece, Update
+from wholestep.audit.windows import Piece, Rows, Update
 from wholestep.engines import listener
 
 ENGINE = keras.backend.backend()
@@ -546,3 +547,36 @@ def test_what_a_program_tells_collects_no_garbage():
 def test_without_a_command_there_is_help(capsys):
     assert cli.main([]) == 0
     assert "audit" in capsys.readouterr().out
+
+
+POSTED = Path(__file__).parent / "posted"  # questions of others, with the least change that Keras 3 needs
+_BEFORE = "train_loss ="
+QUESTIONS = {
+    "glove_loop": (("", ""), "broadcast"),
+    "glove_loop, compiled": (
+        ("train_loss =", "glove_model.compile(optimizer, loss=glove_model.glove_loss)\ntrain_loss ="),
+        "broadcast",
+    ),
+    "accumulation_in_fit": (("", ""), "summed over microbatches"),
+    "sgd_by_hand": (("", ""), "inference mode"),
+}
+
+
+@pytest.mark.skipif(ENGINE == "jax", reason="the loops are TensorFlow's")
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_as_it_was_posted_gets_its_cause(name, audit):
+    (old, new), cause = QUESTIONS[name]
+    code, out, err = audit((POSTED / f"{name.split(',')[0]}.py").read_text().replace(old, new, 1), "--updates", 12)
+    assert code == 1, out + err
+    assert cause in out
+    if cause == "broadcast":  # inside of the tf.function, the line of the loss
+        assert "loss = glove_model.glove_loss(labels, predictions)" in out
+
+
+def test_an_error_inside_of_this_library_is_no_fault_of_the_script():
+    with pytest.raises(IndexError) as ours:
+        Rows(None)
+    with pytest.raises(ZeroDivisionError) as theirs:
+        divmod(1, 0)
+    assert "windows.py" in own_fault(ours.value)
+    assert own_fault(theirs.value) == ""

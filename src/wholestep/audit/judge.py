@@ -1,5 +1,6 @@
 """What an audit concludes from its log: stage by stage, the first one that differs first."""
 
+import warnings
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -108,9 +109,11 @@ class Case:
         if self._trainable_changes():
             verdict.has_seen = False
             verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
-        if verdict.has_seen:
-            self._say_how_it_ran(verdict, verdict.seen)
-            self._go_through_the_stages(verdict, verdict.seen, rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras' about a loss that is a hypothesis, not the user's
+            if verdict.has_seen:
+                self._say_how_it_ran(verdict, verdict.seen)
+                self._go_through_the_stages(verdict, verdict.seen, rows)
         return verdict
 
     def _begin_late(self) -> None:

@@ -86,8 +86,8 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
         from wholestep.audit.log import own_fault
 
         traceback.print_exc()
-        told = own_fault(error) or f"what the audit called of the script once more: it raised {type(error).__name__}"
-        return _say_unseen(own, [told, ran.how])
+        of_script = f"the audit called a function of the script again, and it raised {type(error).__name__}"
+        return _say_unseen(own, [own_fault(error) or of_script, ran.how])
     if own.html is not None:
         reports[0].html(own.html)
     if own.json:

@@ -68,7 +68,7 @@ def _effect(cause: Found, proof: Proof) -> str:
 
 def table(proof: Proof) -> list[str]:
     """Return the numbers of a proof in three columns."""
-    rows = [(f"{proof.where}:", "yours", "reference", WITH_FAULT)]
+    rows: list[tuple[str, ...]] = [(f"{proof.where}:", "yours", "reference", WITH_FAULT)]
     rows += [(line.what, *map(number, (line.yours, line.reference, line.changed))) for line in proof.lines]
     if all(math.isnan(line.changed) for line in proof.lines):
         rows = [row[:3] for row in rows]
