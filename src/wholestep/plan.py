@@ -169,7 +169,8 @@ class Planner:
     def _plan(self, state: State, batch: Batch, short: bool, length: int) -> Program:
         num_rows = batch.num_rows
         split = self.engine.is_split
-        padded = short and self.findings.pads is not False and not self.update.forward.facts.cannot_pad
+        padded = short and not self.update.forward.facts.cannot_pad
+        padded = padded and (self.findings.pads or self.padding_is_exact(state, batch))
         whole = Cut(((1, num_rows),), num_rows, padded=padded, split=split)
         if split:
             whole = replace(whole, extra=self._shared_extra(state, batch))

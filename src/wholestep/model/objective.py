@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import keras
 from keras import ops
+from keras.metrics import AUC
 from keras.src import backend
 from keras.src.backend import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
@@ -87,11 +88,15 @@ class Score:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the metric is a function that returns one number for the whole batch, perhaps one of Python's."""
+        """Whether the metric is a function whose values do not belong to rows: one number, or a mean over the rows."""
         fn = getattr(self.metric, "_fn", None)
         if not isinstance(self.metric, keras.metrics.MeanMetricWrapper) or fn is None:
             return False
-        return len(getattr(fn(self.y_true, self.y_pred, **self.metric._fn_kwargs), "shape", ())) == 0
+        options = self.metric._fn_kwargs
+        if options.get("axis") in (0, -len(getattr(self.y_pred, "shape", ()))):
+            return True
+        values = fn(self.y_true, self.y_pred, **options)
+        return tuple(getattr(values, "shape", ()))[:1] not in ((tree.num_rows(self.y_pred),), (None,))
 
     def part(self, rows: slice) -> "Score":
         """Return what the metric is shown of these rows."""
@@ -110,16 +115,37 @@ class Score:
         if not given or self.is_whole:
             self.metric.update_state(self.y_true, self.y_pred)
             return
-        mask = get_keras_mask(self.y_pred)
-        rank = max(len(w.shape) for w in [*given, *([] if mask is None else [mask])])
+        rank = max(self._least_rank, *(len(w.shape) for w in given))
         weight = math.prod(ops.cast(_lengthen(w, rank), keras.config.floatx()) for w in given)
+        if isinstance(self.metric, keras.metrics.IoU):  # which flattens labels and weights
+            shape = self._shape_of_classes(rank)
+            weight = ops.broadcast_to(_lengthen(weight, len(shape)), shape)
+            weight = weight if self.weight is not None else ops.cast(weight, self.metric.dtype)
         self.metric.update_state(self.y_true, self.y_pred, sample_weight=weight)
+
+    @property
+    def _least_rank(self) -> int:
+        """The least rank of weights that lead the axes of what they weigh: Keras would align them with the last axes.
+
+        Of a mask; or of all axes but the last, which counts of right and wrong classes give the weights themselves.
+        """
+        if any(kind.__module__ == AUC.__module__ for kind in type(self.metric).__mro__):
+            return max(1, len(self.y_pred.shape) - 1)
+        mask = get_keras_mask(self.y_pred)
+        return 1 if mask is None else len(mask.shape)
+
+    def _shape_of_classes(self, rank: int) -> tuple:
+        """Return the shape of the labels as class numbers, with axes of length 1 if the weights have more."""
+        shape = [*ops.shape(self.y_true)]
+        if not self.metric.sparse_y_true:
+            del shape[self.metric.axis]
+        return (*shape, *[1] * (rank - len(shape)))
 
 
 def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
-    """Whether every one of the metrics can be told that rows weigh nothing; None if that must be tried.
+    """Whether every one of the metrics ignores rows of weight 0; None if that must be tried.
 
-    Keras' own do what they are told. Who writes an `update_state` of their own may take weights and not use them.
+    Keras' metrics do. A user-defined `update_state` may take weights and not use them.
     """
     if metrics is None or not all("sample_weight" in inspect.signature(m.update_state).parameters for m in metrics):
         return False
