@@ -306,7 +306,7 @@ def test_processes_that_have_other_arrays_commit_nothing(odd, path):
             common.release()
 
     errors = played(2, work)
-    assert all(type(error) is ws.CheckpointError for error in errors)
+    assert all(isinstance(error, ws.CheckpointError) for error in errors)
     assert sorted(p.name for p in path.iterdir()) == ["lock"]
 
 

@@ -21,6 +21,7 @@ from wholestep.processes.single import SingleProcess
 
 @pytest.fixture
 def folder(tmp_path):
+    (tmp_path / "runs").mkdir()
     return Folder(tmp_path / "runs")
 
 

@@ -43,6 +43,7 @@ def newest_in(folder):
 
 @pytest.fixture
 def folder(tmp_path):
+    (tmp_path / "runs").mkdir()
     return Folder(tmp_path / "runs")
 
 
@@ -94,7 +95,7 @@ def test_what_is_not_known_is_kept_and_an_unknown_format_is_refused_by_name(fold
     assert manifest.facts["later"] == {"than": [1]}
     assert manifest.rest["news"] == "of a later release"
     rewrite(folder, 1, format=3)
-    with pytest.raises(ws.CheckpointError, match=r"must be of format 1 or 2\. It is of format 3"):
+    with pytest.raises(ws.CheckpointError, match=r"must be of format 1 or 2\. Received: format 3"):
         newest_in(folder)
     assert (folder.steps(), folder.bad()) == ([1], [])  # it may be good
 
@@ -452,11 +453,15 @@ def test_a_checkpoint_that_takes_the_place_of_another_and_is_damaged_gives_it_ba
     assert [path.name for path in folder.bad()] == ["bad-00000005-1"]
 
 
+LITTER = (".new-0123456789ab", ".new-0123456789ab-3", ".old-ba9876543210")
+
+
 def test_what_stopped_writers_left_is_cleared(folder):
     folder.write(1, some(), {})
-    (folder.folder / ".new-123").mkdir()
-    (folder.folder / ".old-123").mkdir()
-    (folder.folder / ".old-123" / "file").touch()
+    for name in LITTER:
+        (folder.folder / name).mkdir()
+        (folder.folder / name / "00000-of-00001-00.safetensors").touch()
+    (folder.folder / ".new-000000000000-1").mkdir()
     folder.clear()
     assert os.listdir(folder.folder) == ["step-00000001"]
 

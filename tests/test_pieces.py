@@ -99,6 +99,7 @@ def test_every_array_is_dealt_to_one_process_and_none_has_much_more_than_another
 
 @pytest.fixture
 def folder(tmp_path):
+    (tmp_path / "runs").mkdir()
     return Folder(tmp_path / "runs")
 
 

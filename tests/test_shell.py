@@ -14,6 +14,7 @@ from wholestep.checkpoints.folder import Folder
 
 @pytest.fixture
 def folder(tmp_path):
+    (tmp_path / "run").mkdir()
     kept = Folder(tmp_path / "run")
     watched = {"watched": {"name": "val_loss", "number": 0.25, "mode": "min"}}
     for step in (5, 10):
@@ -88,7 +89,7 @@ def test_a_folder_that_cannot_be_read_is_told(folder, capsys, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("pathlib.Path.iterdir", refuse)
+    monkeypatch.setattr("os.listdir", refuse)
     code, _, err = run(capsys, "ls", folder.folder)
     assert code == 1
     assert "Permission denied" in err

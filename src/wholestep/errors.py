@@ -34,6 +34,10 @@ class CheckpointError(WholestepError, RuntimeError):
     """A checkpoint cannot be written, or is not what was written. Nothing has been changed by it."""
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint is not what was written. A checkpoint that failed by any other error may be good."""
+
+
 def message(must: str, received: object, attempt: str) -> str:
     """Return the message of an error: what must hold, what came, what to try.
 

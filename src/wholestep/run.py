@@ -10,7 +10,7 @@ import keras
 from wholestep.checkpoints.data import check_goes_on, go_to, note
 from wholestep.checkpoints.pieces import Numbers, own_copy
 from wholestep.checkpoints.place import DataPlace, Keeps, Place
-from wholestep.checkpoints.snapshot import FACTS, Snapshot, put_together, taken_apart
+from wholestep.checkpoints.snapshot import FACTS, GROUPS, RunFacts, Snapshot, put_together, taken_apart
 from wholestep.data.batches import Batches
 from wholestep.data.block import Block
 from wholestep.data.facts import layout_of
@@ -191,13 +191,11 @@ class Run:
         if not isinstance(snapshot, Snapshot) or snapshot.facts.get("format") != 1:
             must = "restore takes what snapshot() returned."
             raise SpecificationError(message(must, type(snapshot).__name__, "run.restore(run.snapshot())."))
-        facts, before = put_together(snapshot.facts, snapshot.arrays), dict(vars(self))
+        facts, before = RunFacts.of(snapshot), dict(vars(self))
         self.state, self.variables = None, None
-        self.number, self.num_skipped = facts["number"], facts["num_skipped"]
-        self.begins, self.epochs = facts["begins"], facts["epochs"]
-        self.place, self.data = Place.of_json(facts["place"]), DataPlace.of_json(facts["data"])
-        self.findings = Findings.of_json(facts["findings"])
-        self.layout = None if facts["layout"] is None else ReportLayout.of_json(facts["layout"])
+        self.number, self.num_skipped, self.begins = facts.number, facts.num_skipped, facts.begins
+        self.epochs, self.place, self.data, self.findings = facts.epochs, facts.place, facts.data, facts.findings
+        self.layout = None if facts.layout is None else ReportLayout(facts.layout)
         self.restored, self.also = snapshot, {}
         if not goes_on:
             self.place = Place()
@@ -211,9 +209,9 @@ class Run:
     def go_on_from(self, snapshot: Snapshot) -> None:
         """Go on from this snapshot instead of the one that was restored, of which it is a copy with other names."""
         if snapshot is not self.restored:
-            facts = put_together(snapshot.facts, snapshot.arrays)
-            place, self.layout = Place.of_json(facts["place"]), ReportLayout.of_json(facts["layout"])
-            self.place.logs, self.place.latest = place.logs, place.latest
+            facts = RunFacts.of(snapshot)
+            self.layout = None if facts.layout is None else ReportLayout(facts.layout)
+            self.place.logs, self.place.latest = facts.place.logs, facts.place.latest
             self.restored = snapshot
 
     def resume(self, call: str, batches: Batches, *, are_given: bool) -> Snapshot | None:
@@ -242,7 +240,7 @@ class Run:
 
 def groups_of(variables: Variables) -> dict[str, list[keras.Variable]]:
     """Return the variables of a state, by what they are."""
-    return {name: list(getattr(variables, name)) for name in ("params", "slots", "buffers", "metrics")}
+    return {name: list(getattr(variables, name)) for name in GROUPS}
 
 
 def _tensor(value: Any) -> Tensor:

@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from wholestep.checkpoints.files import Opened, create, open_regular, read_into, write_all
+from wholestep.checkpoints.files import Opened, create, on_disk, open_regular, read_into, write_all
 from wholestep.checkpoints.pieces import Numbers, Piece
-from wholestep.errors import CheckpointError
+from wholestep.errors import CheckpointError, DamagedError
 
 _DTYPES = {
     "BOOL": np.dtype(bool),
@@ -155,7 +155,7 @@ def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np
     """Return the arrays of a file, every byte of which has been verified.
 
     Raises:
-        CheckpointError: the file is not what was written.
+        DamagedError: the file is not what was written.
     """
     path = folder / facts.name
     ordered = sorted(leaves, key=lambda leaf: leaf.offset)
@@ -182,14 +182,15 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
     The file stays open as long as one of them is there: whoever removes the checkpoint does not take them away.
 
     Raises:
-        CheckpointError: the file is missing, or of another size.
+        DamagedError: the file is missing, or of another size.
     """
     path = folder / facts.name
     opened = Opened(open_regular(path, nbytes=facts.nbytes))
 
     def read(leaf: Leaf) -> np.ndarray:
         array = np.empty(leaf.shape, _DTYPES[leaf.dtype])
-        read_into(opened.file, _bytes_of(array), leaf.offset)
+        with on_disk(f"{leaf.name} must be read from {path}."):
+            read_into(opened.file, _bytes_of(array), leaf.offset)
         _check(path, xxhash.xxh3_128_hexdigest(_bytes_of(array)), leaf.digest)
         return array
 
@@ -200,7 +201,7 @@ def verify(folder: Path, facts: FileFacts) -> None:
     """Read a file, and compare its digest with the one that was written.
 
     Raises:
-        CheckpointError: the file is not what was written.
+        DamagedError: the file is not what was written.
     """
     file, digest = open_regular(folder / facts.name, nbytes=facts.nbytes), xxhash.xxh3_128()
     try:
@@ -215,21 +216,19 @@ def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
     """Refuse arrays that files of these sizes cannot hold: each file is its header and its arrays, without a gap.
 
     Raises:
-        CheckpointError: as said.
+        DamagedError: as said.
     """
     by_file: dict[str, list[Leaf]] = {file.name: [] for file in facts}
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         by_name.setdefault(leaf.name, []).append(leaf)
     if len(by_file) != len(facts) or any(len(same) > 1 and same[0].begin is None for same in by_name.values()):
-        raise CheckpointError("Every file and every array must have a name of its own.")
+        raise DamagedError("Every file and every array must have a name of its own.")
     for leaf in leaves:
         if leaf.file not in by_file:
-            raise CheckpointError(f"{leaf.name} must be in a file that is listed. It is in {leaf.file!r}.")
+            raise DamagedError(f"{leaf.name} must be in a file that is listed. It is in {leaf.file!r}.")
         if leaf.dtype not in _DTYPES or len(leaf.shape) > _MOST_RANK:
-            raise CheckpointError(
-                f"{leaf.name} must be of known numbers. It is {leaf.dtype} of {len(leaf.shape)} axes."
-            )
+            raise DamagedError(f"{leaf.name} must be of known numbers. It is {leaf.dtype} of {len(leaf.shape)} axes.")
         by_file[leaf.file].append(leaf)
     for same in by_name.values():
         _check_tiles(same)
@@ -237,10 +236,10 @@ def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
         ends = None
         for leaf in sorted(by_file[file.name], key=lambda leaf: (leaf.offset, leaf.nbytes)):
             if leaf.offset < 8 or ends not in (None, leaf.offset):
-                raise CheckpointError(f"The arrays of {file.name} must follow one another. {leaf.name} does not.")
+                raise DamagedError(f"The arrays of {file.name} must follow one another. {leaf.name} does not.")
             ends = leaf.offset + leaf.nbytes
         if ends != file.nbytes:
-            raise CheckpointError(f"The arrays of {file.name} must end with it, at {file.nbytes}. They end at {ends}.")
+            raise DamagedError(f"The arrays of {file.name} must end with it, at {file.nbytes}. They end at {ends}.")
 
 
 def _check_tiles(leaves: list[Leaf]) -> None:
@@ -251,7 +250,7 @@ def _check_tiles(leaves: list[Leaf]) -> None:
     cells = [leaf.begin for leaf in leaves]
     is_one = all((leaf.whole, leaf.dtype) == (first.whole, first.dtype) for leaf in leaves)
     if not is_one or first.whole is None or any(begin is None or len(begin) != len(first.whole) for begin in cells):
-        raise CheckpointError(f"The pieces of {first.name} must be of one array. They are not.")
+        raise DamagedError(f"The pieces of {first.name} must be of one array. They are not.")
     # Along every axis the pieces begin at some places, and each ends where the next begins.
     axes = [sorted(set(places)) for places in zip(*cells, strict=True)]
     ends = [dict(zip(places, [*places[1:], size], strict=True)) for places, size in zip(axes, first.whole, strict=True)]
@@ -260,12 +259,12 @@ def _check_tiles(leaves: list[Leaf]) -> None:
         bounds = zip(ends, leaf.begin or (), leaf.shape, strict=False)
         is_grid &= len(leaf.shape) == len(ends) and all(end[at] == at + size for end, at, size in bounds)
     if not is_grid:
-        raise CheckpointError(f"The pieces of {first.name} must fill {first.whole} once. They do not.")
+        raise DamagedError(f"The pieces of {first.name} must fill {first.whole} once. They do not.")
 
 
 def _check(path: Path, found: str, known: str) -> None:
     if found != known:
-        raise CheckpointError(f"{path.name} must have the digest {known}. It has {found}.")
+        raise DamagedError(f"{path.name} must have the digest {known}. It has {found}.")
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:

@@ -10,7 +10,7 @@ from wholestep.checkpoints.facts import facts_of
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.reading import Found, locate, newest
-from wholestep.checkpoints.snapshot import Snapshot
+from wholestep.checkpoints.snapshot import RunFacts, Snapshot
 from wholestep.checkpoints.together import slowly
 from wholestep.checkpoints.writer import Room
 from wholestep.engines import connect
@@ -50,8 +50,13 @@ def read_one(path: str | os.PathLike, check: Callable[[Snapshot], None]) -> Foun
     """
     folder, step = locate(path)
     processes = connect()
+
+    def check_found(snapshot: Snapshot, _: Manifest) -> None:
+        RunFacts.of(snapshot)
+        check(snapshot)
+
     with slowly(processes):
-        found = newest(CommonFolder(folder, processes), lambda held, _: check(held), sets_aside=False, step=step)
+        found = newest(CommonFolder(folder, processes), check_found, sets_aside=False, step=step)
     if found is None:
         must = "restore needs a folder with a checkpoint."
         raise CheckpointError(message(must, f"none in {folder.folder}", "the folder that fit was given."))

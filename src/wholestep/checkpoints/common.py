@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from wholestep.checkpoints.arrays import check_dtype
+from wholestep.checkpoints.arrays import FileFacts, Leaf, check_dtype
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
@@ -30,6 +30,7 @@ class CommonFolder:
         self._processes = processes
         self._lock: Lock | None = None
         self._aside = self.together
+        self._owner = ""  # of the lock, which all processes have seen
         self._token, self._num = "", 0  # the lock's, and how many checkpoints have been begun since
 
     def lock(self) -> None:
@@ -39,12 +40,12 @@ class CommonFolder:
             CheckpointError: another run holds it, or not all processes see the same folder.
         """
         try:
-            owner = self.together.first(self._take, "locking the folder of checkpoints")
-            self.together.all(lambda: self._check_seen(owner), "looking for the lock of checkpoints")
+            self._owner = self.together.first(self._take, "locking the folder of checkpoints")
+            self.together.all(self._check_held, "looking for the lock of checkpoints")
         except BaseException:
             self.release()
             raise
-        self._token, self._num = json.loads(owner)["token"], 0
+        self._token, self._num = json.loads(self._owner)["token"], 0
         self._aside = Together(self._processes.aside(self._token))
 
     def _take(self) -> str:
@@ -56,12 +57,15 @@ class CommonFolder:
             raise
         return self._lock.owner
 
-    def _check_seen(self, owner: str) -> None:
-        seen = self.folder.owner()
-        if seen != owner:
+    def _check_held(self) -> None:
+        """Refuse to write to another folder than the one that the first process has locked."""
+        if self._lock is not None:
+            self._lock.check()
+        elif (seen := self.folder.owner()) != self._owner:
             must = f"All processes of a run must see one folder of checkpoints: {self.folder.folder}."
             attempt = "a folder on a file system that all hosts share."
-            raise CheckpointError(message(must, f"a folder locked by {seen or 'nobody'}, not by {owner}", attempt))
+            received = f"a folder locked by {seen or 'nobody'}, not by {self._owner}"
+            raise CheckpointError(message(must, received, attempt))
 
     def release(self) -> None:
         """Let others write."""
@@ -115,7 +119,12 @@ class CommonFolder:
         token = f"{self._token}-{self._num}"
         known = {k: (v.shape, check_dtype(k, v.dtype)) for k, v in arrays.items() if not k.startswith(FACTS)}
 
+        def fill() -> tuple[list[FileFacts], list[Leaf]]:
+            self._check_held()
+            return folder.fill(token, manifest.step, self._own(arrays), aside.share)
+
         def commit() -> None:
+            self._check_held()
             whole = replace(manifest, files=[], leaves=[])
             for part in told:
                 files, leaves = parts(part)
@@ -127,7 +136,7 @@ class CommonFolder:
             then()
 
         try:
-            files, leaves = aside.all(lambda: folder.fill(token, manifest.step, self._own(arrays), aside.share), what)
+            files, leaves = aside.all(fill, what)
             told = aside.gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}, what)
             aside.first(commit, what)
         except Exception:  # whatever it was, all have been told

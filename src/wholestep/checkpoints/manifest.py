@@ -15,8 +15,8 @@ from typing import Any
 import xxhash
 
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
-from wholestep.checkpoints.files import UnreadableError, create, open_regular, read_into, write_all
-from wholestep.errors import CheckpointError
+from wholestep.checkpoints.files import create, read_all, write_all
+from wholestep.errors import CheckpointError, DamagedError, message
 
 FORMATS = (1, 2)  # in the second, arrays may be in pieces
 NAME = "manifest.json"
@@ -78,24 +78,24 @@ def read(folder: Path) -> Manifest:
     """Return the manifest of a folder; no byte of an array is read.
 
     Raises:
-        CheckpointError: it is missing, damaged, or says what cannot be.
-        UnreadableError: it is of an unknown format.
+        DamagedError: it is missing, damaged, or says what cannot be.
+        CheckpointError: it is of an unknown format.
     """
     said = _verified(folder / NAME)
-    if said.get("format") not in FORMATS:
-        must = f"{folder}: {NAME} must be of format {' or '.join(map(str, FORMATS))}."
-        raise UnreadableError(f"{must} It is of format {said.get('format')!r}. Try: the release that wrote it.")
     try:
+        if _count(said["format"]) not in FORMATS:
+            must = f"{folder}: {NAME} must be of format {' or '.join(map(str, FORMATS))}."
+            raise CheckpointError(message(must, f"format {said['format']}", "the release that wrote it."))
         files, leaves = parts(said)
-        step, facts = _count(said["step"]), said["facts"]
+        known = ("format", "step", "files", "leaves", "facts")
+        rest = infinite({key: value for key, value in said.items() if key not in known})
+        step, facts = _count(said["step"]), infinite(said["facts"])
         if not isinstance(facts, dict) or not isinstance(said["leaves"], list):
             raise TypeError("facts and leaves")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{NAME} does not say what a manifest says ({error!r}).") from error
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{NAME} does not say what a manifest says ({error!r}).") from error
     check_leaves(files, leaves)
-    known = ("format", "step", "files", "leaves", "facts")
-    rest = {key: value for key, value in said.items() if key not in known}
-    return Manifest(step, files, leaves, infinite(facts), infinite(rest))
+    return Manifest(step, files, leaves, facts, rest)
 
 
 def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
@@ -113,25 +113,17 @@ def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
 
 
 def _verified(path: Path) -> dict[str, Any]:
-    file = open_regular(path, most=_MOST_BYTES)
-    try:
-        content = bytearray(os.fstat(file).st_size)
-        read_into(file, content)
-    finally:
-        os.close(file)
-    line, _, digest = bytes(content).partition(b"\n")
+    line, _, digest = read_all(path, _MOST_BYTES).partition(b"\n")
     found = xxhash.xxh3_128_hexdigest(line)
     if digest != found.encode() + b"\n":
         told = digest[:40].decode(errors="replace").strip()
-        raise CheckpointError(
-            f"{path.name} must have the digest {told or 'that its second line says'}. It has {found}."
-        )
+        raise DamagedError(f"{path.name} must have the digest {told or 'that its second line says'}. It has {found}.")
     try:
         said = json.loads(line, object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} is no JSON that can be read ({error}).") from error
+        raise DamagedError(f"{path.name} is no JSON that can be read ({error}).") from error
     if not isinstance(said, dict):
-        raise CheckpointError(f"{path.name} must hold a JSON object.")
+        raise DamagedError(f"{path.name} must hold a JSON object.")
     return said
 
 

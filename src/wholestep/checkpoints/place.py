@@ -1,7 +1,8 @@
 """Where a call and its data stand, and what else goes with a run."""
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from dataclasses import dataclass, field, is_dataclass
+from types import UnionType
+from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 
 class Keeps(Protocol):
@@ -38,11 +39,6 @@ class Place:
     told: int = 0
     latest: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of_json(cls, facts: dict[str, Any]) -> "Place":
-        """Return what was made JSON of; what a later release may have added is left out."""
-        return cls(**_known(cls, facts))
-
 
 @dataclass
 class DataPlace:
@@ -64,12 +60,29 @@ class DataPlace:
     last: str = ""
     state: Any = None
 
-    @classmethod
-    def of_json(cls, facts: dict[str, Any]) -> "DataPlace":
-        """Return what was made JSON of."""
-        epoch, step = facts["position"]
-        return cls(**{**_known(cls, facts), "position": (int(epoch), int(step))})
 
+def parsed(kind: Any, said: Any) -> Any:
+    """Return JSON as a value of a type. Names that a dataclass lacks, as of a later release, are left out.
 
-def _known(kind: type, facts: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: facts[field.name] for field in fields(kind) if field.name in facts}
+    >>> parsed(DataPlace, {"position": [0, 3], "num_batches": None, "news": 1}).position
+    (0, 3)
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    origin, of, is_record = get_origin(kind), get_args(kind), is_dataclass(kind)
+    if kind is Any or (origin is UnionType and said is None):
+        return said
+    if origin is UnionType:  # of a type and None
+        return parsed(of[0], said)
+    json: Any = dict if is_record else list if origin is tuple else origin or kind
+    if type(said) is not json:
+        raise TypeError(f"{getattr(kind, '__name__', kind)} expected, not {str(said)[:40]!r}")
+    if is_record:
+        return kind(**{name: parsed(of, said[name]) for name, of in get_type_hints(kind).items() if name in said})
+    if origin is dict:
+        return {key: parsed(of[1], value) for key, value in said.items()}
+    if origin is None:
+        return said
+    kinds = [of[0]] * len(said) if origin is list or of[-1] is ... else of
+    return origin(parsed(kind, value) for kind, value in zip(kinds, said, strict=True))

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from wholestep.checkpoints.arrays import dtype_of
 from wholestep.checkpoints.common import CommonFolder
-from wholestep.checkpoints.files import UnreadableError
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, hollow
 from wholestep.checkpoints.snapshot import Snapshot
-from wholestep.errors import CheckpointError, WholestepError, message
+from wholestep.errors import CheckpointError, DamagedError, message
 
 _GONE = "gone"
 
@@ -39,6 +38,7 @@ def newest(
 
     Args:
         check: raises a SpecificationError if it is another model's, or of other data; is given arrays without room.
+            Only a DamagedError of its own makes this checkpoint a damaged one.
         sets_aside: whether damaged ones are renamed; only whoever holds the lock may.
         step: of the only one that is wanted.
 
@@ -54,24 +54,30 @@ def newest(
     def fits(manifest: Manifest) -> None:
         shapes = manifest.arrays.items()
         arrays: dict[str, Numbers] = {name: hollow(shape, dtype_of(dtype)) for name, (shape, dtype) in shapes}
-        with_reason(lambda: check(Snapshot(arrays, manifest.facts), manifest))
+        check(Snapshot(arrays, manifest.facts), manifest)
 
-    for one in together.first(folder.steps, what) if step is None else [step]:
-        found, why = together.all(partial(_attempt, folder, one, fits, together.share, is_only=step is not None), what)
-        whys = [words for words in together.gather(why, what) if words]
-        if not whys:
-            manifest, arrays = found
-            return Found(manifest, Snapshot(arrays, manifest.facts), folder.path(one), aside)
-        if _GONE not in whys:
-            name = together.first(partial(_set_aside, folder, one, whys[0], really=sets_aside), what)
-            aside.append(f"{name} ({whys[0].rstrip('.')})")
-    if aside:
-        must = f"One checkpoint in {folder.folder} at least must be good."
-        attempt = "copy one back from elsewhere; or begin anew in another folder."
-        raise CheckpointError(message(must, "; ".join(aside), attempt))
-    # Their writer may have removed all that were there, once it had written others.
-    again = step is None and bool(together.first(folder.steps, what))
-    return newest(common, check, sets_aside=sets_aside) if again else None
+    tried: list[int] = []
+    # A writer may have removed all that were there, once it had written others.
+    while (steps := together.first(folder.steps, what) if step is None else [step]) != tried:
+        tried = steps
+        for one in steps:
+            attempt = partial(_attempt, folder, one, fits, together.share, is_only=step is not None)
+            found, why = together.all(attempt, what)
+            whys = [words for words in together.gather(why, what) if words]
+            if not whys:
+                manifest, arrays = found
+                return Found(manifest, Snapshot(arrays, manifest.facts), folder.path(one), aside)
+            if _GONE not in whys:
+                name = together.first(partial(_set_aside, folder, one, whys[0], really=sets_aside), what)
+                aside.append(f"{name} ({whys[0].rstrip('.')})")
+        if aside:
+            must = f"One checkpoint in {folder.folder} at least must be good."
+            try_next = "copy one back from elsewhere; or begin anew in another folder."
+            raise CheckpointError(message(must, "; ".join(aside), try_next))
+    if steps:
+        must = f"Checkpoints that are listed in {folder.folder} must be there to be read."
+        raise CheckpointError(message(must, f"steps {steps}, all gone", "again."))
+    return None
 
 
 def _attempt(
@@ -80,16 +86,11 @@ def _attempt(
     """Return what a checkpoint holds, and why it is not good, if it is not: then there may be another one."""
     try:
         return folder.read(step, fits, share), ""
-    except UnreadableError:
-        raise
-    except OSError as error:
-        must = f"{folder.path(step)} must be there to be read."
-        raise CheckpointError(message(must, error.strerror or error, "look at its disk.")) from error
-    except CheckpointError as error:
+    except DamagedError as error:
         if is_only:
-            raise
+            raise CheckpointError(f"{folder.path(step)} must be good. {error}") from error
         # Its writer may have removed it meanwhile.
-        return (Manifest(step, [], [], {}, {}), {}), str(error) if folder.path(step).exists() else _GONE
+        return (Manifest(step, [], [], {}, {}), {}), str(error) if os.path.lexists(folder.path(step)) else _GONE
 
 
 def _set_aside(folder: Folder, step: int, why: str, *, really: bool) -> str:
@@ -118,13 +119,3 @@ def locate(path: str | os.PathLike) -> tuple[Folder, int | None]:
         if parent.path(step).name == folder.folder.name:
             return parent, step
     return folder, None
-
-
-def with_reason(call: Callable[[], None]) -> None:
-    """Make a call that looks into a manifest's facts; what is not as a run has said it is a CheckpointError."""
-    try:
-        call()
-    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, ValueError) as error:
-        if isinstance(error, WholestepError):
-            raise
-        raise CheckpointError(f"The manifest does not say of a run what it must ({error!r}).") from error

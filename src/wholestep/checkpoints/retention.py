@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.errors import CheckpointError
+from wholestep.errors import DamagedError
 
 _WATCHED = "watched"  # in a manifest, beside what the folder needs
 
@@ -63,12 +63,16 @@ def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
 
 
 def values_of(folder: Folder, name: str) -> dict[int, Value]:
-    """Return by step what the checkpoints of a folder are judged by. Damaged ones are left out."""
+    """Return by step what the checkpoints of a folder are judged by. Damaged ones are left out.
+
+    Raises:
+        CheckpointError: one cannot be read now, and may be the best.
+    """
     values = {}
     for step in folder.steps():
         try:
             value = value_in(folder.manifest(step), name)
-        except CheckpointError:
+        except DamagedError:
             continue
         if value is not None:
             values[step] = value

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from wholestep.checkpoints.files import read_all
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest, finite
 from wholestep.checkpoints.retention import value_in
@@ -36,7 +37,7 @@ def _run(arguments: argparse.Namespace, call: Callable) -> int:
     try:
         folder, steps = _asked(arguments.path)
         told, is_good, lines = call(folder, steps)
-    except (CheckpointError, SpecificationError, OSError) as error:
+    except (CheckpointError, SpecificationError) as error:
         print(error, file=sys.stderr)
         return 1
     _say(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(lines))
@@ -77,7 +78,7 @@ def _each(folder: Folder, steps: list[int], read: Callable[[int], Manifest]) -> 
         try:
             manifest = read(step)
         except CheckpointError as error:
-            if folder.path(step).exists():  # its writer may have removed it meanwhile
+            if os.path.lexists(folder.path(step)):  # its writer may have removed it meanwhile
                 told.append(one | {"bad": str(error)})
             continue
         value = value_in(manifest)
@@ -97,8 +98,8 @@ def _line(one: dict[str, Any]) -> str:
 
 def _why(path: Path) -> str:
     try:
-        return str(json.loads((path / "why.json").read_text()[: 1 << 16])["why"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads(read_all(path / "why.json", 1 << 16))["why"])
+    except (OSError, CheckpointError, ValueError, KeyError, TypeError, RecursionError):
         return "set aside"
 
 

@@ -9,9 +9,12 @@ import keras
 import numpy as np
 
 from wholestep.checkpoints.pieces import Numbers, Pieces
-from wholestep.errors import SpecificationError, message
+from wholestep.checkpoints.place import DataPlace, Place, parsed
+from wholestep.errors import DamagedError, SpecificationError, message
+from wholestep.model.findings import Findings
 
 FACTS = "facts"  # before the names of arrays that stand in the JSON
+GROUPS = ("params", "slots", "buffers", "metrics")
 _ARRAY, _BYTES = "array", "bytes"  # {"array": name} stands in the JSON for an array, {"bytes": name} for bytes
 
 
@@ -26,6 +29,44 @@ class Snapshot:
 
     arrays: dict[str, Numbers]
     facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The JSON of a snapshot, with its types; see `wholestep.run.Run`.
+
+    Args:
+        layout: the name and the shape of each number of a report.
+        paths: of the variables, by group.
+    """
+
+    number: int
+    num_skipped: int
+    begins: int
+    epochs: int
+    place: Place
+    data: DataPlace
+    layout: tuple[tuple[str, tuple[int, ...]], ...] | None
+    findings: Findings
+    also: dict[str, Any]
+    paths: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "RunFacts":
+        """Return the facts of a snapshot, with the arrays that stand in them.
+
+        Raises:
+            DamagedError: no run has written such facts.
+        """
+        try:
+            facts: RunFacts = parsed(cls, put_together(snapshot.facts, snapshot.arrays))
+            for group in GROUPS:
+                held = {name for name in snapshot.arrays if name.startswith(f"{group}/")}
+                if held != {f"{group}/{i}" for i in range(len(facts.paths[group]))}:
+                    raise ValueError(f"{len(held)} arrays of {group}, and {len(facts.paths[group])} paths")
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"The manifest does not say of a run what it must ({error!r}).") from error
+        return facts
 
 
 def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:

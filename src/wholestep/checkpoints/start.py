@@ -7,10 +7,9 @@ from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.data import check_goes_on, unlike
 from wholestep.checkpoints.facts import differences
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.place import DataPlace, Place
 from wholestep.checkpoints.reading import Found, newest
 from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import Snapshot
+from wholestep.checkpoints.snapshot import RunFacts, Snapshot
 from wholestep.data.batches import Batches
 from wholestep.data.facts import content_of
 from wholestep.errors import CheckpointError, SpecificationError, message
@@ -76,10 +75,9 @@ class Start:
 
     def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Refuse other data and another model, before anything changes."""
-        facts = snapshot.facts
-        place, data = Place.of_json(facts["place"]), DataPlace.of_json(facts["data"])
-        if place.call:
-            check_goes_on(place, data, self._call, self._batches)
+        facts = RunFacts.of(snapshot)
+        if facts.place.call:
+            check_goes_on(facts.place, facts.data, self._call, self._batches)
             if differing := unlike(manifest.rest.get("content") or self.content, self.content):
                 must = f"A run goes on from {self._asked.folder} with the data that it had."
                 attempt = "pass the same data; trainer.restore(path) goes on with data that were mended."

@@ -99,12 +99,6 @@ class Findings:
         """Return the same as JSON."""
         return asdict(self)
 
-    @classmethod
-    def of_json(cls, found: dict[str, Any]) -> "Findings":
-        """Return what `as_json` made JSON of."""
-        coupling = None if found["coupling"] is None else Coupling(**found["coupling"])
-        return cls(**{**found, "coupling": coupling})
-
     def rows_to_fill(self, host: Tree) -> int:
         """Return to how many rows a batch in hand may be filled up: to those of one before it, or to a power of two.
 

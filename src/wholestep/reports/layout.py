@@ -31,11 +31,6 @@ class ReportLayout:
         """Return the layout of such logs, of which there may be but shapes."""
         return cls(tuple((name, tuple(value.shape)) for name, value in logs.items()))
 
-    @classmethod
-    def of_json(cls, shapes: list) -> "ReportLayout":
-        """Return the layout whose `shapes` were made JSON of."""
-        return cls(tuple((name, tuple(shape)) for name, shape in shapes))
-
     def empty(self) -> np.ndarray:
         """Return a report of zeros."""
         return np.zeros((sum(int(np.prod(shape, dtype=int)) for _, shape in self.shapes),), keras.config.floatx())
