@@ -66,7 +66,7 @@ WITH_XLA = (
 # from what is marked as TensorFlow's `own`; the larger runs have them on both.
 _EITHER = """
 ahead arguments audit_report batches block checkpoint_callbacks checkpoints class_weight cluster common
-comparisons compilations cut damage data_facts diagnosis ending epochs errors feed folder glove house labels
+comparisons compilations cut damage data_facts diagnosis ending epochs errors faults feed folder glove house labels
 leaves leaving lengths looks names order pieces preprocess readme recipes resume shell single source stopping
 store stream translate_dates tree weights
 """
