@@ -144,7 +144,7 @@ class Executor:
         return found
 
     def put_back(self, run: Run, snapshot: Snapshot) -> None:
-        """Let the Keras variables and the run hold what they held when a snapshot was taken.
+        """Restore the run from a snapshot, and the Keras variables that are not in `run.assigned`.
 
         Raises:
             SpecificationError: it is another model's, or another optimizer's; nothing has been changed.
@@ -156,9 +156,9 @@ class Executor:
         run.state = None
         self.begin_epoch(run)
         for name, variables in groups.items():
-            put(kept["running" if name == "metrics" else name], variables)
+            put(*((kept["running"], variables, {}) if name == "metrics" else (kept[name], variables, run.assigned)))
         running = self.engine.read_metrics(self.variables)
-        put(kept["metrics"], groups["metrics"])
+        put(kept["metrics"], groups["metrics"], {})
         num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
         state = self.refresh(run)._replace(metrics=running, sums=self.engine.place(tuple(kept["sums"])))
@@ -237,7 +237,7 @@ class Executor:
         state = self.refresh(run) if run.variables is self.variables else run.state
         assert state is not None
         known = 0 if run.variables is None else len(run.variables.buffers)
-        self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:])
+        self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
         run.variables = self.variables
         return state if state.sums else state._replace(sums=self.engine.place(self.update.epoch_sums.empty()))
 
