@@ -1,5 +1,6 @@
 """The executor: compiles the programs of one model, objective and optimizer, sends blocks to them, and commits."""
 
+import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,6 +25,7 @@ from wholestep.data.weights import check_weights
 from wholestep.dispatch.dispatcher import Dispatcher
 from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize
+from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation.evaluate import Evaluation, Look, Pass
 from wholestep.model.compiled import is_overridden, loss_trackers, resets_on_the_host
@@ -84,9 +86,11 @@ class Executor:
         self.compilations = Compilations()
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
+        self.unlike_keras = "" if steps.trains else unlike_keras(model, optimizer)
         self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
         self._unclaimed: list[tuple[str, Numbers]] = []  # of a snapshot: variables that are not known yet
         self._tables: dict = {}
+        self._has_noted = False
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else self.optimizer
         self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
@@ -101,6 +105,12 @@ class Executor:
     def variables(self) -> Variables:
         """The Keras variables that the state stands for."""
         return self.planner.update.forward.variables
+
+    def note_differences(self) -> None:
+        """Print once how the updates differ from Keras', unless told to be quiet."""
+        if self.unlike_keras and not self.compilations.is_quiet and not self._has_noted:
+            self._has_noted = True
+            print(f"wholestep: {self.unlike_keras}", file=sys.stderr, flush=True)
 
     def be_quiet(self, is_quiet: bool) -> None:
         """Say nothing of programs that take long to compile, or say it, in the first process."""

@@ -296,6 +296,8 @@ class Setup:
     def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
         """Return what tells these callbacks of `steps` batches an epoch."""
         executor.be_quiet(not told["verbose"])
+        if told.get("history"):
+            executor.note_differences()
         return CallbackRunner(self.model, callbacks, engine=executor.engine, steps=steps, **told)
 
     def finish(self) -> None:
