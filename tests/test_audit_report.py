@@ -292,3 +292,9 @@ def test_whoever_makes_the_changes_that_are_printed_ends_with_a_clean_loop(tmp_p
         done.append(not planted and not names)
     assert len(done) >= 15
     assert sum(done) >= 0.9 * len(done), [pair for pair, is_done in zip(PAIRS, done, strict=False) if not is_done]
+
+
+def test_an_audit_without_with_says_how_to_write_it():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    report = ws.audit(model, data=(np.ones((8, 3)), np.ones((8, 1))), loss="mse")
+    assert "with ws.audit(model, data=(x, y), loss=...) as report:" in str(report)

@@ -1,5 +1,6 @@
 """An interrupt leaves the weights after some whole number of updates, and the data at the next one."""
 
+import contextlib
 import signal
 import sys
 import threading
@@ -9,7 +10,7 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
-from shares import share
+from shares import later, share
 from small import X, Y, model
 
 import wholestep as ws
@@ -214,3 +215,61 @@ def test_a_fit_that_is_interrupted_in_the_last_update_of_a_stream_goes_on_with_t
     assert batches.position == (0, 3)
     trainer.fit(batches, verbose=0)
     assert (batches.position, int(model.optimizer.iterations.numpy())) == ((2, 0), 6)
+
+
+def unbuilt():
+    """Return a model of which nothing is built, with an optimizer that has slots."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(4)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("where", share(["optimizer", "layer"]))
+def test_what_an_interrupt_finds_half_built_is_built_to_the_end(where, monkeypatch):
+    kind, name = {"optimizer": (keras.optimizers.Optimizer, "add_variable_from_reference")}.get(
+        where, (keras.layers.Layer, "add_weight")
+    )
+    made, add = [], getattr(kind, name)
+
+    def interrupted(*arguments, **options):
+        made.append(name)
+        if len(made) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return add(*arguments, **options)
+
+    trainer = ws.Trainer(unbuilt())
+    monkeypatch.setattr(kind, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(X, Y, batch_size=10, verbose=0)
+    trainer.fit(X, Y, batch_size=10, verbose=0)
+    assert int(trainer.model.optimizer.iterations) == 2
+
+
+@pytest.mark.parametrize("num", [2, *later([200])])
+def test_a_trainer_trains_on_after_an_interrupt_at_any_time(num):
+    """Ctrl-C at random times of a short fit: while variables are made, programs compiled, data drawn, numbers read."""
+    how, rng = {"batch_size": 5, "epochs": 2, "verbose": 0}, np.random.default_rng(num)
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)
+    kinds = [{}, {"validation_data": (X, Y)}, {"callbacks": [look]}]
+    begin = time.perf_counter()
+    ws.Trainer(unbuilt()).fit(X, Y, **how)
+    seconds = time.perf_counter() - begin
+    for i in range(num):
+        trainer = ws.Trainer(unbuilt())
+        main = threading.main_thread().ident
+        stop = threading.Timer(rng.uniform(0, seconds), signal.pthread_kill, (main, signal.SIGINT))
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                stop.start()
+                trainer.fit(X, Y, **how, **kinds[i % 3])
+            finally:
+                stop.join()
+        optimizer = trainer.model.optimizer
+        before = int(optimizer.iterations)
+        history = trainer.fit(X, Y, **how).history
+        assert np.isfinite(history["loss"]).all()
+        assert int(optimizer.iterations) - before == 8

@@ -1,5 +1,7 @@
 """The face: fit, a loop of one's own, update, evaluate, predict; and bad input, which changes nothing."""
 
+import copy
+import pickle
 import warnings
 
 import keras
@@ -470,3 +472,12 @@ def test_training_without_an_optimizer_is_refused():
     seen = keras.metrics.Mean(name="seen")
     with pytest.raises(ws.SpecificationError, match="needs an optimizer"):
         ws.Trainer(made, Squared(), metrics=[seen]).update({"x": X})
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_a_trainer_is_not_copied_and_says_what_to_do(copied):
+    trainer = ws.Trainer(model())
+    trainer.fit(X, Y, epochs=1, verbose=0)
+    with pytest.raises(ws.SpecificationError, match=r"clone_model.*restore\(path\)"):
+        copied(trainer)
+    trainer.fit(X, Y, epochs=1, verbose=0)

@@ -12,6 +12,7 @@ from wholestep.data.feed import Feed
 from wholestep.executor import Executor
 from wholestep.reports.report import Report
 from wholestep.run import Run, updates
+from wholestep.safety.interrupts import TerminatedWaiting
 from wholestep.sums import OWN, shown
 
 
@@ -103,7 +104,10 @@ def _carry_out(
                 return logs()
             if watch.stops:
                 break
-    except BaseException:
+    except BaseException as error:
+        # The run is saved next, with what its callbacks hold.
+        while isinstance(error, TerminatedWaiting) and untold and not tell():
+            pass
         executor.applied.note_skipped(run, untold)
         raise
     finally:

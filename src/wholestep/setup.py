@@ -30,6 +30,7 @@ from wholestep.model.objective import Objective, leave_rows_out
 from wholestep.model.preprocess import Prepare, as_input, in_turn, open_in_sequence, open_prepared, preparation
 from wholestep.program import Options
 from wholestep.run import Run, groups_of
+from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import Variables
 from wholestep.tree import Tree
 
@@ -188,7 +189,7 @@ class Setup:
         optimizer = getattr(self.model, "optimizer", None)
         is_lazy = self.steps.trains and makes_variables()
         if optimizer is not None and not (optimizer.built or is_lazy):
-            with scope(self.model):
+            with uninterrupted(), scope(self.model):
                 optimizer.build(self.model.trainable_variables)
         return optimizer
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import keras
 
@@ -11,6 +11,7 @@ from wholestep import arguments
 from wholestep.checkpoints.by_hand import read_one, save_once
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.data.batches import Batches
+from wholestep.errors import SpecificationError, message
 from wholestep.evaluation.evaluate import Look
 from wholestep.evaluation.passes import run_evaluation, run_prediction
 from wholestep.executor import Executor
@@ -84,6 +85,14 @@ class Trainer(OnBatch):
         options = Options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
         self._setup = Setup(model, objective, optimizer, metrics, seed, options, self.run)
         self._guard = Guard()
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        """Refuse `copy.deepcopy` and `pickle`: a trainer holds compiled programs and arrays of a device."""
+        must = "A trainer cannot be copied or pickled."
+        attempt = (
+            "a new Trainer of keras.models.clone_model(model); save(path) and restore(path) carry the training over."
+        )
+        raise SpecificationError(message(must, "copy or pickle", attempt))
 
     @property
     def executor(self) -> Executor | None:

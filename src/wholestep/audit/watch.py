@@ -25,6 +25,23 @@ from wholestep.tree import Tree
 _ROOM, _ROOM_BY_SIZE = 100_000_000, 5  # bytes, and times the size of a model
 
 
+class _Unentered(AbstractContextManager):
+    """The context of an audit: it begins in `with`, and says so where it is printed instead."""
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Report]]):
+        self._begin = begin
+
+    def __enter__(self) -> Report:
+        self._entered = self._begin()
+        return self._entered.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.__exit__(*error)
+
+    def __repr__(self) -> str:
+        return "This audit has not begun: write `with ws.audit(model, data=(x, y), loss=...) as report:`."
+
+
 class Audit:
     """`ws.audit(model, data, loss)`, to be used in a `with`, and `ws.audit.call(train, model, data, loss)`."""
 
@@ -71,7 +88,7 @@ class Audit:
         >>> report.has_seen, report.causes
         (False, [])
         """
-        return watched(model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+        return _Unentered(partial(watched, model, data, loss, learning_rate=learning_rate, optimizer=optimizer))
 
     def call(
         self,

@@ -28,7 +28,7 @@ from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
 from wholestep.processes.protocol import Processes
 from wholestep.run import Run
-from wholestep.safety.interrupts import Ended, Termination, uninterrupted
+from wholestep.safety.interrupts import Ended, TerminatedWaiting, Termination, uninterrupted
 
 
 class Saver:
@@ -91,6 +91,10 @@ class Saver:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._termination.__exit__()
         try:
+            # A process of several cannot know whether the others come to this boundary.
+            if isinstance(error, TerminatedWaiting) and self._processes.count == 1:
+                self._ends = True
+                self._save(None)
             with uninterrupted(twice=False), slowly(self._processes):
                 self._writer.wait()
         except Exception as failure:

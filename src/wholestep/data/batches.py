@@ -12,6 +12,7 @@ from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size
 from wholestep.data.source import Arrays, open_source
 from wholestep.data.stream import Stream
 from wholestep.errors import BatchError, message
+from wholestep.safety.interrupts import waiting
 from wholestep.tree import Tree
 
 
@@ -153,7 +154,8 @@ class Batches:
             stream.restart()
             self.unused = []
         self.position = (epoch, 0)
-        done, last = stream.skip(step)
+        with waiting():
+            done, last = stream.skip(step)
         if done < step:
             raise _no_such_place(epoch, step, done)
         return last
@@ -170,7 +172,8 @@ class Batches:
             self.source.run_forward(epoch, step)
         if self._stream is None:
             return self.seek(epoch, step)
-        last = self._stream.run_through(epoch)
+        with waiting():
+            last = self._stream.run_through(epoch)
         last = self._run_to(self._stream, epoch, step) if step else last
         self.position = (epoch, step)
         return last
@@ -263,13 +266,14 @@ class Batches:
 
     def example(self) -> Tree:
         """Return a first batch, for its shapes. Uses nothing up."""
-        if self._stream is None:
-            return self.load(0, 0)
-        if self.unused:
-            return self.unused[0].host
-        batch = self._stream.peek(self.position[1])
-        if batch is None and self._stream.begins_again and self.position[1]:
-            return self._stream.first()
+        with waiting():
+            if self._stream is None:
+                return self.load(0, 0)
+            if self.unused:
+                return self.unused[0].host
+            batch = self._stream.peek(self.position[1])
+            if batch is None and self._stream.begins_again and self.position[1]:
+                return self._stream.first()
         if batch is None:
             raise BatchError(
                 message("The data must have at least one batch.", "none", "pass a stream that is not spent.")
@@ -285,7 +289,8 @@ class Batches:
         """Whether an iterator has no more batches. Waits for its next one, which it keeps."""
         if self._stream is None or self._stream.begins_again or self.unused:
             return False
-        return self._stream.peek(self.position[1]) is None
+        with waiting():
+            return self._stream.peek(self.position[1]) is None
 
 
 def _no_such_place(epoch: object, step: object, num: int | None) -> BatchError:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.ahead import Ahead
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, Check, Device, Known, Plan, Planned, Table, share_out, stage
 from wholestep.data.ready import BatchStream
@@ -56,9 +55,8 @@ class Loaded:
                 same: so many are drawn, unless a batch may depend on what is done with those before.
         """
         self._end: tuple[int, int] | None = None  # the place after a stream that has ended
-        loaded, source = Ahead(self._load(num, once)), self.batches.source
-        # A generator stays in its thread, which is that of the loop: it may hold what belongs there.
-        drawn = self._drawn = Drawn(self._load(num, once) if isinstance(source, BatchStream) else iter(loaded))
+        source, drawn = self.batches.source, Drawn(self._load(num, once))
+        self._drawn = drawn
         looks = ahead is not None and not (isinstance(source, BatchStream) and source.may_depend_on_the_loop)
         self._is_open = True
         try:
@@ -71,12 +69,8 @@ class Loaded:
             self.batches.position = max(self.batches.position, self._end or self.batches.position)
         finally:
             self._is_open = False
-            by_thread: list[Batch] = []
-            try:
-                by_thread = loaded.close()
-            finally:
-                with uninterrupted():
-                    self._put_back([*drawn.kept, *by_thread])
+            with uninterrupted():
+                self._put_back(drawn.kept)
 
     def note_sent(self, block: Block) -> None:
         """Take note that a block was sent; of several that are handed out, draw the next while the device works."""

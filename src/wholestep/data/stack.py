@@ -10,7 +10,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.data.block import Batch, Device
-from wholestep.safety.interrupts import uninterrupted
+from wholestep.safety.interrupts import TerminatedWaiting, waiting
 
 MOST_STACKED = 16
 _MOST_BYTES = 1 << 20  # a single update is sent with the room of all
@@ -27,7 +27,7 @@ class Drawn:
         self.kept: list[Batch] = []
         self._items = items
         self._num_left = 0
-        self._error: Exception | None = None
+        self._error: Exception | TerminatedWaiting | None = None
 
     def has(self, i: int) -> bool:
         """Whether there is an item i among those that wait; draws what is missing.
@@ -44,11 +44,11 @@ class Drawn:
         while self._error is None and len(self.kept) < self._num_left + num:
             try:
                 # An interrupt inside of a generator would end the generator, and between two lines lose an item.
-                with uninterrupted(twice=False):
+                with waiting():
                     if (item := next(self._items, None)) is None:
                         return
                     self.kept.append(item)
-            except Exception as error:
+            except (Exception, TerminatedWaiting) as error:
                 self._error = error
 
     def __getitem__(self, i: int) -> Batch:

@@ -1,8 +1,14 @@
 """Batches of a `keras.utils.PyDataset` with workers: several are loaded at once, before they are asked for."""
 
+import contextlib
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Protocol
+
+_PATIENCE = 2.0  # seconds for a batch that may never come
 
 
 class Pool(Protocol):
@@ -60,24 +66,48 @@ class Workers:
 
 
 class Threads:
-    """Threads that load batches by their numbers."""
+    """Threads that load batches by their numbers. A script may end while one of them loads."""
 
     def __init__(self, get: Callable[[int], Any], num: int):
         self._get = get
         self._num = num
-        self._threads: ThreadPoolExecutor | None = None  # not before they are needed
+        self._threads: list[threading.Thread] = []  # not before they are needed
+        self._asked: queue.SimpleQueue[tuple[Future, int] | None] = queue.SimpleQueue()
 
     def submit(self, number: int) -> Future:
         """Begin to load a batch."""
-        self._threads = self._threads or ThreadPoolExecutor(self._num, "wholestep-load")
-        return self._threads.submit(self._get, number)
+        future: Future = Future()
+        self._asked.put((future, number))
+        if len(self._threads) < self._num:
+            name = f"wholestep-load-{len(self._threads)}"
+            thread = threading.Thread(target=_work, args=(self._get, self._asked), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return future
 
     def result(self, future: Future) -> Any:
         """Return a batch once it is loaded, and raise what its loading raised."""
         return future.result()
 
     def end(self) -> None:
-        """End the threads, after what they are at."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(cancel_futures=True)
+        """End the threads, after the batches that they load now; one that takes long is not waited for."""
+        threads, self._threads = self._threads, []
+        asked, self._asked = self._asked, queue.SimpleQueue()
+        while not asked.empty():
+            with contextlib.suppress(queue.Empty):
+                asked.get_nowait()
+        for _ in threads:
+            asked.put(None)
+        until = time.monotonic() + _PATIENCE
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def _work(get: Callable[[int], Any], asked: queue.SimpleQueue) -> None:
+    while (task := asked.get()) is not None:
+        future, number = task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(get(number))
+            except BaseException as error:  # raised where the batch is taken
+                future.set_exception(error)

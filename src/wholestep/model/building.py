@@ -13,6 +13,7 @@ from wholestep.errors import SpecificationError, message
 from wholestep.model import compiled, objective
 from wholestep.model.misfit import check_labels_are_numbers, explained
 from wholestep.model.objective import Objective
+from wholestep.safety.interrupts import uninterrupted
 from wholestep.tree import Tensor, Tree
 
 _OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."
@@ -20,7 +21,7 @@ _OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, M
 
 
 class Builder:
-    """Creates what one model lacks: its variables, and those of what it was compiled with.
+    """Creates what one model lacks: its variables, and those of what it was compiled with; signals are held back.
 
     Args:
         given: the objective that will call the model, or parts of it; None for a compiled model.
@@ -56,12 +57,12 @@ class Builder:
         with scope(self.model):
             if self.given is None and not predicts:
                 example = batches.example()
-                with explained(self.model, None, example):
+                with uninterrupted(), explained(self.model, None, example):
                     self._build_compiled(example)
             elif unbuilt := self._unbuilt():
                 example = batches.example()
                 example = compiled.unpack(example)[0] if predicts and are_whole else example
-                with explained(self.model, self.given, example, inputs_only=predicts):
+                with uninterrupted(), explained(self.model, self.given, example, inputs_only=predicts):
                     _build(_call if predicts or self.given is None else self.given, self.model, example)
                 self._unused = [layer for layer in unbuilt if not layer.built]
 
@@ -89,8 +90,9 @@ class Builder:
         steps.forget()
         if engines.makes_variables():
             if not steps.are_built:
-                with scope(self.model):
-                    self._make_variables(steps, name, batches.example())
+                example = batches.example()
+                with uninterrupted(), scope(self.model):
+                    self._make_variables(steps, name, example)
             steps.remember()
             return True
         steps.remember()
@@ -101,7 +103,8 @@ class Builder:
             raise SpecificationError(message(must, received, "call each on a batch, or part.build(shape)."))
         x, y, _ = compiled.unpack(batches.example())
         if has_call and y is None and not self.model.built:
-            objective.build(_call, self.model, x)
+            with uninterrupted():
+                objective.build(_call, self.model, x)
         return not has_call or y is None  # its own step may need no labels
 
     def _make_variables(self, steps: CustomSteps, name: str, example: Tree) -> None:

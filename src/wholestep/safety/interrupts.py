@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import math
 import os
 import signal
 import sys
@@ -21,6 +22,10 @@ _SOON = 0.01  # seconds
 
 class Terminated(BaseException):
     """SIGTERM came. It passes every `except Exception` on its way, as an interrupt does."""
+
+
+class TerminatedWaiting(Terminated):
+    """SIGTERM came while a data source was waited for, between two updates: the run can be saved."""
 
 
 class Ended(SystemExit):
@@ -58,14 +63,19 @@ _HELD = int(signal.SIGINT), int(signal.SIGTERM)
 
 
 class _Held:
-    """What `uninterrupted` does; no generator, as that would take longer, and every update comes here twice."""
+    """The context of `uninterrupted`; no generator, as that would take longer, and every update comes here twice."""
 
-    def __init__(self, twice: bool):
+    def __init__(self, twice: bool, *, waits: bool = False):
         self._twice = twice
+        self._until, self._waits = math.inf, waits
         self._handlers: dict[int, Callable] = {}
         self._calls: list[tuple[int, FrameType | None]] = []
+        self._timer: threading.Timer | None = None
+        self._is_over = False
 
     def __enter__(self) -> None:
+        if self._waits:
+            self._until = time.monotonic() + _ONE
         if threading.current_thread() is threading.main_thread():
             known = [(number, _signals.getsignal(number)) for number in _HELD]
             self._handlers = {number: handler for number, handler in known if callable(handler)}
@@ -73,15 +83,31 @@ class _Held:
             _signals.signal(number, self._hold)
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        # SIGINT last: its handler may raise as soon as it is restored.
+        for number, handler in reversed(self._handlers.items()):
             _signals.signal(number, handler)
         for number, frame in self._calls[:1]:
             self._handlers[number](number, frame)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        self._calls.append((number, frame))
-        if len(self._calls) > 1 and not self._twice:
-            self._handlers[number](number, frame)
+        left = self._until - time.monotonic()
+        if self._is_over or self._twice or (not self._calls and left > 0):
+            self._calls.append((number, frame))
+            if self._waits and not self._is_over:
+                # A signal, and no call: it wakes the main thread.
+                target = signal.pthread_kill, (threading.main_thread().ident, number)
+                self._timer = threading.Timer(left, *target)
+                self._timer.daemon = True
+                self._timer.start()
+            return
+        self._calls = [call for call in self._calls if call[0] != number]
+        self._handlers[number](number, frame)
+        if isinstance(self._handlers[number], Termination):
+            raise TerminatedWaiting("SIGTERM came while a data source was waited for")
 
 
 def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
@@ -99,6 +125,15 @@ def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
     >>> before = signal.signal(signal.SIGINT, before)
     """
     return _Held(twice)
+
+
+def waiting() -> AbstractContextManager[None]:
+    """Hold a signal back for a second at most in a block that waits for a data source of the user's.
+
+    After a second in the block, or at a second signal, the signal's handler is called in the block. Where that is a
+    `Termination`, the block raises TerminatedWaiting.
+    """
+    return _Held(twice=False, waits=True)
 
 
 _ONE = 1.0  # seconds
@@ -134,16 +169,18 @@ class Termination:
             if self._before is None:  # set by another language, and not to be put back
                 self._lasts = False
             else:
-                signal.signal(signal.SIGTERM, self._note)
+                signal.signal(signal.SIGTERM, self)
         return self
 
     def __exit__(self, *_: object) -> None:
         lasts, self._lasts = self._lasts, False
-        if lasts and signal.getsignal(signal.SIGTERM) == self._note:
+        is_mine = signal.getsignal(signal.SIGTERM) is self
+        if lasts and is_mine:
             with contextlib.suppress(ValueError):  # a generator may be closed by another thread
                 signal.signal(signal.SIGTERM, self._before)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
         now = time.monotonic()
         if self._lasts and not self.has_come:
             self.has_come, self._since = True, now
