@@ -75,7 +75,7 @@ def make_anew(path):
 
 
 class Disk:
-    """A file system whose `at`-th call of this name fails; counts the calls on descriptors and on paths below a root."""
+    """A file system whose `at`-th call of this name fails; calls elsewhere than below a root do not count."""
 
     def __init__(self, monkeypatch, root, name="", at=0, number=0):
         self.seen = Counter()

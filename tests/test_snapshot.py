@@ -1,5 +1,6 @@
 """A run that is taken out at any boundary and put back elsewhere goes on with the same bits."""
 
+import enum
 import json
 import subprocess
 import sys
@@ -621,6 +622,24 @@ def test_what_is_kept_is_numbers_words_and_arrays():
     same = {"a/b": np.ones(1), "a": {"b": np.zeros(1)}, "a/b+": b"word"}
     arrays = {}
     assert put_together(taken_apart(same, "it", arrays), arrays) == same
-    for wrong in ({"a": object()}, {1: 2}, {"array": "name"}):
-        with pytest.raises(ws.SpecificationError):
-            taken_apart(wrong, "it", {})
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Word(enum.StrEnum):
+    YES = "yes"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"a": object()}, {1: 2}, {"array": "name"}, {"bytes": "name"}, {"float": "nan"}, {Word.YES: 1}),
+        *(Colour.RED, Word.YES, bytearray(b"word"), memoryview(b"word"), np.ma.masked_array([1, 2], [True, False])),
+    ],
+    ids=repr,
+)
+def test_what_would_come_back_as_something_else_is_refused(wrong):
+    with pytest.raises(ws.SpecificationError, match="hat is kept must be"):
+        taken_apart({"held": wrong}, "it", {})
