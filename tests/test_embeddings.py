@@ -427,3 +427,30 @@ def test_an_update_that_is_not_finite_leaves_every_bit(optimizer):
     assert differing(before, snapshot(model)) == []
     assert trainer.update(((FOCAL, CONTEXT), Y, WEIGHT))["loss"] > 0
     assert len(differing(before, snapshot(model))) > 4
+
+
+@on("tensorflow")
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="on JAX Keras sums first")
+def test_keras_on_tensorflow_trains_embeddings_otherwise_and_fit_says_so(capsys):
+    """If Keras' part fails, Keras sums first: then the note, and its lines in README and docs/differences.md, go."""
+    x, y = np.array([[3], [3], [3], [5]], "int32"), -np.ones((4, 1), "float32")
+
+    def trained(layer, x, by_keras=False, verbose=0):
+        model = keras.Sequential([keras.Input(x.shape[1:], dtype=x.dtype), layer, L.Flatten()])
+        model.compile(keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0), "mse")
+        trainer = ws.Trainer(model)
+        (model if by_keras else trainer).fit(x, y, verbose=verbose, shuffle=False)
+        return model.optimizer.variables[2].numpy()[[3, 5], 0].tolist(), trainer
+
+    table, one_hot = (lambda: L.Embedding(20, 1, embeddings_initializer="zeros")), np.eye(20, dtype="float32")[x[:, 0]]
+    dense = L.Dense(1, use_bias=False, kernel_initializer="zeros")
+    summed_first, summed_last = [(3 * 2 / 4) ** 2, (2 / 4) ** 2], [3 * (2 / 4) ** 2, (2 / 4) ** 2]
+    assert trained(table(), x, by_keras=True)[0] == summed_last
+    assert trained(dense, one_hot, by_keras=True)[0] == summed_first
+    capsys.readouterr()
+    found, trainer = trained(table(), x)
+    assert found == summed_first
+    assert capsys.readouterr().err == ""
+    assert "summed before Adagrad squares" in trainer.explain()
+    trained(table(), x, verbose=2)
+    assert capsys.readouterr().err.count("keras.Model.fit on TensorFlow sums them afterwards") == 1

@@ -385,3 +385,15 @@ def test_a_model_may_be_compiled_anew_while_it_is_trained():
         seen.append(step.loss)
     assert len(seen) == 4
     assert np.isfinite(seen).all()
+
+
+@pytest.mark.parametrize("fit", [lambda model: model.fit, lambda model: ws.Trainer(model).fit], ids=["keras", "ours"])
+def test_a_run_that_is_stopped_where_an_epoch_begins_ends_after_one_update(fit):
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = fit(model)(np.ones((40, 3)), np.ones((40, 1)), batch_size=4, epochs=3, verbose=0, callbacks=[Stops()])
+    assert (int(model.optimizer.iterations), history.epoch) == (11, [0, 1])

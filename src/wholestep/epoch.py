@@ -70,6 +70,8 @@ def _carry_out(
     ahead = executor.dispatcher.num_ahead if watch.needs_state else None
 
     def size() -> int:
+        if watch.stops:  # since the epoch's beginning: Keras stops after one update
+            return 1
         most = watch.left(run.number + 1 - begin) if watch.needs_state else pace.size
         return min(most, saver.left())
 

@@ -1,5 +1,6 @@
 """The executor: compiles the programs of one model, objective and optimizer, sends blocks to them, and commits."""
 
+import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,6 +25,7 @@ from wholestep.data.weights import check_weights
 from wholestep.dispatch.dispatcher import Dispatcher
 from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize
+from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation.evaluate import Evaluation, Look, Pass
 from wholestep.model.compiled import is_overridden, loss_trackers, resets_on_the_host
@@ -84,9 +86,11 @@ class Executor:
         self.compilations = Compilations()
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
+        self.unlike_keras = "" if steps.trains else unlike_keras(model, optimizer)
         self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
         self._unclaimed: list[tuple[str, Numbers]] = []  # of a snapshot: variables that are not known yet
         self._tables: dict = {}
+        self._has_noted = False
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else self.optimizer
         self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
@@ -101,6 +105,12 @@ class Executor:
     def variables(self) -> Variables:
         """The Keras variables that the state stands for."""
         return self.planner.update.forward.variables
+
+    def note_differences(self) -> None:
+        """Print once how the updates differ from Keras', unless told to be quiet."""
+        if self.unlike_keras and not self.compilations.is_quiet and not self._has_noted:
+            self._has_noted = True
+            print(f"wholestep: {self.unlike_keras}", file=sys.stderr, flush=True)
 
     def be_quiet(self, is_quiet: bool) -> None:
         """Say nothing of programs that take long to compile, or say it, in the first process."""
@@ -144,7 +154,7 @@ class Executor:
         return found
 
     def put_back(self, run: Run, snapshot: Snapshot) -> None:
-        """Let the Keras variables and the run hold what they held when a snapshot was taken.
+        """Restore the run from a snapshot, and the Keras variables that are not in `run.assigned`.
 
         Raises:
             SpecificationError: it is another model's, or another optimizer's; nothing has been changed.
@@ -156,9 +166,9 @@ class Executor:
         run.state = None
         self.begin_epoch(run)
         for name, variables in groups.items():
-            put(kept["running" if name == "metrics" else name], variables)
+            put(*((kept["running"], variables, {}) if name == "metrics" else (kept[name], variables, run.assigned)))
         running = self.engine.read_metrics(self.variables)
-        put(kept["metrics"], groups["metrics"])
+        put(kept["metrics"], groups["metrics"], {})
         num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
         state = self.refresh(run)._replace(metrics=running, sums=self.engine.place(tuple(kept["sums"])))
@@ -237,7 +247,7 @@ class Executor:
         state = self.refresh(run) if run.variables is self.variables else run.state
         assert state is not None
         known = 0 if run.variables is None else len(run.variables.buffers)
-        self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:])
+        self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
         run.variables = self.variables
         return state if state.sums else state._replace(sums=self.engine.place(self.update.epoch_sums.empty()))
 

@@ -7,12 +7,13 @@ from wholestep.plan import Planner
 _UNSEEN = "behind Keras' back, as tf.random, jax.random and numpy do, or in a tf.function of its own"
 
 
-def explain(planner: Planner, sharded: list[str], data: str) -> str:
+def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) -> str:
     """Return how an update is carried out, in plain words.
 
     Args:
         sharded: the variables that no device holds whole.
         data: where the data are, in words.
+        unlike_keras: how the update differs from Keras', in words.
     """
     engine, coupling, program = planner.engine, planner.findings.coupling, list(planner.programs.values())[-1]
     cut = program.cut
@@ -46,7 +47,7 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
             "What that step computes is the model's business: that microbatches, replicas or padding change nothing is "
             "not promised of it, and there are none. Its losses and the weights are looked at afterwards."
         )
-    return "\n".join([*lines, *drawn])
+    return "\n".join([*lines, *drawn, *([unlike_keras] if unlike_keras else [])])
 
 
 def _drawn(planner: Planner) -> list[str]:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -118,12 +119,14 @@ def _run_epochs(
     for epoch in range(begin, last):
         if resumed is None:
             run.begin_epoch(epoch, batches.position)
+        before = None if resumed is None else replace(resumed, arrays=resumed.arrays | run.arrays())
         watch.callbacks.on_epoch_begin(epoch)
         run.place.is_open = True
-        if resumed is None:
+        if resumed is None or before is None:
             executor.begin_epoch(run)
-        else:  # what was told above may have changed what was put back already, such as the learning rate
-            executor.put_back(run, resumed)
+        else:  # the values hold already what this hook did when the epoch began, such as another learning rate
+            run.assigned.clear()
+            executor.put_back(run, before)
             run.put_back_also(resumed)
         executor.applied.recount(run)
         if run.place.logs is None:

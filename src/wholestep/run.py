@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import keras
 
@@ -45,6 +46,7 @@ class Run:
         settle: holds weakly what counts the updates that were left out, and tells of one that was not applied.
         arrive: holds weakly what puts a restored snapshot into the model, as far as the model is built.
         restored: the snapshot that the next call goes on from.
+        assigned: by their ids, the variables that have got their values from it, and may have been set since.
 
     >>> import keras, numpy as np, wholestep as ws
     >>> x, y = np.arange(24, dtype="float32").reshape(8, 3), np.ones((8, 1), "float32")
@@ -80,6 +82,7 @@ class Run:
     settle: Callable[[], Callable[[], int] | None] = lambda: None
     arrive: Callable[[], Callable[[], None] | None] = lambda: None
     restored: Snapshot | None = None
+    assigned: WeakValueDictionary[int, keras.Variable] = field(default_factory=WeakValueDictionary)
     _batches: Batches | None = None
 
     @contextmanager
@@ -149,12 +152,7 @@ class Run:
             must = "A snapshot needs a run that has begun."
             raise SpecificationError(message(must, "a trainer that has not trained", "take it after the first update."))
         self._note_data()
-        groups = groups_of(self.variables)
-        # The groups first: to read a variable brings the state up to date.
-        arrays = {f"{k}/{i}": copied(f"{k}/{i}", _tensor(v)) for k, held in groups.items() for i, v in enumerate(held)}
-        # What Keras' metrics show is another's, where an evaluation has been in between.
-        for name, held in (("sums", self.state.sums), ("running", self.state.metrics)):
-            arrays |= {f"{name}/{i}": copied(f"{name}/{i}", _tensor(each)) for i, each in enumerate(held)}
+        arrays, groups = self.arrays(copied), groups_of(self.variables)
         facts = {
             "format": 1,
             "number": self.number,
@@ -169,6 +167,18 @@ class Run:
             "paths": {k: [v.path for v in held] for k, held in groups.items()},
         }
         return Snapshot(arrays, taken_apart(facts, FACTS, arrays))
+
+    def arrays(self, copied: Copied = own_copy) -> dict[str, Numbers]:
+        """Return copies of all values that an update changes, by their names in a snapshot."""
+        assert self.variables is not None
+        groups = groups_of(self.variables)
+        # The groups first: to read a variable brings the state up to date.
+        arrays = {f"{k}/{i}": copied(f"{k}/{i}", _tensor(v)) for k, held in groups.items() for i, v in enumerate(held)}
+        assert self.state is not None
+        # What Keras' metrics show is another's, where an evaluation has been in between.
+        for name, held in (("sums", self.state.sums), ("running", self.state.metrics)):
+            arrays |= {f"{name}/{i}": copied(f"{name}/{i}", _tensor(each)) for i, each in enumerate(held)}
+        return arrays
 
     def restore(self, snapshot: Snapshot, *, goes_on: bool = True) -> None:
         """Go on from a snapshot, which may be another process'.
@@ -196,7 +206,7 @@ class Run:
         self.number, self.num_skipped, self.begins = facts.number, facts.num_skipped, facts.begins
         self.epochs, self.place, self.data, self.findings = facts.epochs, facts.place, facts.data, facts.findings
         self.layout = None if facts.layout is None else ReportLayout(facts.layout)
-        self.restored, self.also = snapshot, {}
+        self.restored, self.also, self.assigned = snapshot, {}, WeakValueDictionary()
         if not goes_on:
             self.place = Place()
         if (arrive := self.arrive()) is not None:

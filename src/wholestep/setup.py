@@ -12,7 +12,7 @@ from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import Snapshot, leaves_of
 from wholestep.checkpoints.unsaved import Unsaved
-from wholestep.checkpoints.values import put
+from wholestep.checkpoints.values import Assigned, claimed, put
 from wholestep.custom.checks import check_choices, check_replicas
 from wholestep.custom.steps import CustomSteps
 from wholestep.data.batches import Batches
@@ -165,11 +165,7 @@ class Setup:
         self.settle()
         self._adopt_optimizer()
         self._builder.build(batches, **how)
-        optimizer = getattr(self.model, "optimizer", None)
-        is_lazy = self.steps.trains and makes_variables()
-        if optimizer is not None and not optimizer.built and not is_lazy:
-            with scope(self.model):
-                optimizer.build(self.model.trainable_variables)
+        optimizer = self._build_optimizer()
         made_for = self._parts()
         if self.executor is None or not compiled.are_same(self._made_for, made_for):
             if not self.steps.trains:
@@ -187,15 +183,28 @@ class Setup:
         also = self.steps.slots if self.steps.trains else []
         return [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution(), *also]
 
-    def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
-        """Let the model hold the values of a snapshot; with an optimizer, so that a training may go on."""
+    def _build_optimizer(self) -> keras.optimizers.Optimizer | None:
+        """Create the variables of the model's optimizer, unless a step of the model's own may make them; return it."""
         optimizer = getattr(self.model, "optimizer", None)
+        is_lazy = self.steps.trains and makes_variables()
+        if optimizer is not None and not (optimizer.built or is_lazy):
+            with scope(self.model):
+                optimizer.build(self.model.trainable_variables)
+        return optimizer
+
+    def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
+        """Assign the values of a snapshot to the variables that are there and not assigned yet; see `Run.assigned`."""
+        optimizer = self._build_optimizer() if self.model.built else getattr(self.model, "optimizer", None)
         if executor is not None and (self.steps.trains or (optimizer is not None and optimizer.built)):
             executor.put_back(self.run, snapshot)
-        elif self.model.built:
-            _put_all(snapshot, self._groups())
+            return
+        assigned = self.run.assigned
+        if self.model.built:
+            _put_all(snapshot, self._groups(), assigned)
             if executor is not None:  # which evaluates and predicts, and nothing more
                 self.run.restored = None
+        slots = [(path, snapshot.arrays[f"slots/{i}"]) for i, path in enumerate(snapshot.facts["paths"]["slots"])]
+        claimed(slots, [] if optimizer is None else optimizer.variables, assigned)  # such as the learning rate
 
     def _groups(self) -> dict[str, list[keras.Variable]]:
         """Return the variables that are there by now, by what they are."""
@@ -226,7 +235,7 @@ class Setup:
 
     def put_weights(self, snapshot: Snapshot) -> None:
         """Let the model hold the weights of a snapshot, and nothing else change."""
-        _put_all(snapshot, self._weights())
+        _put_all(snapshot, self._weights(), {})
 
     def _weights(self) -> dict[str, list[keras.Variable]]:
         return {name: held for name, held in self._groups().items() if name in ("params", "buffers")}
@@ -287,6 +296,8 @@ class Setup:
     def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
         """Return what tells these callbacks of `steps` batches an epoch."""
         executor.be_quiet(not told["verbose"])
+        if told.get("history"):
+            executor.note_differences()
         return CallbackRunner(self.model, callbacks, engine=executor.engine, steps=steps, **told)
 
     def finish(self) -> None:
@@ -295,6 +306,6 @@ class Setup:
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
 
-def _put_all(snapshot: Snapshot, groups: dict[str, list[keras.Variable]]) -> None:
+def _put_all(snapshot: Snapshot, groups: dict[str, list[keras.Variable]], assigned: Assigned) -> None:
     for name, arrays in leaves_of(snapshot, groups).items():
-        put(arrays, groups.get(name, []))
+        put(arrays, groups.get(name, []), assigned)

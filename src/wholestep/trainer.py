@@ -289,7 +289,8 @@ class Trainer(OnBatch):
         executor = self.executor
         if executor is None or not executor.planner.programs:
             return "No update has been carried out yet: the plan is made from the first batch."
-        return explain(executor.planner, executor.engine.sharded(executor.variables.params), executor.where_data_are)
+        sharded = executor.engine.sharded(executor.variables.params)
+        return explain(executor.planner, sharded, executor.where_data_are, executor.unlike_keras)
 
     @property
     def num_skipped(self) -> int:

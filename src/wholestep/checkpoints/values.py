@@ -1,5 +1,7 @@
 """Numbers of a snapshot that are put back into Keras variables, each in its own place."""
 
+from collections.abc import MutableMapping
+
 import keras
 import numpy as np
 
@@ -7,23 +9,29 @@ from wholestep import engines
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.snapshot import dtype_of, plain
 
+Assigned = MutableMapping[int, keras.Variable]  # by their ids
 
-def put(kept: list[Numbers], variables: list[keras.Variable]) -> None:
-    """Let variables hold these arrays, of which there may be more than variables.
+
+def put(kept: list[Numbers], variables: list[keras.Variable], assigned: Assigned) -> None:
+    """Assign these arrays, of which there may be more than variables, to the variables that are not `assigned` yet.
 
     Engines keep seeds and counters in integers of other sizes; their values fit in all of them.
     """
     for variable, array in zip(variables, kept, strict=False):
-        own = array.astype(dtype_of(variable)) if isinstance(array, np.ndarray) else array
-        variable.assign(engines.placed(variable, own))
+        if id(variable) not in assigned:
+            own = array.astype(dtype_of(variable)) if isinstance(array, np.ndarray) else array
+            variable.assign(engines.placed(variable, own))
+            assigned[id(variable)] = variable
 
 
-def claimed(left: list[tuple[str, Numbers]], variables: list[keras.Variable]) -> list[tuple[str, Numbers]]:
-    """Let each of these variables hold the first array of its path and shape; return the arrays that nobody takes."""
+def claimed(
+    left: list[tuple[str, Numbers]], variables: list[keras.Variable], assigned: Assigned
+) -> list[tuple[str, Numbers]]:
+    """Assign to each variable the first array of its path and shape, see `put`; return the arrays that are left."""
     for variable in variables:
         like = plain(variable.path), tuple(variable.shape)
         i = next((i for i, (path, array) in enumerate(left) if (plain(path), array.shape) == like), None)
         if i is not None:
-            put([left[i][1]], [variable])
+            put([left[i][1]], [variable], assigned)
             left = left[:i] + left[i + 1 :]
     return left

@@ -24,6 +24,9 @@ _ROW_BY_ROW: dict[type, tuple[str, ...]] = {keras.optimizers.SGD: (), keras.opti
 _SHARE = 2  # a table is worth it if it has this many rows for each that an update looks up
 
 
+_CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
+
+
 def find(
     model: keras.Model, optimizer: Optimizer | None, variables: Variables, is_split: bool = False
 ) -> tuple[list[Table], dict[str, str]]:
@@ -50,6 +53,27 @@ def find(
             slots = tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept))
             tables.append(Table(layer, param, slots))
     return tables, reasons
+
+
+def unlike_keras(model: keras.Model, optimizer: Optimizer | None) -> str:
+    """Return how the updates of embedding tables differ from those of `keras.Model.fit`; "" if they do not.
+
+    On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup, and adds up those of equal rows later. On
+    JAX, in a dense layer and here, the gradients of equal rows are summed first.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    clips = any(getattr(each, name, None) for each in (inner, optimizer) for name in _CLIPS)
+    is_linear = type(inner) is keras.optimizers.SGD and not clips
+    if keras.backend.backend() != "tensorflow" or optimizer is None or is_linear:
+        return ""
+    tables = [each for each in model._flatten_layers() if isinstance(each, keras.layers.Embedding) and each.trainable]
+    if not tables:
+        return ""
+    names = ", ".join(each.name for each in tables)
+    return (
+        f"The gradients of equal rows of {names} are summed before {type(inner).__name__} squares or clips them, as in "
+        "keras.Model.fit on JAX; keras.Model.fit on TensorFlow sums them afterwards, and its losses differ."
+    )
 
 
 def _why_whole(layer: keras.layers.Embedding, optimizer: Optimizer) -> str:

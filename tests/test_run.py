@@ -1,0 +1,84 @@
+"""A restore puts values into the variables once: what is assigned afterwards stands."""
+
+import keras
+import numpy as np
+import pytest
+from test_snapshot import BATCHES, SIZE, Takes, X, Y, carried, check_same_bits, leaves, small
+
+import wholestep as ws
+
+HOW = {"batch_size": SIZE, "epochs": 3, "verbose": 0}
+
+
+def unbuilt(seed=0):
+    """Return a model that has no variables before its first batch."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "binary_crossentropy")
+    return model
+
+
+def rate_of(trainer):
+    return float(np.asarray(trainer.model.optimizer.learning_rate))
+
+
+def on(hook, call):
+    """Return a callback with one hook."""
+    callback = keras.callbacks.Callback()
+    setattr(callback, hook, lambda *_, **__: call())
+    return callback
+
+
+@pytest.fixture(scope="module")
+def taken():
+    """Snapshots in the middle of an epoch and at its beginning, of each model."""
+    found = {}
+    for make in (small, unbuilt):
+        trainer = ws.Trainer(make())
+        takes = Takes(trainer.run, 2, epochs=(0,))
+        trainer.fit(X, Y, callbacks=[takes], **HOW | {"epochs": 1})
+        found[make] = [snapshot for _, snapshot in takes.taken]
+    return found
+
+
+@pytest.mark.parametrize("hook", ["between", "on_train_begin", "on_epoch_begin"])
+def test_what_is_assigned_after_a_restore_stands(hook, taken):
+    for make, snapshots in taken.items():
+        for is_new, snapshot in enumerate(snapshots):
+            other = ws.Trainer(make(1))
+            other.run.restore(snapshot)
+            rate, seen = other.model.optimizer.learning_rate, []
+            callbacks = [on("on_train_batch_begin", lambda seen=seen, other=other: seen.append(rate_of(other)))]
+            if hook == "between":
+                rate.assign(0.25)
+            else:
+                callbacks.append(on(hook, lambda rate=rate: rate.assign(0.25)))
+            other.fit(X, Y, callbacks=callbacks, **HOW | {"epochs": 2})
+            stands = is_new or hook != "on_epoch_begin"  # which acted already when the half of the epoch was trained
+            assert seen[0] == np.float32(0.25 if stands else 0.1), (make, is_new)
+
+
+def test_weights_that_are_set_after_a_restore_stand(taken):
+    other = ws.Trainer(small(1))
+    other.run.restore(taken[small][0])
+    other.model.set_weights([np.zeros_like(w) for w in other.model.get_weights()])
+    seen = []
+    callback = on("on_train_batch_begin", lambda: seen.append(other.model.get_weights()[0]))
+    other.fit(X, Y, callbacks=[callback], **HOW | {"epochs": 1})
+    assert not seen[0].any()
+    assert seen[-1].any()
+
+
+def test_a_schedule_of_epochs_acts_once_on_an_epoch_that_was_left(taken):
+    def callbacks(run, *batches):
+        halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        return [halve, on("on_epoch_begin", lambda: None), Takes(run, *batches)]
+
+    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    watching = callbacks(whole.run, 2, BATCHES + 1)
+    history = whole.fit(X, Y, callbacks=watching, **HOW).history
+    for _, snapshot in watching[-1].taken:
+        other.run.restore(carried(snapshot))
+        assert other.fit(X, Y, callbacks=callbacks(other.run), **HOW).history == history
+        check_same_bits(leaves(whole.model), leaves(other.model))
+    assert rate_of(other) == np.float32(0.1 / 8)
