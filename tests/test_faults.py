@@ -75,29 +75,31 @@ def make_anew(path):
 
 
 class Disk:
-    """A file system whose `at`-th call of this name fails; counts the calls."""
+    """A file system whose `at`-th call of this name fails; calls elsewhere than below a root do not count."""
 
-    def __init__(self, monkeypatch, name="", at=0, number=0):
+    def __init__(self, monkeypatch, root, name="", at=0, number=0):
         self.seen = Counter()
-        self._failing = name, at, number
+        self._root, self._failing = str(root), (name, at, number)
         for call in CALLS.split():
             monkeypatch.setattr(os, call, self._wrapped(call, getattr(os, call)))
         monkeypatch.setattr(fcntl, "flock", self._wrapped("flock", fcntl.flock))
 
     def _wrapped(self, call, real):
-        def wrapped(*arguments, **options):
+        def wrapped(on, *arguments, **options):
+            if not isinstance(on, int) and options.get("dir_fd") is None and not os.fspath(on).startswith(self._root):
+                return real(on, *arguments, **options)
             self.seen[call] += 1
             name, at, number = self._failing
             if (call, self.seen[call]) == (name, at):
                 if call == "close":
-                    real(*arguments, **options)  # the system closes what it complains of
+                    real(on)  # the system closes what it complains of
                 raise OSError(number, os.strerror(number))
-            return real(*arguments, **options)
+            return real(on, *arguments, **options)
 
         return wrapped
 
 
-NUM_FAULTS = {live: 150, look: 30, make_anew: 10}
+NUM_FAULTS = {live: 200, look: 50, make_anew: 15}
 ERRORS_OF_OURS = (ws.CheckpointError, DamagedError)
 
 
@@ -121,7 +123,7 @@ def test_a_disk_that_fails_at_any_call_is_an_error_that_names_the_folder_and_los
     does(copied(made, tmp_path / "imports"))
     path = copied(made, tmp_path / "good")
     with pytest.MonkeyPatch.context() as patched:
-        disk = Disk(patched)
+        disk = Disk(patched, path)
         does(path)
         num_calls = dict(disk.seen)
     outcomes = Counter()
@@ -129,7 +131,7 @@ def test_a_disk_that_fails_at_any_call_is_an_error_that_names_the_folder_and_los
     for i, (call, at) in enumerate(faults):
         path = copied(made, tmp_path / f"{call}-{at}")
         with pytest.MonkeyPatch.context() as patched:
-            disk = Disk(patched, call, at, ERRORS[i % len(ERRORS)])
+            disk = Disk(patched, path, call, at, ERRORS[i % len(ERRORS)])
             error = raised(does, path)
             assert error is None or (type(error) in ERRORS_OF_OURS and str(path) in str(error)), (call, at, error)
             assert disk.seen[call] >= at, (call, at)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.reading import locate, newest
 from wholestep.processes.single import SingleProcess
 
@@ -518,3 +520,118 @@ def test_an_older_one_that_cannot_be_removed_is_told(folder, monkeypatch):
     with pytest.raises(ws.CheckpointError, match=r"must be removed: .*step-00000001\. Received: EACCES"):
         folder.remove(1)
     assert folder.steps() == [1]
+
+
+# ---- where the folder is ----
+
+
+def locked(folder):
+    common = CommonFolder(folder, SingleProcess())
+    common.lock()
+    return common
+
+
+def save(common, step):
+    common.write(Manifest(step, [], [], {}, {}), some())
+
+
+@pytest.mark.parametrize("wrong", ["", "a\0b", "a\ud800b", b"runs", 5], ids=repr)
+def test_what_is_no_path_is_refused(wrong):
+    with pytest.raises(ws.SpecificationError, match="file system"):
+        Folder(wrong)
+
+
+def test_a_folder_stays_where_it_was_when_the_working_directory_changes(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    asked, common = ws.Checkpoints("runs", keep_best=("loss", 1)), locked(Folder("runs"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    rest = {"watched": {"name": "loss", "number": 1.0, "mode": "min"}}
+    common.write(Manifest(1, [], [], {}, rest), some())
+    common.release()
+    assert asked.best == tmp_path / "runs" / "step-00000001"
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def removed(path):
+    shutil.rmtree(path)
+
+
+def renamed(path):
+    path.rename(path.with_name("other"))
+
+
+def replaced(path):
+    path.rename(path.with_name("other"))
+    Folder(path).lock().release()
+
+
+def unlocked(path):
+    (path / "lock").unlink()
+
+
+@pytest.mark.parametrize("change", [removed, renamed, replaced, unlocked], ids=lambda change: change.__name__)
+def test_nothing_is_written_to_another_folder_than_the_one_that_was_locked(change, tmp_path):
+    path = tmp_path / "runs"
+    common = locked(Folder(path))
+    save(common, 1)
+    change(path)
+    before = sorted(os.listdir(path)) if path.exists() else None
+    with pytest.raises(ws.CheckpointError, match=f"{path} must stay the folder that this run locked"):
+        save(common, 2)
+    assert (sorted(os.listdir(path)) if path.exists() else None) == before
+    common.release()
+
+
+def test_every_folder_that_is_made_is_synced_into_the_one_above(tmp_path, monkeypatch):
+    real, synced = os.fsync, []
+
+    def fsync(file):
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Folder(tmp_path / "a" / "b" / "c").lock().release()
+    assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+
+
+def test_a_file_of_others_called_lock_is_left_as_it_is(tmp_path):
+    (tmp_path / "lock").write_text("a stranger's")
+    with pytest.raises(ws.CheckpointError, match="must be the lock of a folder of checkpoints"):
+        Folder(tmp_path).lock()
+    assert (tmp_path / "lock").read_text() == "a stranger's"
+
+
+# ---- damage, and every other error ----
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), TypeError("x"), ValueError("x"), OSError(5, "x"), RecursionError("x")]
+)
+def test_an_error_of_what_checks_a_checkpoint_sets_nothing_aside(folder, error):
+    for step in (1, 2):
+        folder.write(step, some(), {})
+
+    def check(*_):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        newest(CommonFolder(folder, SingleProcess()), check, sets_aside=True)
+    assert caught.value is error
+    assert (folder.steps(), folder.bad()) == ([2, 1], [])
+
+
+def test_checkpoints_that_are_listed_and_cannot_be_found_are_no_beginning(folder, monkeypatch):
+    monkeypatch.setattr(folder, "steps", lambda: [7])
+    with pytest.raises(ws.CheckpointError, match=r"steps \[7\], all gone"):
+        newest_in(folder)
+
+
+def test_a_link_in_a_damaged_checkpoint_is_not_written_through(folder, tmp_path):
+    folder.write(1, some(), {})
+    folder.write(2, some(), {})
+    (folder.path(2) / "manifest.json").unlink()
+    (folder.path(2) / "why.json").symlink_to(tmp_path / "outside")
+    assert newest_in(folder).manifest.step == 1
+    assert not (tmp_path / "outside").exists()
+    assert len(folder.bad()) == 1

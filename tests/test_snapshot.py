@@ -1,8 +1,10 @@
 """A run that is taken out at any boundary and put back elsewhere goes on with the same bits."""
 
+import enum
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -12,7 +14,8 @@ from scripts import lean
 from shares import on, share
 
 import wholestep as ws
-from wholestep.checkpoints.snapshot import Snapshot, put_together, taken_apart
+from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together, taken_apart
+from wholestep.errors import DamagedError
 
 JAX = keras.backend.backend() == "jax"
 NO_XLA = {} if JAX else {"jit_compile": False}  # the suite does without
@@ -621,6 +624,42 @@ def test_what_is_kept_is_numbers_words_and_arrays():
     same = {"a/b": np.ones(1), "a": {"b": np.zeros(1)}, "a/b+": b"word"}
     arrays = {}
     assert put_together(taken_apart(same, "it", arrays), arrays) == same
-    for wrong in ({"a": object()}, {1: 2}, {"array": "name"}):
-        with pytest.raises(ws.SpecificationError):
-            taken_apart(wrong, "it", {})
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Word(enum.StrEnum):
+    YES = "yes"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"a": object()}, {1: 2}, {"array": "name"}, {"bytes": "name"}, {"float": "nan"}, {Word.YES: 1}),
+        *(Colour.RED, Word.YES, bytearray(b"word"), memoryview(b"word"), np.ma.masked_array([1, 2], [True, False])),
+    ],
+    ids=lambda wrong: type(wrong).__name__,
+)
+def test_what_would_come_back_as_something_else_is_refused(wrong):
+    with pytest.raises(ws.SpecificationError, match="hat is kept must be"):
+        taken_apart({"held": wrong}, "it", {})
+
+
+def test_facts_that_no_run_has_written_are_damage_and_names_of_a_later_release_are_none():
+    trainer = ws.Trainer(small())
+    next(trainer.steps(ws.Batches((X, Y), SIZE)))
+    taken = trainer.run.snapshot()
+    facts = taken.facts
+    later = facts | {"news": 1, "place": facts["place"] | {"news": 1}, "findings": facts["findings"] | {"news": 1}}
+    assert RunFacts.of(replace(taken, facts=later)) == RunFacts.of(taken)
+    wrong = [{"number": word} for word in ("1", None, True, 1.5, [1])]
+    wrong += [{"place": 3}, {"place": facts["place"] | {"done": "1"}}, {"data": {"position": [1]}}, {"paths": {}}]
+    wrong += [{"layout": [["loss"]]}, {"findings": {"sizes": [1]}}, {"also": {"seen": {"array": "nowhere"}}}]
+    wrong += [{"paths": facts["paths"] | {"params": []}}]
+    for change in wrong:
+        with pytest.raises(DamagedError, match="The manifest does not say of a run"):
+            RunFacts.of(replace(taken, facts=facts | change))
+    with pytest.raises(DamagedError):
+        RunFacts.of(replace(taken, facts={key: value for key, value in facts.items() if key != "epochs"}))

@@ -92,8 +92,7 @@ class Lock:
         """Let others write. More than once does nothing, and in a forked process the lock stays its parent's."""
         file, self._file = self._file, -1
         if file >= 0:
-            with contextlib.suppress(OSError):  # the descriptor is closed even so
-                os.close(file)
+            _close(file)
 
 
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
@@ -123,6 +122,12 @@ def make_folder(path: Path) -> None:
     for missing in reversed([each for each in (path, *path.parents) if not os.path.isdir(each)]):
         missing.mkdir(exist_ok=True)
         sync_folder(missing.parent)
+
+
+def _close(file: int) -> None:
+    """Close a descriptor to which nothing was written; it is closed even where the system complains."""
+    with contextlib.suppress(OSError):
+        os.close(file)
 
 
 def write_all(file: int, content: Any) -> None:
@@ -173,7 +178,7 @@ class Opened:
 
     def __init__(self, file: int):
         self.file = file
-        weakref.finalize(self, os.close, file)
+        weakref.finalize(self, _close, file)
 
 
 def read_into(file: int, content: Any, offset: int | None = None) -> None:

@@ -367,4 +367,5 @@ def _is_ours(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # some of which `ignore_errors` lets through
+        shutil.rmtree(path, ignore_errors=True)

@@ -24,7 +24,8 @@ class Checkpoints:
     on. Not in them: Python's and numpy's global random numbers.
 
     Args:
-        folder: a local or network folder, made if it is missing. One run at a time writes to it.
+        folder: a local or network folder, made if it is missing. One run at a time writes to it. A relative path is
+            that of the working directory as it is now.
         every_steps: a checkpoint when the number of the last update is a multiple of this.
         every_seconds: a checkpoint when so many seconds have gone by since the last one; None for no such.
         keep: how many of the newest stay.
@@ -62,7 +63,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
             raise SpecificationError(message("folder must be a path.", repr(self.folder), '"runs/a".'))
-        Folder(self.folder)
+        object.__setattr__(self, "folder", Folder(self.folder).folder)
         if self.every_steps is not None:
             _check_count("every_steps", self.every_steps)
         _check_count("keep", self.keep)

@@ -16,6 +16,16 @@ from wholestep.model.findings import Findings
 FACTS = "facts"  # before the names of arrays that stand in the JSON
 GROUPS = ("params", "slots", "buffers", "metrics")
 _ARRAY, _BYTES = "array", "bytes"  # {"array": name} stands in the JSON for an array, {"bytes": name} for bytes
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    np.float64,
+    np.str_,
+)  # JSON keeps these; others derived from them it does not
+_RESERVED = ({_ARRAY}, {_BYTES}, {"float"})  # the last is a number that is not finite, in a manifest
 
 
 @dataclass(frozen=True)
@@ -81,21 +91,21 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
     Raises:
         SpecificationError: something is neither.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if type(value) in _PLAIN:
         return value
     if isinstance(value, bytes):
         return {_BYTES: _put_in(arrays, name, np.frombuffer(value, np.uint8))}
     if isinstance(value, Mapping):
         _check_keys(value, name)
         return {key: taken_apart(each, f"{name}/{key}", arrays) for key, each in value.items()}
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytearray | memoryview):
         return [taken_apart(each, f"{name}/{i}", arrays) for i, each in enumerate(value)]
-    array = np.array(value)
+    is_other = isinstance(value, int | float | str | bytearray | memoryview | np.ma.MaskedArray)
+    array = np.array(None if is_other else value)
     if array.dtype == object:
         must = "What is kept must be numbers, words and arrays, in dicts and lists."
-        raise SpecificationError(
-            message(must, f"{type(value).__name__} as {name}", "leave it out of what is logged and kept.")
-        )
+        attempt = "leave it out, or keep its parts: an enumeration's value, bytes(buffer), an array's data and mask."
+        raise SpecificationError(message(must, f"{type(value).__name__} as {name}", attempt))
     return {_ARRAY: _put_in(arrays, name, array)}
 
 
@@ -169,7 +179,7 @@ def plain(path: str) -> str:
 
 
 def _check_keys(value: Mapping, name: str) -> None:
-    strange = [key for key in value if not isinstance(key, str)]
-    if strange or set(value) in ({_ARRAY}, {_BYTES}):
-        must = f"The names in what is kept must be words, and not {_ARRAY!r} or {_BYTES!r} alone."
+    strange = [key for key in value if type(key) not in (str, np.str_)]
+    if strange or set(value) in _RESERVED:
+        must = "The names in what is kept must be words, and not 'array', 'bytes' or 'float' alone."
         raise SpecificationError(message(must, f"{strange or list(value)} in {name}", "str(key)."))
