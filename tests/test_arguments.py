@@ -1,5 +1,7 @@
 """Every bad input is answered in our words, before it has moved a weight: what must hold, what came, what to try."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -233,3 +235,44 @@ def test_a_data_set_that_a_strategy_has_shared_out():
     for data in (shared, iter(shared)):
         with pytest.raises(ws.BatchError, match=r"Distributed.*give the tf.data.Dataset itself; the trainer shares"):
             ws.Trainer(model()).fit(data, verbose=0)
+
+
+def test_a_whole_number_of_numpy_is_a_count():
+    trainer = ws.Trainer(model(), microbatch_size=np.int64(5))
+    history = trainer.fit(X, Y, batch_size=np.int32(ROWS), epochs=np.uint8(1), verbose=0)
+    assert history.epoch == [0]
+
+
+@pytest.mark.parametrize("number", [True, np.True_, np.float64(2.0), 2.5, 0, X])
+@pytest.mark.parametrize("name", ["microbatch_size", "replicas"])
+def test_what_is_no_whole_number_is_no_count(name, number):
+    with pytest.raises(ws.SpecificationError, match=f"{name} must be .* a whole number of at least 1"):
+        ws.Trainer(model(), **{name: number})
+
+
+@pytest.mark.parametrize("number", [True, np.float64(2.0)])
+def test_what_is_no_whole_number_is_no_batch_size_and_no_number_of_epochs(number):
+    with pytest.raises(ws.SpecificationError, match="batch_size must be a whole number"):
+        ws.Batches((X, Y), batch_size=number)
+    with pytest.raises(ws.SpecificationError, match="epochs must be a whole number"):
+        ws.Trainer(model()).fit(X, Y, epochs=number)
+
+
+CALLS = {
+    "steps": (lambda: ws.Trainer(model()).steps(X, Y), r"Batches\(\(x, y\)"),
+    "Batches": (lambda: ws.Batches(X, Y), r"Batches\(\(x, y\), batch_size=32\)"),
+    "update": (lambda: ws.Trainer(model()).update(X, Y), r"update\(\(x, y\)\)"),
+    "fit": (lambda: ws.Trainer(model()).fit([(X[:4], Y[:4])] * 9, verbose=0), "Batches"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_labels_in_a_place_of_their_own_are_answered_by_the_right_call_without_their_numbers(name):
+    call, right = CALLS[name]
+    with pytest.raises((ws.WholestepError, TypeError)) as caught:
+        call()
+    said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert re.search(right, said), said
+    assert "[[" not in said
+    assert "array(" not in said
+    assert len(said) < 600

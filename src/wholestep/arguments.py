@@ -1,19 +1,20 @@
 """The checks of a trainer's arguments: what must hold is said before anything runs."""
 
+import sys
 import warnings
-from typing import TypeGuard
 
 import keras
-import numpy as np
 from keras.optimizers import Optimizer
 
 from wholestep import tree
 from wholestep.checkpoints.settings import Checkpoints
+from wholestep.checks import count, is_count, is_number
 from wholestep.data.batches import Batches
 from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.data.sparse import sliceable
-from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.errors import BatchError, SpecificationError, message, shown
 from wholestep.model.objective import Objective
+from wholestep.program import Options
 from wholestep.tree import Tree
 
 
@@ -47,33 +48,33 @@ def check_compiled(model: keras.Model, objective: Objective | None) -> None:
         )
 
 
-def check_choices(
+def options(
     microbatch_size: object, memory_limit: object, on_nonfinite: object, replicas: object, jit_compile: object
-) -> None:
-    """Refuse settings that cannot mean anything."""
-    if jit_compile not in (True, False, "auto"):
-        raise SpecificationError(
-            message(
-                'jit_compile must be True, False or "auto".', repr(jit_compile), "leave it out for what is fastest."
-            )
-        )
-    if microbatch_size != "auto" and not _is_count(microbatch_size):
-        raise SpecificationError(
-            message(
-                'microbatch_size must be "auto" or at least 1.', repr(microbatch_size), "leave it out for the fastest."
-            )
-        )
-    if memory_limit is not None and not (_is_number(memory_limit) and memory_limit > 0):
+) -> Options:
+    """Return the settings of a trainer.
+
+    Raises:
+        SpecificationError: one of them cannot mean anything.
+    """
+    if not isinstance(jit_compile, bool | str) or jit_compile not in (True, False, "auto"):
+        must, attempt = 'jit_compile must be True, False or "auto".', "leave it out for what is fastest."
+        raise SpecificationError(message(must, shown(jit_compile), attempt))
+    if memory_limit is not None and not (is_number(memory_limit) and memory_limit > 0):
         must, attempt = "memory_limit must be a number of bytes above 0.", "2**30 for one gibibyte, or leave it out."
-        raise SpecificationError(message(must, repr(memory_limit), attempt))
-    if on_nonfinite not in ("raise", "skip"):
-        raise SpecificationError(
-            message('on_nonfinite must be "raise" or "skip".', repr(on_nonfinite), "choose one of them.")
-        )
-    if replicas not in (None, "all") and not _is_count(replicas):
-        raise SpecificationError(
-            message('replicas must be "all" or at least 1.', repr(replicas), "leave it out for one device.")
-        )
+        raise SpecificationError(message(must, shown(memory_limit), attempt))
+    if not isinstance(on_nonfinite, str) or on_nonfinite not in ("raise", "skip"):
+        must = 'on_nonfinite must be "raise" or "skip".'
+        raise SpecificationError(message(must, shown(on_nonfinite), "choose one of them."))
+    size = _count_or("auto", "microbatch_size", microbatch_size, "leave it out for the fastest.")
+    num = None if replicas is None else _count_or("all", "replicas", replicas, "leave it out for one device.")
+    limit = None if memory_limit is None else int(min(memory_limit, sys.maxsize))
+    return Options(size, limit, on_nonfinite, num, jit_compile)
+
+
+def _count_or(word: str, name: str, value: object, attempt: str) -> int | str:
+    if isinstance(value, str) and value == word:
+        return word
+    return count(name, value, attempt, otherwise=f'"{word}" or ')
 
 
 def check_optimizer(optimizer: Optimizer | None) -> None:
@@ -117,11 +118,11 @@ def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:
 
 def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
     """Split off the last rows for validation, before any shuffling."""
-    if not _is_number(fraction) or not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
+    if not is_number(fraction) or not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
         raise SpecificationError(
             message(
                 "validation_split must lie between 0 and 1, and needs arrays.",
-                f"validation_split={fraction!r} of {type(arrays[0]).__name__}",
+                f"validation_split={shown(fraction)} of {type(arrays[0]).__name__}",
                 "pass validation_data.",
             )
         )
@@ -147,13 +148,9 @@ def is_due(epoch: int, frequency: int | list[int] | tuple[int, ...] | set[int]) 
     return epoch + 1 in frequency if isinstance(frequency, list | tuple | set) else (epoch + 1) % frequency == 0
 
 
-def check_counts(**counts: object) -> None:
-    """Refuse numbers of steps that are not whole numbers of at least 1; None leaves them open."""
-    for name, value in counts.items():
-        if value is not None and not _is_count(value):
-            raise SpecificationError(
-                message(f"{name} must be a whole number of at least 1.", repr(value), "leave it out for all batches.")
-            )
+def count_or_none(name: str, value: object) -> int | None:
+    """Return a number of steps or rows as a Python number; None leaves it open."""
+    return None if value is None else count(name, value, "leave it out.")
 
 
 def limit_epochs(epochs: int) -> int:
@@ -178,17 +175,12 @@ def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
     return limit
 
 
-def check_epochs(*, validation_freq: object = 1, **epochs: object) -> None:
-    """Refuse epochs that are not whole numbers of at least 0, and validations that are due at none."""
-    for name, value in epochs.items():
-        if not _is_count(value) and not (_is_number(value) and value == 0):
-            raise SpecificationError(
-                message(f"{name} must be a whole number of at least 0.", repr(value), f"{name}=1.")
-            )
+def check_frequency(validation_freq: object) -> None:
+    """Refuse validations that are due at no epoch."""
     several = validation_freq if isinstance(validation_freq, list | tuple | set) else [validation_freq]
-    if not all(_is_count(number) for number in several):
+    if not all(is_count(number) for number in several):
         must = "validation_freq must be a whole number of at least 1, or a list of the epochs, the first being 1."
-        raise SpecificationError(message(must, repr(validation_freq), "validation_freq=1, after every epoch."))
+        raise SpecificationError(message(must, shown(validation_freq), "validation_freq=1, after every epoch."))
 
 
 def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
@@ -249,14 +241,6 @@ def say_no_effect(setting: str, why: str, stacklevel: int = 5) -> None:
     warnings.warn(f"{setting} has no effect: {why}.", UserWarning, stacklevel=stacklevel)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
-
-
 def check_trains(model: keras.Model) -> None:
     """Refuse to train a model that has no optimizer."""
     if getattr(model, "optimizer", None) is None:
@@ -280,5 +264,5 @@ def check_saves_steps(asked: Checkpoints | None) -> None:
 
 def check_restores(only: object) -> None:
     """Refuse a part of a checkpoint that cannot be restored alone."""
-    if only not in (None, "weights"):
-        raise SpecificationError(message("only must be 'weights'.", repr(only), "leave it out to restore all."))
+    if only is not None and not (isinstance(only, str) and only == "weights"):
+        raise SpecificationError(message("only must be 'weights'.", shown(only), "leave it out to restore all."))

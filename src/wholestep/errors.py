@@ -1,5 +1,10 @@
 """The errors a user can meet: one root, and a message of three parts."""
 
+import itertools
+from typing import Any
+
+_LONGEST, _MOST = 200, 6  # of what a message shows of a value: letters, and parts of a nest
+
 
 class WholestepError(Exception):
     """The root of every error that wholestep raises on purpose."""
@@ -44,4 +49,22 @@ def message(must: str, received: object, attempt: str) -> str:
     >>> message("batch_size must be at least 1.", 0, "leave it out for 32.")
     'batch_size must be at least 1. Received: 0. Try: leave it out for 32.'
     """
-    return f"{must} Received: {received}. Try: {attempt}"
+    return f"{must} Received: {received if isinstance(received, str) else shown(received)}. Try: {attempt}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: an array by its type and shape, a long nest by its first parts.
+
+    >>> import numpy as np
+    >>> shown({"x": np.ones((40, 3)), "y": ["a"] * 9})
+    "{'x': float64 of shape (40, 3), 'y': ['a', 'a', 'a', 'a', 'a', 'a', ...]}"
+    """
+    if shape := getattr(value, "shape", ()):
+        return f"{getattr(value, 'dtype', type(value).__name__)} of shape {tuple(shape)}"
+    if type(value) not in (dict, list, tuple):
+        return repr(value) if len(repr(value)) <= _LONGEST else f"{repr(value)[:_LONGEST]}..."
+    parts = map(shown, value) if type(value) is not dict else (f"{k!r}: {shown(part)}" for k, part in value.items())
+    first = list(itertools.islice(parts, _MOST + 1))
+    inner = ", ".join([*first[:_MOST], "..."] if len(first) > _MOST else first)
+    around = "{}" if isinstance(value, dict) else "[]" if isinstance(value, list) else "()"
+    return f"{around[0]}{inner}{',' if isinstance(value, tuple) and len(first) == 1 else ''}{around[1]}"

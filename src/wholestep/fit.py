@@ -14,6 +14,7 @@ from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import Snapshot
 from wholestep.checkpoints.unsaved import Unsaved
+from wholestep.checks import count
 from wholestep.data.batches import Batches
 from wholestep.data.epochs import go_to_epoch, kept
 from wholestep.data.leaves import text_as_arrays
@@ -35,10 +36,11 @@ class Validation(NamedTuple):
     steps: int | None = None
     freq: Any = 1
 
-    def check(self) -> None:
-        """Refuse what cannot mean anything."""
-        arguments.check_counts(validation_steps=self.steps, validation_batch_size=self.batch_size)
-        arguments.check_epochs(validation_freq=self.freq)
+    def checked(self) -> "Validation":
+        """Return the same, with Python's numbers; refuse what cannot mean anything."""
+        arguments.check_frequency(self.freq)
+        steps = arguments.count_or_none("validation_steps", self.steps)
+        return self._replace(steps=steps, batch_size=arguments.count_or_none("validation_batch_size", self.batch_size))
 
 
 class Epochs(NamedTuple):
@@ -48,10 +50,11 @@ class Epochs(NamedTuple):
     begin: int
     steps: int | None
 
-    def check(self) -> None:
-        """Refuse what cannot mean anything."""
-        arguments.check_counts(steps_per_epoch=self.steps)
-        arguments.check_epochs(epochs=self.num, initial_epoch=self.begin)
+    def checked(self) -> "Epochs":
+        """Return the same, with Python's numbers; refuse what cannot mean anything."""
+        num = count("epochs", self.num, "epochs=1.", least=0)
+        begin = count("initial_epoch", self.begin, "leave it out.", least=0)
+        return Epochs(num, begin, arguments.count_or_none("steps_per_epoch", self.steps))
 
 
 class Watching(NamedTuple):

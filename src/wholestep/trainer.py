@@ -10,6 +10,7 @@ import keras
 from wholestep import arguments
 from wholestep.checkpoints.by_hand import read_one, save_once
 from wholestep.checkpoints.settings import Checkpoints
+from wholestep.checks import count, with_note
 from wholestep.data.batches import Batches
 from wholestep.errors import SpecificationError, message
 from wholestep.evaluation.evaluate import Look
@@ -19,7 +20,6 @@ from wholestep.explain import explain
 from wholestep.fit import Epochs, Validation, Watching, fit
 from wholestep.model import compiled
 from wholestep.model.objective import Objective
-from wholestep.program import Options
 from wholestep.run import Run
 from wholestep.safety.guards import Guard, check_process
 from wholestep.setup import Given, Setup
@@ -79,10 +79,9 @@ class Trainer(OnBatch):
     ):
         check_process()
         arguments.check_model(model, objective)
-        arguments.check_choices(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
+        options = arguments.options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
         self.model = model
         self.run = Run()
-        options = Options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
         self._setup = Setup(model, objective, optimizer, metrics, seed, options, self.run)
         self._guard = Guard()
 
@@ -140,16 +139,15 @@ class Trainer(OnBatch):
             CheckpointError: a checkpoint could not be written, or none could be read.
         """
         given = Given(x, y, sample_weight, batch_size, shuffle, class_weight)
-        asked = Epochs(epochs, initial_epoch, steps_per_epoch)
+        asked = Epochs(epochs, initial_epoch, steps_per_epoch).checked()
         validation = Validation(
             validation_data, validation_split, validation_batch_size, validation_steps, validation_freq
-        )
-        asked.check()
-        validation.check()
+        ).checked()
         watching = Watching(callbacks, verbose, Checkpoints.of(checkpoints))
         with self._guard:
             return fit(self._setup, given, asked, validation, watching)
 
+    @with_note("Data are one argument: steps(Batches((x, y), batch_size=32), epochs=1).")
     def steps(
         self, data: Tree, epochs: int = 1, *, checkpoints: Checkpoints | Path | str | None = None
     ) -> Iterator[Step]:
@@ -170,13 +168,16 @@ class Trainer(OnBatch):
             A `Step` for every update.
 
         Raises:
+            SpecificationError, BatchError: at the call; the arguments or the data cannot mean what was asked.
             NonFiniteError: an update was not applied, and neither were those after it. Found when the device is done
                 with the update, so up to two steps later than it was yielded, unless its numbers were read.
         """
-        arguments.check_epochs(epochs=epochs)
+        epochs = count("epochs", epochs, "epochs=1; labels are part of the data: steps(Batches((x, y))).", least=0)
         asked, are_given = Checkpoints.of(checkpoints), isinstance(data, Batches)
         arguments.check_saves_steps(asked)
-        batches = self._setup.ready_batches(data)
+        return self._steps(self._setup.ready_batches(data), are_given, epochs, asked)
+
+    def _steps(self, batches: Batches, are_given: bool, epochs: int, asked: Checkpoints | None) -> Iterator[Step]:
         with self._setup.saver(asked, "steps", batches) as saver:
             with self._guard:
                 executor = self._setup.executor_to_train(batches)
@@ -186,6 +187,7 @@ class Trainer(OnBatch):
                 yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
         self._setup.finish()
 
+    @with_note("A batch is one argument: update((x, y)), or update({'x': x, 'y': y}) for an objective.")
     def update(self, batch: Tree) -> Mapping[str, Any]:
         """Carry out one update on a batch in hand, and return its own loss and metrics.
 
@@ -228,7 +230,7 @@ class Trainer(OnBatch):
         rows, which differs under masks, `ignore_class` and `reduction="mean_with_sample_weight"`, unless all rows come
         in one batch.
         """
-        arguments.check_counts(steps=steps)
+        steps = arguments.count_or_none("steps", steps)
         with self._guard:
             batches = self._setup.batches("evaluate", Given(x, y, sample_weight, batch_size))
             executor = self._setup.executor_for(batches)
@@ -248,7 +250,7 @@ class Trainer(OnBatch):
         callbacks: Any = None,
     ) -> Any:
         """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict` does."""
-        arguments.check_counts(steps=steps)
+        steps = arguments.count_or_none("steps", steps)
         with self._guard:
             batches, are_whole = self._setup.inputs(x, batch_size)
             executor = self._setup.executor_for(batches, predicts=True, are_whole=are_whole)

@@ -1,6 +1,5 @@
 """What a user says of checkpoints: where, how often, and which ones stay."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -9,7 +8,8 @@ from pathlib import Path
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.place import Keeps
 from wholestep.checkpoints.retention import best_first, values_of
-from wholestep.errors import CheckpointError, SpecificationError, message
+from wholestep.checks import count, is_count, is_number
+from wholestep.errors import CheckpointError, SpecificationError, message, shown
 
 _MODES = ("auto", "min", "max")
 
@@ -62,20 +62,18 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
-            raise SpecificationError(message("folder must be a path.", repr(self.folder), '"runs/a".'))
+            raise SpecificationError(message("folder must be a path.", shown(self.folder), '"runs/a".'))
         object.__setattr__(self, "folder", Folder(self.folder).folder)
         if self.every_steps is not None:
-            _check_count("every_steps", self.every_steps)
-        _check_count("keep", self.keep)
+            count("every_steps", self.every_steps, "every_steps=100, or leave it out.")
+        count("keep", self.keep, "keep=3, or leave it out.")
         seconds = self.every_seconds
-        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0):
-            raise SpecificationError(message("every_seconds must be above 0.", repr(seconds), "600, or None."))
-        if seconds is not None and math.isnan(seconds):
-            raise SpecificationError(message("every_seconds must be a number.", "nan", "600, or None."))
+        if seconds is not None and not (is_number(seconds) and seconds > 0):
+            raise SpecificationError(message("every_seconds must be above 0.", shown(seconds), "600, or None."))
         if self.keep_best is not None:
             _check_best(self.keep_best)
         if not isinstance(self.resume, bool):
-            raise SpecificationError(message("resume must be True or False.", repr(self.resume), "leave it out."))
+            raise SpecificationError(message("resume must be True or False.", shown(self.resume), "leave it out."))
         if self.also is not None:
             _check_also(self.also)
 
@@ -106,15 +104,15 @@ class Checkpoints:
 
 def _check_best(asked: object) -> None:
     parts = asked if isinstance(asked, tuple | list) else ()
-    is_good = len(parts) in (2, 3) and isinstance(parts[0], str) and _is_count(parts[1])
+    is_good = len(parts) in (2, 3) and isinstance(parts[0], str) and is_count(parts[1])
     if not is_good or (len(parts) == 3 and parts[2] not in _MODES):
         must = "keep_best must be a name, a number of at least 1, and perhaps a mode (auto, min or max)."
-        raise SpecificationError(message(must, repr(asked), '("val_loss", 2).'))
+        raise SpecificationError(message(must, shown(asked), '("val_loss", 2).'))
 
 
 def _check_also(also: object) -> None:
     if not isinstance(also, Mapping) or not all(isinstance(name, str) for name in also):
-        raise SpecificationError(message("also must be a dict of objects by name.", repr(also), '{"name": object}.'))
+        raise SpecificationError(message("also must be a dict of objects by name.", shown(also), '{"name": object}.'))
     for name, held in also.items():
         if name == "callbacks":
             must = "The callbacks go with a run as they are."
@@ -122,13 +120,3 @@ def _check_also(also: object) -> None:
         if not all(callable(getattr(held, verb, None)) for verb in ("get_state", "set_state")):
             must = f"{name} must have get_state() and set_state(state)."
             raise SpecificationError(message(must, type(held).__name__, "give its class these two methods."))
-
-
-def _check_count(name: str, value: object) -> None:
-    if not _is_count(value):
-        must = f"{name} must be a whole number of at least 1."
-        raise SpecificationError(message(must, repr(value), f"{name}=100, or leave it out."))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -2,16 +2,17 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from wholestep.data.order import whole_seed
+from wholestep.checks import is_count, with_note
 from wholestep.data.ready import BatchStream, IndexedBatches, RowError
 from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size, refuse_sizes
-from wholestep.data.source import Arrays, open_source
+from wholestep.data.source import Arrays, Source, open_source
 from wholestep.data.stream import Stream
-from wholestep.errors import BatchError, message
+from wholestep.errors import BatchError, SpecificationError, message, shown
 from wholestep.safety.interrupts import waiting
 from wholestep.tree import Tree
 
@@ -71,6 +72,7 @@ class Batches:
     [(2, 10), (3, 4)]
     """
 
+    @with_note("A source has labels and weights in it: Batches((x, y), batch_size=32), Batches({'x': x, 'y': y}).")
     def __init__(
         self,
         source: object,
@@ -86,9 +88,11 @@ class Batches:
         pack: bool = False,
         transform: Callable[[Tree], Tree] | None = None,
     ):
-        seed = whole_seed(seed)
-        self.source = open_source(source, transform, by_length=tokens is not None)
-        self.is_ready = isinstance(self.source, IndexedBatches | BatchStream)
+        if not isinstance(seed, Integral) or isinstance(seed, bool):
+            raise SpecificationError(message("seed must be a whole number.", shown(seed), "seed=0."))
+        seed = int(seed)
+        self.source: Source = open_source(source, transform, by_length=tokens is not None)
+        self.is_ready: bool = isinstance(self.source, IndexedBatches | BatchStream)
         options = LengthOptions(length, boundaries, pad, truncate, pack)
         refuse_sizes(self.is_ready, batch_size, tokens, options)
         self.sampler: Sampler
@@ -96,8 +100,8 @@ class Batches:
             self.sampler = by_length(self.source, tokens, options, seed, bool(shuffle))
         elif not isinstance(self.source, BatchStream):
             self.sampler = fixed_size(self.source, batch_size, seed, shuffle)
-        self.position = (0, 0)
-        self._stream = Stream(self.source) if isinstance(self.source, BatchStream) else None
+        self.position: tuple[int, int] = (0, 0)
+        self._stream: Stream | None = Stream(self.source) if isinstance(self.source, BatchStream) else None
         self.unused: list = []  # ready-made batches that a feed has loaded, but its loop did not use
 
     @property
@@ -137,9 +141,7 @@ class Batches:
             BatchError: there is no such position; a stream is then at the beginning of its epoch.
         """
         num = self.num_batches
-        if not all(isinstance(n, int | np.integer) and n >= 0 for n in (epoch, step)) or (
-            num is not None and step > num
-        ):
+        if not all(is_count(n, 0) for n in (epoch, step)) or (num is not None and step > num):
             raise _no_such_place(epoch, step, num)
         position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
         if self._stream is None:

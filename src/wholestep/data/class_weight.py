@@ -1,11 +1,12 @@
 """Class weights: a weight of its own for the rows of each class."""
 
 from collections.abc import Callable, Mapping
+from numbers import Real
 
 import keras
 import numpy as np
 
-from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.errors import BatchError, SpecificationError, message, shown
 from wholestep.tree import Tree
 
 
@@ -41,14 +42,14 @@ def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
 def _check_class_weight(given: object) -> None:
     attempt = "{0: 1.0, 1: 5.0}, a weight for each class; leave it out for 1 each."
     if isinstance(given, Mapping):
-        names = [c for c in given if not isinstance(c, int | float | np.number) or not float(c).is_integer()]
-        others = [w for w in given.values() if not isinstance(w, int | float | np.number) or not np.isfinite(w)]
+        names = [c for c in given if not isinstance(c, Real) or not float(c).is_integer()]
+        others = [w for w in given.values() if not isinstance(w, Real) or not np.isfinite(float(w))]
         if given and not names and not others:
             return
         attempt = "the classes' numbers: {0: 1.0, 1: 5.0}." if names else attempt
     elif isinstance(given, list | tuple | np.ndarray):
         attempt = "class_weight=dict(enumerate(weights))."
-    raise SpecificationError(message("class_weight must map class numbers to finite weights.", repr(given), attempt))
+    raise SpecificationError(message("class_weight must map class numbers to finite weights.", shown(given), attempt))
 
 
 def _classes(y: Tree) -> np.ndarray:

@@ -10,8 +10,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from wholestep.errors import SpecificationError, message
-
 _ROUNDS = 6
 _CHUNK = 4096  # rows: what a few batches ask for is named at once, which takes hardly longer
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -66,17 +64,6 @@ def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
     first = number * np.uint64(order.block)
     sizes = np.minimum(np.uint64(order.num_rows) - first, np.uint64(order.block))  # the last block may be short
     return (first + permute(place, sizes, order.seed, epoch, number)).astype(np.int64)
-
-
-def whole_seed(seed: object) -> int:
-    """Return the seed as a Python number.
-
-    Raises:
-        SpecificationError: it is no whole number.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise SpecificationError(message("seed must be a whole number.", seed, "seed=0."))
-    return int(seed)
 
 
 def permute(

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.checks import is_count
 from wholestep.data.forks import Forks, warn_of_copies
 from wholestep.data.leaves import checked, raw_batch
 from wholestep.data.workers import Threads, Workers
@@ -162,7 +163,7 @@ def length_of(source: object, ask: Callable = len) -> Any:
         length = ask(source)
     except (ValueError, OverflowError) as error:  # what Python says to a length below 0
         length, cause = str(error), error
-    if cause is None and (length is None or (isinstance(length, int | np.integer) and length >= 0)):
+    if cause is None and (length is None or is_count(length, 0)):
         return length
     must = f"The length of {type(source).__name__} must be a whole number of at least 0."
     raise BatchError(message(must, length, "mend its __len__; leave it out if it is not known.")) from cause

@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wholestep.checks import count
 from wholestep.data.buckets import Buckets, make_buckets
 from wholestep.data.lengths import measure
 from wholestep.data.order import Order
 from wholestep.data.packing import Packs, make_packs
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, SparseArrays
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, shown
 from wholestep.tree import Tree
+
+_SIZE = "batch_size=32, or leave it out; labels are part of the source: Batches((x, y), batch_size=32)."
 
 
 class LengthOptions(NamedTuple):
@@ -94,8 +97,8 @@ def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool 
     assert isinstance(source, Arrays | SparseArrays | IndexedRows)
     if isinstance(shuffle, str) and shuffle != "batch":
         must = 'shuffle must be True, False or "batch".'
-        raise SpecificationError(message(must, repr(shuffle), "choose one of them."))
-    size = 32 if batch_size is None else _whole("batch_size", batch_size, "a number such as 32, or leave it out.")
+        raise SpecificationError(message(must, shown(shuffle), "choose one of them."))
+    size = 32 if batch_size is None else count("batch_size", batch_size, _SIZE)
     size = min(size, source.num_rows)
     return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 0), size)
 
@@ -107,7 +110,7 @@ def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, sh
         SpecificationError: options that cannot be met by such rows.
         BatchError: a row that is too long.
     """
-    tokens = _whole("tokens", tokens, "the places of a batch, such as 4096.")
+    tokens = count("tokens", tokens, "the places of a batch, such as 4096.")
     if options.length is None:
         must = "tokens needs the length of every row."
         raise SpecificationError(message(must, "no length", "length=lambda row: len(row['tokens'])."))
@@ -144,9 +147,3 @@ def refuse_sizes(is_ready: bool, batch_size: object, tokens: object, options: Le
     if tokens is None and wished:
         must = "Batches by length need a token budget."
         raise SpecificationError(message(must, f"{', '.join(wished)} without tokens", "tokens=4096."))
-
-
-def _whole(name: str, value: object, attempt: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise SpecificationError(message(f"{name} must be a whole number of at least 1.", value, attempt))
-    return int(value)

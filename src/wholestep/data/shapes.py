@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.checks import is_count
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
@@ -127,7 +128,7 @@ def _groups(totals: list[np.ndarray], cuts: list[np.ndarray], longest: np.ndarra
 def _shape(boundary: Tree, paths: tuple[tuple, ...]) -> list[int]:
     named = dict(keras.tree.flatten_with_path(boundary))
     sizes: list[Tree] = [named.get(path, named.get(())) for path in paths]
-    is_whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= LONGEST for n in sizes)
+    is_whole = all(is_count(n) and n <= LONGEST for n in sizes)
     if not is_whole or (() not in named and set(named) != set(paths)):
         names = " and ".join(tree.name(path, "boundary") for path in paths)
         must = f"Each of boundaries must be a whole number of at least 1 and at most {LONGEST}, or name {names}."

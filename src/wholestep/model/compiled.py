@@ -34,7 +34,8 @@ def build(model: keras.Model, batch: Tree) -> None:
     x, y, weight = unpack(batch)
     if y is None and model._compile_loss is not None:
         must = "A model that was compiled with a loss needs labels."
-        raise BatchError(message(must, "a batch without y", "pass y, or batches of (x, y); or compile without a loss."))
+        attempt = "Batches((x, y), batch_size=32), or fit(x, y); or compile without a loss."
+        raise BatchError(message(must, "a batch without y", attempt))
     if model.run_eagerly:
         _build_eagerly(model, x, y, weight)
     model._symbolic_build(data_batch=tree.map_leaves(symbolic, (x, y, weight)))
