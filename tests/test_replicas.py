@@ -398,7 +398,7 @@ def test_one_replica_is_one_device():
 
 @pytest.mark.parametrize("replicas", [0, -1, True, 2.0, "some"])
 def test_a_number_of_replicas_that_means_nothing(replicas):
-    with pytest.raises(ws.SpecificationError, match='replicas must be "all" or at least 1'):
+    with pytest.raises(ws.SpecificationError, match='replicas must be "all" or a whole number of at least 1'):
         ws.Trainer(make(None), replicas=replicas)
 
 

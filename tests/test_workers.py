@@ -266,3 +266,16 @@ def test_generators_that_every_process_has_a_copy_of_are_told():
     data.noise = np.random.default_rng(0)
     with pytest.warns(UserWarning, match=r"Forked\.noise, a Generator: each process has a copy"):
         ws.Batches(data)
+
+
+def test_threads_end_with_the_data_set_that_nobody_holds_any_more():
+    before = threading.enumerate()
+    workers = Workers(Threads(lambda number: number, num=2), lambda number: number, most=3)
+    workers.expect([1, 2, 3])
+    assert workers.take(2) == 2
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    assert len(threads) == 2
+    del workers
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)

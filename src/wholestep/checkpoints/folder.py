@@ -95,12 +95,16 @@ class Folder:
     def _entries(self, pattern: re.Pattern) -> list[Path]:
         """Return the folders in this one that the library has made under such names."""
         with on_disk(f"{self.folder} must be readable as a folder of checkpoints."):
-            try:
-                names = os.listdir(self.folder)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
-            paths = [self.folder / name for name in names if pattern.fullmatch(name)]
-            return [path for path in paths if _is_ours(path)]
+            while True:
+                try:
+                    names = os.listdir(self.folder)
+                except (FileNotFoundError, NotADirectoryError):
+                    return []
+                paths = [self.folder / name for name in names if pattern.fullmatch(name)]
+                ours = [path for path in paths if _is_ours(path)]
+                if ours or all(os.path.lexists(path) for path in paths):
+                    return ours
+                # A writer has removed those that were listed, and written others.
 
     # ---- writing ----
 

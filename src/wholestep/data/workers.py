@@ -4,6 +4,7 @@ import contextlib
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -72,15 +73,17 @@ class Threads:
         self._get = get
         self._num = num
         self._threads: list[threading.Thread] = []  # not before they are needed
-        self._asked: queue.SimpleQueue[tuple[Future, int] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Future, Callable, int] | None] = queue.SimpleQueue()
 
     def submit(self, number: int) -> Future:
         """Begin to load a batch."""
         future: Future = Future()
-        self._asked.put((future, number))
+        self._asked.put((future, self._get, number))
+        if not self._threads:
+            weakref.finalize(self, _stop, self._asked, self._num)
         if len(self._threads) < self._num:
             name = f"wholestep-load-{len(self._threads)}"
-            thread = threading.Thread(target=_work, args=(self._get, self._asked), name=name, daemon=True)
+            thread = threading.Thread(target=_work, args=(self._asked,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
         return future
@@ -103,11 +106,17 @@ class Threads:
             thread.join(max(0.0, until - time.monotonic()))
 
 
-def _work(get: Callable[[int], Any], asked: queue.SimpleQueue) -> None:
+def _stop(asked: queue.SimpleQueue, num: int) -> None:
+    for _ in range(num):
+        asked.put(None)
+
+
+def _work(asked: queue.SimpleQueue) -> None:
     while (task := asked.get()) is not None:
-        future, number = task
+        future, get, number = task
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(get(number))
             except BaseException as error:  # raised where the batch is taken
                 future.set_exception(error)
+        del task, future, get  # or a thread that waits keeps its data set
