@@ -1,5 +1,7 @@
 """The loop: whose rows come next, when data end, and what callbacks are told."""
 
+import threading
+import time
 import warnings
 
 import keras
@@ -397,3 +399,22 @@ def test_a_run_that_is_stopped_where_an_epoch_begins_ends_after_one_update(fit):
     model.compile("sgd", "mse")
     history = fit(model)(np.ones((40, 3)), np.ones((40, 1)), batch_size=4, epochs=3, verbose=0, callbacks=[Stops()])
     assert (int(model.optimizer.iterations), history.epoch) == (11, [0, 1])
+
+
+def test_a_slow_data_set_is_loaded_in_the_callers_thread_in_every_epoch():
+    class Slow(keras.utils.PyDataset):
+        threads = []
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, number):
+            self.threads.append(threading.current_thread())
+            time.sleep(5e-3)
+            return np.ones((4, 3)), np.ones((4, 1))
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ws.Trainer(model).fit(Slow(), epochs=2, verbose=0)
+    assert set(Slow.threads) == {threading.current_thread()}
+    assert len(Slow.threads) >= 16
