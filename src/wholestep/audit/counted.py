@@ -9,7 +9,7 @@ import numpy as np
 from wholestep.audit.log import Called, Log
 from wholestep.audit.windows import Windows
 
-_SLACK = 1  # batch: the script may be ended before its metrics get the last one
+_SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
 class _Round(NamedTuple):
@@ -27,9 +27,10 @@ def running(metrics: Iterable[keras.metrics.Metric], log: Log, seen: Windows) ->
     kinds = [kind for kind in (_passes(seen), _evaluations(log, seen)) if len(kind) > 1]
     whole = [_Round(sum(each.num for each in kind), sum(each.rows for each in kind)) for kind in kinds]
     single = [each for kind in kinds for each in kind]
-    size = max((each.rows / each.num for each in single), default=0.0)
+    size = max((each.rows / each.num for each in single), default=0.0) or 1.0  # rows of a batch
     counts = {metric.name: _count(metric) for metric in metrics}
-    names = sorted(n for n, c in counts.items() if _is_of(c, whole, size) and not _is_of(c, single, size))
+    most = _SLACK + log.num_late
+    names = sorted(n for n, c in counts.items() if _is_of(c, whole, size, most) and not _is_of(c, single, size, _SLACK))
     if not names:
         return []
     one = len(names) == 1
@@ -60,9 +61,10 @@ def _rows(called: Called) -> int:
     return len(called.inputs[0]) if called.inputs and called.inputs[0].ndim else 0
 
 
-def _is_of(count: float, rounds: list[_Round], size: float) -> bool:
-    """Whether a count is that of the batches, or the rows, of one of these."""
-    return any(abs(count - r.num) <= _SLACK or abs(count - r.rows) <= _SLACK * size for r in rounds)
+def _is_of(count: float, rounds: list[_Round], size: float, most: int) -> bool:
+    """Whether a count is that of the batches, or the rows, of one of these, or of at most so many batches more."""
+    more = [delta for r in rounds for delta in (count - r.num, (count - r.rows) / size)]
+    return any(-_SLACK <= delta <= most for delta in more)
 
 
 def _count(metric: keras.metrics.Metric) -> float:

@@ -194,6 +194,8 @@ class Log:
         has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
+        num_late: forward passes that ran between the end of the log and that of the script, which a compiled step runs
+            ahead of.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
     """
 
@@ -208,6 +210,7 @@ class Log:
     has_fitted: bool = False
     has_others: bool = False
     is_open: bool = True
+    num_late: int = 0
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
 
@@ -242,8 +245,8 @@ class Log:
     def add(self, event: Called | Applied | Scaled) -> None:
         """Keep what was told, its arrays as copies; values that have not moved are kept once."""
         if not self.is_open:
-            return
-        if isinstance(event, Scaled):
+            self.num_late += isinstance(event, Called)
+        elif isinstance(event, Scaled):
             self.scaled.append(event)
         elif isinstance(event, Called):
             event.params[:] = self._once("params", event.params)
