@@ -102,3 +102,20 @@ def test_tensor_board_counts_on(tmp_path):
     for step, *_ in check_saves(tmp_path, (7,), make):
         assert steps(tmp_path / "saved-0") == list(range(1, 3 * BATCHES + 1))
         assert steps(tmp_path / f"saved-{step}") == list(range(step + 1, 3 * BATCHES + 1))
+
+
+def test_each_callback_has_its_own_state_again(tmp_path):
+    """In another order too; one that watches another number has seen nothing of it."""
+
+    def stops(*names):
+        return [keras.callbacks.EarlyStopping(name, patience=9) for name in names]
+
+    asked, best = ws.Checkpoints(tmp_path, keep=100), {}
+    made = stops("loss", "val_loss")
+    trainer = ws.Trainer(small(0))
+    held = {"validation_data": (X[:8], Y[:8])}
+    trainer.fit(X, Y, callbacks=made, checkpoints=asked, **HOW, **held)
+    best = {one.monitor: one.best for one in made}
+    again = stops("val_loss", "mae", "loss")
+    ws.Trainer(small(1)).fit(X, Y, callbacks=again, checkpoints=asked, **HOW, **held)
+    assert [one.best for one in again] == [best["val_loss"], None, best["loss"]]

@@ -290,7 +290,7 @@ def test_another_model_is_refused_before_anything_is_read(tmp_path, monkeypatch)
     other = made()
     before = leaves(other)
     monkeypatch.setattr("wholestep.checkpoints.arrays.read", None)
-    with pytest.raises(ws.SpecificationError, match="same model and optimizer"):
+    with pytest.raises(ws.SpecificationError, match="Received: Adam, and SGD before"):
         ws.Trainer(other).fit(X, Y, checkpoints=tmp_path, **HOW)
     check_same_bits(before, leaves(other))
     with pytest.raises(ws.SpecificationError, match="inside of fit goes on with fit"):

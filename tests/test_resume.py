@@ -11,7 +11,7 @@ TEXT = (Path(__file__).parent.parent / "docs" / "resume.md").read_text()
 def test_the_page_runs_and_leaves_what_it_says():
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         exec(compile(block, "resume.md", "exec"), names)
     folder = names["folder"]

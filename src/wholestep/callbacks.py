@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import keras
 
-from wholestep.checkpoints.callbacks import put_back, starts_anew, state_of
+from wholestep.checkpoints.callbacks import differing, made, paired, put_back, saved_in, starts_anew, state_of
 from wholestep.checkpoints.place import Keeps, Place
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
@@ -94,6 +94,7 @@ class CallbackRunner:
             )
         self.model = model
         self.callbacks = known
+        self.made = made(known.callbacks)
         self.each = getattr(model, "steps_per_execution", 1) or 1
         self._train, self.test, self.predict = (
             Hooks(known, self.each, hooks) for hooks in (_TRAIN_HOOKS, _TEST_HOOKS, _PREDICT_HOOKS)
@@ -142,16 +143,18 @@ class CallbackRunner:
     def get_state(self) -> dict[str, Any]:
         """Return what the callbacks know of the run: Keras' own by their attributes, others by their `get_state()`."""
         told = [(type(callback).__name__, state_of(callback)) for callback in self.callbacks.callbacks]
-        return {"stops": self.stops, "told": told}
+        return {"stops": self.stops, "told": told, "settings": [settings for _, settings in self.made]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Let the callbacks go on from there: each takes the state of the first one of its name that is left."""
+        """Let the callbacks go on from there, each with its own state; see `paired`."""
         self.model.stop_training = state["stops"]
-        left = list(state["told"])
-        for callback in self.callbacks.callbacks:
-            i = next((i for i, (name, _) in enumerate(left) if name == type(callback).__name__), None)
+        for callback, i in zip(self.callbacks.callbacks, paired(saved_in(state, self.made), self.made), strict=True):
             if i is not None:
-                put_back(callback, left.pop(i)[1])
+                put_back(callback, state["told"][i][1])
+
+    def changes(self, state: dict[str, Any] | None) -> list[str]:
+        """Return which callbacks are other ones than those of a state, or set otherwise, in words."""
+        return [] if state is None else differing(saved_in(state, self.made), self.made)
 
     @property
     def keeping(self) -> list[tuple[str, Keeps]]:

@@ -82,7 +82,8 @@ def fit(
         last, steps = arguments.limit_epochs(epochs.num), arguments.limit_steps(epochs.steps, batches.num_batches)
         told = {"verbose": watching.verbose, "epochs": last, "history": True}
         watch = setup.watch(executor, watching.callbacks, steps or batches.num_batches, **told)
-        saver.open(executor, watch.unknown)
+        how = {"steps_per_epoch": epochs.steps, "class_weight": given.class_weight, "shuffle": given.shuffle}
+        saver.open(executor, watch, **how, **({} if validate is None else validate.settings))
         also = {"callbacks": watch, **saver.also}
         with setup.run.under_way("fit", batches, are_given=isinstance(given.x, Batches), also=also) as resumed:
             limited, once = Epochs(last, epochs.begin, steps), epochs.steps is None
@@ -160,6 +161,11 @@ class Validating:
         self._batches = kept(setup.validation_batches(asked.data, asked.batch_size, batch_size))
         self._steps = arguments.limit_steps(asked.steps, self._batches.num_batches)
         self._open: tuple[Executor, Pass] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The data and how often they are evaluated, as settings of a training."""
+        return {"validation_data": self._batches, "validation_steps": self._steps, "validation_freq": self._freq}
 
     def is_due(self, epoch: int) -> bool:
         """Whether an epoch is to be followed by a validation."""

@@ -292,7 +292,10 @@ class Setup:
 
     def saver(self, asked: Checkpoints | None, call: str, batches: Batches) -> Saver | Unsaved:
         """Return who saves the run while a call moves it."""
-        return Unsaved() if asked is None else Saver(asked, self.run, call, batches, self.check_snapshot, connect())
+        if asked is None:
+            return Unsaved()
+        self._adopt_optimizer()
+        return Saver(asked, self.run, call, batches, self.model, self.check_snapshot, connect())
 
     def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
         """Return what tells these callbacks of `steps` batches an epoch."""

@@ -182,7 +182,7 @@ class Trainer(OnBatch):
             with self._guard:
                 executor = self._setup.executor_to_train(batches)
                 executor.be_quiet(False)
-                saver.open(executor, [])
+                saver.open(executor)
             with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
                 yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
         self._setup.finish()

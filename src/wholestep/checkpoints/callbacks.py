@@ -3,10 +3,13 @@
 It looks inside Keras, whose callbacks keep what they have seen in attributes, and do not say which.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import keras
+
+from wholestep.checkpoints.configuration import Settings, changes, settings_of
 
 _MONITOR, _SAVER = ("best",), ("_batches_seen_since_last_saving", "_last_batch_seen")
 _KEPT: dict[type, tuple[str, ...]] = {  # beside what they were given
@@ -27,6 +30,74 @@ _STATELESS = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TerminateOnNaN,
 )
+_WATCHED = ("monitor", "mode")  # of another number, `best` says nothing
+_MOVED = {name for names in _KEPT.values() for name in names} | {  # while it runs, or may be changed to resume
+    *("params", "verbose", "monitor_op", "append", "append_header", "writer", "keys", "csv_file"),
+}
+_UNSEEN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)  # which Keras adds itself
+_NAMES_UNSEEN = [kind.__name__ for kind in _UNSEEN]
+
+Known = Sequence[tuple[str, Settings]]  # the names of callbacks, and their settings when they are made
+
+
+def made(callbacks: list[keras.callbacks.Callback]) -> list[tuple[str, Settings]]:
+    """Return the names of callbacks, and their settings before a run."""
+    return [(type(c).__name__, {} if isinstance(c, _UNSEEN) else settings_of(c, but=_MOVED)) for c in callbacks]
+
+
+def saved_in(state: dict[str, Any], here: Known) -> Known:
+    """Return the callbacks of a state, with their settings; an earlier release kept none."""
+    names, like = [name for name, _ in state["told"]], dict(here)
+    return list(zip(names, state.get("settings") or [like.get(name, {}) for name in names], strict=True))
+
+
+def paired(saved: Known, here: Known) -> list[int | None]:
+    """Return for each callback here the number of the saved one whose state is its own; None if it starts anew.
+
+    Equal settings come first, then the order among those of one class that watch the same number.
+
+    >>> loss, accuracy = ({"monitor": name, "patience": 1} for name in ("loss", "accuracy"))
+    >>> paired([("Stop", loss), ("Stop", accuracy)], [("Stop", accuracy), ("Stop", loss | {"patience": 2})])
+    [1, 0]
+    >>> paired([("Stop", loss)], [("Stop", accuracy)])
+    [None]
+    """
+    found: list[int | None] = [None] * len(here)
+    for names in (None, _WATCHED):
+        for at, (kind, settings) in enumerate(here):
+            if found[at] is None:
+                left = [i for i, (name, _) in enumerate(saved) if name == kind and i not in found]
+                alike = (i for i in left if _of(saved[i][1], names) == _of(settings, names))
+                found[at] = next(alike, None)
+    return found
+
+
+def differing(saved: Known, here: Known) -> list[str]:
+    """Return which callbacks are other ones than the saved, or set otherwise, in words.
+
+    >>> differing([("Stop", {"monitor": "val_loss"}), ("Log", {})], [("Stop", {"monitor": "loss"})])
+    ["Stop(monitor='loss') starts anew (saved: monitor='val_loss')", 'no Log (saved: Log)']
+    """
+    found, words = paired(saved, here), []
+    left = [i for i in range(len(saved)) if i not in found]
+    for (kind, settings), at in zip(here, found, strict=True):
+        like = next((i for i in left if saved[i][0] == kind), None) if at is None else None
+        if at is not None:
+            words += [f"{kind}/{change}" for change in changes(saved[at][1], settings)]
+        elif like is not None:
+            left.remove(like)
+            words.append(f"{kind}({_watched(settings)}) starts anew (saved: {_watched(saved[like][1])})")
+        elif kind not in _NAMES_UNSEEN:
+            words.append(f"{kind} (saved: none)")
+    return words + [f"no {saved[i][0]} (saved: {saved[i][0]})" for i in left if saved[i][0] not in _NAMES_UNSEEN]
+
+
+def _of(settings: Settings, names: tuple[str, ...] | None) -> Settings:
+    return settings if names is None else {name: settings.get(name) for name in names}
+
+
+def _watched(settings: Settings) -> str:
+    return ", ".join(f"{name}={settings[name]!r}" for name in _WATCHED if settings.get(name, "auto") != "auto")
 
 
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from wholestep.checkpoints.configuration import Settings, few, flat, model_settings
 from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
+from wholestep.model.losses import CompiledObjective
 
 _NO_MATTER = ("script",)
 
@@ -31,6 +34,19 @@ def facts_of(executor: Executor) -> dict[str, Any]:
         "float policy": f"{keras.config.dtype_policy().name}, {keras.config.floatx()}",
         "script": Path(sys.argv[0]).name,
     }
+
+
+def settings_of_run(executor: Executor, arguments: Mapping[str, Any]) -> Settings:
+    """Return the settings of the model, its optimizer, loss and metrics, and of a call's arguments."""
+    model, objective = executor.model, executor.objective
+    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    held = {"optimizer": executor.optimizer, "on_nonfinite": executor.options.on_nonfinite, **arguments}
+    if isinstance(objective, CompiledObjective):
+        held |= {f"loss{name}": getattr(loss, f"_user_loss{name}", None) for name in ("", "_weights")}
+        held |= {name: getattr(metrics, f"_user_{name}", None) for name in ("metrics", "weighted_metrics")}
+    else:
+        held |= {"objective": objective}
+    return few(model_settings(model) | {k: v for name, each in held.items() for k, v in flat(name, each).items()})
 
 
 def differences(before: dict[str, Any], here: dict[str, Any]) -> str:

@@ -15,6 +15,17 @@ class Keeps(Protocol):
         """Go on from there."""
 
 
+class Watch(Protocol):
+    """The callbacks of a call."""
+
+    @property
+    def unknown(self) -> list[str]:
+        """The callbacks of which nobody knows a state: they start anew where a run goes on."""
+
+    def changes(self, state: dict[str, Any] | None) -> list[str]:
+        """Return which callbacks are other ones than those of a state, or set otherwise, in words."""
+
+
 @dataclass
 class Place:
     """Where a call of `fit` or `steps` stands.

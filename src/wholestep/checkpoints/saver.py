@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import keras
+
 from wholestep.checkpoints import retention
 from wholestep.checkpoints.arrays import check_dtype
 from wholestep.checkpoints.common import CommonFolder
-from wholestep.checkpoints.facts import direction, facts_of
+from wholestep.checkpoints.configuration import Settings
+from wholestep.checkpoints.facts import direction, facts_of, settings_of_run
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers
-from wholestep.checkpoints.place import Keeps
+from wholestep.checkpoints.place import Keeps, Watch
 from wholestep.checkpoints.retention import Value
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import taken_apart
@@ -47,17 +50,27 @@ class Saver:
         CheckpointError: the folder is in use, holds what it must not, or all in it is damaged.
     """
 
-    def __init__(self, asked: Checkpoints, run: Run, call: str, batches: Batches, check: Check, processes: Processes):
+    def __init__(
+        self,
+        asked: Checkpoints,
+        run: Run,
+        call: str,
+        batches: Batches,
+        model: keras.Model,
+        check: Check,
+        processes: Processes,
+    ):
         self.also = asked.also or {}
         self._asked = asked
         self._run = run
         self._processes = processes
         self._common = CommonFolder(Folder(asked.folder), processes)
         self._call, self._batches = call, batches
-        self._start = Start(asked, run, self._common, call, batches, check)
+        self._start = Start(asked, run, self._common, call, batches, model, check)
         self._room, self._writer, self._termination = Room(), Writer(), Termination()
         self._values: dict[int, Value] = {}
         self._facts: dict[str, Any] = {}
+        self._settings: Settings = {}
         self._mode = "min"
         self._has_seen = False
         self._ends = False  # whether SIGTERM has come, to this process or another
@@ -71,7 +84,7 @@ class Saver:
             must = "One call at a time moves a run with checkpoints."
             raise SpecificationError(message(must, f"{self._call} inside of another call", "leave checkpoints out."))
         with slowly(self._processes):
-            how = ("every_steps", "every_seconds", "keep", "keep_best", "resume")
+            how = ("every_steps", "every_seconds", "keep", "keep_best", "resume", "learning_rate")
             said = {f"{name} of checkpoints": repr(getattr(self._asked, name)) for name in how}
             self._processes.check_equal(said | {"also of checkpoints": repr(sorted(self.also))})
             self._common.lock()
@@ -112,18 +125,20 @@ class Saver:
 
     # ---- going on ----
 
-    def open(self, executor: Executor, unknown: list[str]) -> None:
+    def open(self, executor: Executor, watch: Watch | None = None, **arguments: Any) -> None:
         """Say from where the run goes on, if it does, and what is otherwise than it was.
 
         Args:
-            unknown: the callbacks whose state nobody knows.
+            watch: the callbacks.
+            arguments: of the call, as far as they decide what is trained, or how.
         """
         self._facts, self._stood = facts_of(executor), self._here
+        self._settings = settings_of_run(executor, arguments)
         self._mode = direction(executor, self._asked.keep_best)
         if self._start.found is None:
             self._saved = self._run.number
         elif self._processes.index == 0:
-            print(self._start.told(self._facts, unknown), file=sys.stderr, flush=True)
+            print(self._start.told(self._facts, self._settings, watch), file=sys.stderr, flush=True)
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
         """Refuse, before the first update, what could not be kept at the first save.
@@ -239,6 +254,7 @@ class Saver:
             # A dynamic loss scale may count back; the newest checkpoint is the one with the highest name all the same.
             name = max(number, self._name + 1) if has_moved else self._name
             rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": self._facts, "content": self._start.content}
+            rest |= {"settings": self._settings, "rates": self._start.rates}
             if value is not None and self._asked.keep_best is not None:
                 self._values[name] = value
                 rest |= retention.as_told(self._asked.keep_best[0], value)

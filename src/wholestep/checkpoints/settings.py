@@ -32,6 +32,8 @@ class Checkpoints:
         keep_best: (name, number) or (name, number, mode): so many epochs whose number of this name is best stay as
             well, for `fit`: ("val_loss", 2). The mode is "min", "max", or "auto" for what Keras knows of the metric.
         resume: whether the call goes on from the newest checkpoint; if not, the folder must have none.
+        learning_rate: what the run trains with from here on. A run that goes on has the learning rate that was saved,
+            unless this is another one than it was given before. Not for an optimizer with a schedule.
         also: what goes with the run besides, by name: objects with `get_state()`, which returns nested numbers, words
             and arrays, and `set_state(state)`. Of several processes, what the first one's say is kept for all.
 
@@ -58,6 +60,7 @@ class Checkpoints:
     keep: int = 3
     keep_best: tuple[str, int] | tuple[str, int, str] | None = None
     resume: bool = True
+    learning_rate: float | None = None
     also: Mapping[str, Keeps] | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +77,11 @@ class Checkpoints:
             _check_best(self.keep_best)
         if not isinstance(self.resume, bool):
             raise SpecificationError(message("resume must be True or False.", shown(self.resume), "leave it out."))
+        rate = self.learning_rate
+        if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
+            raise SpecificationError(
+                message("learning_rate must be at least 0.", shown(rate), "1e-3, or leave it out.")
+            )
         if self.also is not None:
             _check_also(self.also)
 

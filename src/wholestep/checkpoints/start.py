@@ -3,13 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from wholestep.checkpoints.common import CommonFolder
+from wholestep.checkpoints.configuration import Settings, changes, rate_variable, rates_of, value_of
 from wholestep.checkpoints.data import check_goes_on, unlike
 from wholestep.checkpoints.facts import differences
 from wholestep.checkpoints.manifest import Manifest
+from wholestep.checkpoints.place import Watch
 from wholestep.checkpoints.reading import Found, newest
 from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import RunFacts, Snapshot
+from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
 from wholestep.data.batches import Batches
 from wholestep.data.facts import content_of
 from wholestep.errors import CheckpointError, SpecificationError, message
@@ -28,11 +32,24 @@ class Start:
     Attributes:
         found: the checkpoint from which it goes on; None if there is none.
         content: what tells the call's data from others.
+        rates: the learning rates that the run was given, by the names of the optimizers.
     """
 
-    def __init__(self, asked: Checkpoints, run: Run, common: CommonFolder, call: str, batches: Batches, check: Check):
+    def __init__(
+        self,
+        asked: Checkpoints,
+        run: Run,
+        common: CommonFolder,
+        call: str,
+        batches: Batches,
+        model: keras.Model,
+        check: Check,
+    ):
         self.found: Found | None = None
         self.content: dict[str, str] = {}
+        self.rates: dict[str, float] = {}
+        self._model = model
+        self._words_of_rates: list[str] = []
         self._asked, self._run, self._common = asked, run, common
         self._call, self._batches, self._check = call, batches, check
         self._given_up = 0  # updates of this process that the folder does not know of
@@ -44,8 +61,21 @@ class Start:
             SpecificationError: the run cannot go on so; nothing has been changed.
             CheckpointError: the folder holds what it must not, or all in it is damaged.
         """
+        self.content, self.rates = content_of(self._batches), rates_of(self._model)
+        if self._asked.learning_rate is not None and "optimizer" not in self.rates:
+            must = "learning_rate is for a model whose optimizer has a number as its learning rate."
+            raise SpecificationError(message(must, "one with a schedule, or none", "change the schedule itself."))
+        step = self._find()
+        if (rate := self._asked.learning_rate) is not None and rate != self._given.get("optimizer"):
+            variable = rate_variable(self._model.optimizer)
+            assert variable is not None
+            self._words_of_rates = [f"learning rate {rate}, as asked ({value_of(variable)} before)"]
+            variable.assign(rate)
+            self.rates["optimizer"] = rate
+        return step
+
+    def _find(self) -> int:
         run, together = self._run, self._common.together
-        self.content = content_of(self._batches)
         if not self._asked.resume:
             together.all(self._check_empty, _WHAT)
             return 0
@@ -57,6 +87,11 @@ class Start:
             return 0
         self._given_up = run.number - found.snapshot.facts["number"]
         run.restore(found.snapshot)
+        now = rates_of(self._model)
+        here = {n: r for n, r in self.rates.items() if n != "optimizer" or self._asked.learning_rate is None}
+        others = {n: r for n, r in here.items() if r not in (self._given.get(n, r), now[n])}
+        self._words_of_rates = [_unused(name, rate, now[name]) for name, rate in others.items()]
+        self.rates |= self._given
         return found.manifest.step
 
     def _check_empty(self) -> None:
@@ -82,14 +117,25 @@ class Start:
                 must = f"A run goes on from {self._asked.folder} with the data that it had."
                 attempt = "pass the same data; trainer.restore(path) goes on with data that were mended."
                 raise SpecificationError(message(must, "; ".join(differing), attempt))
+        kind = type(getattr(self._model, "optimizer", None)).__name__
+        if (before := (manifest.rest.get("settings") or {}).get("optimizer", kind)) != kind:
+            must = f"A run goes on from {self._asked.folder} with the same optimizer."
+            attempt = f'{before}; or another folder, after trainer.restore("{self._asked.folder}", only="weights").'
+            raise SpecificationError(message(must, f"{kind}, and {before} before", attempt))
         self._check(snapshot)
 
-    def told(self, facts: dict[str, Any], unknown: list[str]) -> str:
+    @property
+    def _given(self) -> dict[str, float]:
+        """The learning rates that the saved run was given."""
+        return {} if self.found is None else self.found.manifest.rest.get("rates") or {}
+
+    def told(self, facts: dict[str, Any], settings: Settings, watch: Watch | None) -> str:
         """Return the line that says from where the run goes on, and what is otherwise than it was.
 
         Args:
             facts: the circumstances as they are now.
-            unknown: the callbacks whose state nobody knows.
+            settings: as they are now.
+            watch: the callbacks.
         """
         found, place = self.found, self._run.place
         assert found is not None
@@ -100,5 +146,18 @@ class Start:
         otherwise = differences(found.manifest.rest.get("run") or {}, facts)
         told += [f"otherwise than before: {otherwise}"] if otherwise else []
         kept = found.snapshot.facts["also"]
-        anew = [*(name for name in self._asked.also or () if name not in kept), *unknown]
+        told += self._words_of_rates
+        changed = changes(found.manifest.rest.get("settings") or settings, settings)
+        changed += [] if watch is None else watch.changes(put_together(kept.get("callbacks"), found.snapshot.arrays))
+        told += [f"set otherwise: {', '.join(changed)}"] if changed else []
+        anew = [name for name in self._asked.also or () if name not in kept]
+        anew += [] if watch is None else watch.unknown
         return "; ".join([*told, f"starts anew: {', '.join(anew)}"] if anew else told)
+
+
+def _unused(name: str, rate: float, now: float) -> str:
+    """Return that a run goes on with the learning rate that was saved, not the script's."""
+    is_main = name == "optimizer"
+    told = f"learning rate{'' if is_main else f' of {name}'} {now}, as saved"
+    way = f"pass Checkpoints(folder, learning_rate={rate})" if is_main else "assign it in on_train_begin"
+    return f"{told} (here: {rate}, which is not used; to use it, {way})"

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wholestep.checkpoints.place import Keeps
+from wholestep.checkpoints.place import Keeps, Watch
 from wholestep.executor import Executor
 
 
@@ -21,7 +21,7 @@ class Unsaved:
         """Return how many updates may go by before a boundary must be met."""
         return sys.maxsize
 
-    def open(self, executor: Executor, unknown: list[str]) -> None:
+    def open(self, executor: Executor, watch: Watch | None = None, **arguments: Any) -> None:
         """Say from where the run goes on."""
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
