@@ -206,7 +206,7 @@ def test_a_random_configuration(number):
 
 @pytest.mark.large
 @pytest.mark.filterwarnings("ignore:microbatch_size")
-@pytest.mark.parametrize("number", range(6, 520))
+@pytest.mark.parametrize("number", range(6, 720))
 def test_many_random_configurations(number):
     check(number)
 
