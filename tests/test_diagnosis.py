@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import wholestep as ws
 from wholestep import engines
 from wholestep.reports.diagnosis import look, unsound
 from wholestep.state import State, Variables
@@ -36,3 +37,69 @@ def test_a_buffer_counts_if_it_is_nan_or_no_row_is_left():
 
 def test_what_is_finite_is_not_blamed_though_no_row_is_left():
     assert found(([3e38, -1], [0.0], 3), are_rows_left=False) == []
+
+
+class Sized(keras.layers.Layer):
+    """Notes the numbers of rows that it is traced, or called, with."""
+
+    sizes: list = []
+
+    def call(self, x):
+        type(self).sizes.append(x.shape[0])
+        return x
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_are_named_through_the_cut(size):
+    model = keras.Sequential([keras.Input((3,)), Sized(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    trainer = ws.Trainer(model, microbatch_size=size)
+    x, how = np.ones((12, 3), "float32"), {"batch_size": 8, "shuffle": False, "verbose": 0}
+    trainer.fit(x, x[:, :1], **how)
+    Sized.sizes.clear()
+    x[[5, 7]] = np.nan
+    with pytest.raises(ws.NonFiniteError) as error:
+        trainer.fit(x, x[:, :1], **how)
+    assert error.value.rows == (5, 7)
+    assert Sized.sizes
+    assert max(Sized.sizes) == size
+
+
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.filterwarnings("ignore:microbatch_size=4 is part of what")
+def test_a_batch_that_spoils_statistics_is_not_applied(size):
+    """The loss and the gradient of a huge row are finite; the variance of the batch is not."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    x[9] = 3e30
+    y = np.ones((16, 1), "float32")
+    with pytest.raises(ws.NonFiniteError, match="norm/moving_variance would not be finite") as error:
+        ws.Trainer(model, microbatch_size=size).fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    assert error.value.update == 2
+    before = model.get_weights()
+    trainer = ws.Trainer(model, microbatch_size=size, on_nonfinite="skip")
+    with pytest.warns(UserWarning, match="was left out"):
+        trainer.fit(x[8:], y[8:], batch_size=8, verbose=0)
+    assert trainer.num_skipped == 1
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Lowest(keras.layers.Layer):
+    """Keeps the least number that it has seen, and one that stays infinite."""
+
+    def build(self, shape):
+        infinite = keras.initializers.Constant(np.inf)
+        self.lowest = self.add_weight((2,), initializer=infinite, trainable=False)
+
+    def call(self, x):
+        self.lowest.assign(keras.ops.minimum(self.lowest, keras.ops.stack([keras.ops.min(x), np.inf])))
+        return x
+
+
+def test_a_buffer_that_was_infinite_before_is_no_reason():
+    model = keras.Sequential([keras.Input((3,)), Lowest(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ws.Trainer(model).fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
+    assert keras.ops.convert_to_numpy(model.layers[0].lowest).tolist() == [1.0, np.inf]

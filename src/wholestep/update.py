@@ -98,7 +98,7 @@ class Update:
             total = Totals(grads, sums, extra, alike[0], metrics, alike[1])
             grads, penalty = self._regularise(params, total.grads, scale, state.captured)
             loss = self.epoch_sums.loss(total.sums, total.extra + penalty)
-            ok = self._is_good(state, loss, grads)
+            ok = self._is_good(state, loss, grads, total.buffers)
             sums = self.epoch_sums.add(state.sums, total.sums, total.extra + penalty, count)
             captured, state = state.captured, state._replace(captured=())
             state = self._advance(state, total, sums, grads, ok, touched, row_plan.optimizer)
@@ -242,9 +242,10 @@ class Update:
         more, penalty = self.engine.differentiate(scaled, params)
         return [g + ops.cast(m, g.dtype) for g, m in zip(grads, more, strict=True)], penalty
 
-    def _is_good(self, state: State, loss: Tensor, grads: list) -> Tensor:
+    def _is_good(self, state: State, loss: Tensor, grads: list, buffers: list) -> Tensor:
         good = ops.isfinite(loss) & (state.stopped == 0)
-        return good & self.engine.is_finite(grads) if self.guards_gradients else good
+        values = [*(grads if self.guards_gradients else []), *moved_where_finite(self.forward, state.buffers, buffers)]
+        return good & self.engine.is_finite(values)
 
     def _advance(self, state: State, total: Totals, sums, grads: list, ok: Tensor, touched: list, optimizer) -> State:
         new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
@@ -261,6 +262,15 @@ class Update:
         logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
         state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
         return state, self.layout.pack(with_verdict(logs, loss, ops.cast(ok, keras.config.floatx())))
+
+
+def moved_where_finite(forward: Forward, before: list, after: list) -> list[Tensor]:
+    """Return the floating buffers that the forward pass moves; 0 where one was not finite before, as a mask may be."""
+    return [
+        ops.where(ops.isfinite(before[i]), after[i], ops.zeros_like(after[i]))
+        for i in forward.facts.moved
+        if forward.variables.floats[i]
+    ]
 
 
 def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:

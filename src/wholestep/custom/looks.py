@@ -60,7 +60,7 @@ class CustomLook:
             self._engine.shapes(once, at_rest, data, rows)
         known = self.forward.facts.captured
         new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
-        facts = replace(self.forward.facts, captured=(*known, *new), moves_buffers=bool(at_rest.buffers))
+        facts = replace(self.forward.facts, captured=(*known, *new), moved=tuple(range(len(at_rest.buffers))))
         how = {"predicts": self._predicts, "is_whole": self._is_whole}
         found = CustomLook(self._engine, replace(self.forward, facts=facts), self._steps, **how, layout=layout)
         found._take = found._take if new else self._take

@@ -31,7 +31,7 @@ class TraceFacts:
         has_extra: whether `add_loss` or an activity regulariser spoke.
         has_whole: whether a loss or metric came as one number.
         is_complete: whether the terms are the whole loss, see `Reading`.
-        moves_buffers: whether variables that are no parameters are assigned.
+        moved: the places of the variables that are no parameters and are assigned.
         assigned: the places of the parameters that the forward pass assigns, where the engine keeps such assignments.
         captured: variables that the objective reads, but the trainer does not own (of another model, or alone).
         draws: what is drawn at random, in order.
@@ -41,10 +41,15 @@ class TraceFacts:
     has_extra: bool = False
     has_whole: bool = False
     is_complete: bool = False
-    moves_buffers: bool = False
+    moved: tuple[int, ...] = ()
     assigned: tuple[int, ...] = ()
     captured: tuple[keras.Variable, ...] = ()
     draws: tuple[DrawFact, ...] = ()
+
+    @property
+    def moves_buffers(self) -> bool:
+        """Whether variables that are no parameters are assigned."""
+        return bool(self.moved)
 
     @property
     def cannot_pad(self) -> bool:
@@ -58,7 +63,7 @@ class Notes:
     def __init__(self, known: TraceFacts):
         self.terms: dict[str, TermFact] = {}
         self.has_extra, self.has_whole, self.is_complete = known.has_extra, known.has_whole, False
-        self.moves_buffers = known.moves_buffers
+        self.moved = list(known.moved)
         self.assigned = list(known.assigned)
         self.captured = list(known.captured)
         self.written: list[keras.Variable] = []
@@ -88,16 +93,18 @@ class Notes:
 
     def note_written(self, variable: keras.Variable, variables: Variables) -> None:
         """Take note of a variable that is assigned, and is no parameter: another's becomes state."""
-        if any(variable is known for known in variables.buffers):
-            self.moves_buffers = True
-        elif not any(variable is known for group in (variables.metrics, self.written) for known in group):
+        if any(variable is known for known in variables.metrics):
+            return
+        if not any(variable is known for known in (*variables.buffers, *self.written)):
             self.written.append(variable)
+        place = next(i for i, known in enumerate((*variables.buffers, *self.written)) if known is variable)
+        if place not in self.moved:
+            self.moved.append(place)
 
     def facts(self) -> TraceFacts:
         """Return what is known now; what is assigned is state, and no input."""
         captured = tuple(v for v in self.captured if not any(v is known for known in self.written))
-        moves = self.moves_buffers or bool(self.written)
-        found = (self.has_extra, self.has_whole, self.is_complete, moves)
+        found = (self.has_extra, self.has_whole, self.is_complete, tuple(self.moved))
         return TraceFacts(dict(self.terms), *found, tuple(self.assigned), captured)
 
 

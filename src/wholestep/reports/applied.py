@@ -166,8 +166,8 @@ class Applied:
             return
         place = f" (in epoch {run.place.epoch + 1})" if run.place.call else ""
         told = (
-            f"Update {report.first + first}{place} was left out, as on_nonfinite='skip' asks: its loss or its gradient "
-            "is not finite. Further ones are counted without a word: see trainer.num_skipped."
+            f"Update {report.first + first}{place} was left out, as on_nonfinite='skip' asks: its loss, gradient or "
+            "moving statistics are not finite. Further ones are counted without a word: see trainer.num_skipped."
         )
         warnings.warn(told, UserWarning, stacklevel=2)
 

@@ -1,9 +1,11 @@
 """Why an update was not applied: which rows and terms were not finite, or what was not before any row was seen."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 
-from wholestep import tree
 from wholestep.embeddings.rows import Lookups
 from wholestep.engines.protocol import Engine
 from wholestep.errors import NonFiniteError, message
@@ -22,20 +24,12 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
     """
     engine, block, number = update.engine, report.block, report.first + i
     forward = block.program.forward
-    names, cut = block.names(i), block.program.cut
+    names = block.names(i)
     count = len(names)
-
-    def by_row(state: State, data: Tree, rows: Tensor) -> tuple:
-        pieces = [engine.batch(data, rows[start : start + size]) for start, size in cut.pieces]
-        batch = tree.map_leaves(lambda *leaves: keras.ops.concatenate(leaves)[:count], *pieces)
-        lookups = Lookups(update.row_planner.tables, engine)
-        found = forward.rows(engine.params(state), state.buffers, state.metrics, batch, lookups=lookups)
-        return found, look(engine, forward.variables, state)
-
-    arguments = (state, block.data, engine.place(block.table.rows[block.first + i]))
-    found, before = engine.fetch(engine.compile(by_row, arguments, spends=False)(*arguments))
+    terms, after = _by_piece(update, state, report, i)
+    before = _fetched(engine, lambda state: look(engine, forward.variables, state), state)
     reasons, bad = [], np.zeros((0,), int)
-    for label, (values, weights) in found.values.items():
+    for label, (values, weights) in terms.items():
         rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == count else np.zeros((0,), int)
         bad = np.union1d(bad, rows_of_term)
         name = f"term {label!r}" if label else "the loss"
@@ -43,6 +37,8 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
             reasons.append(f"{name} is not finite in rows {_few(_numbers(names, rows_of_term))}")
         elif forward.facts.terms[label].kind is Mean and np.sum(weights) == 0:
             reasons.append(f"the weights of {name} sum to zero")
+    if not reasons and after:
+        reasons = [f"{_few(after)} would not be finite after it, though every row's loss is: inputs may be too large"]
     reasons = reasons or ["the gradient is not finite, though every row's loss is"]
     attempt = 'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").'
     if paths := unsound(forward.variables, before, are_rows_left=bad.size < count):
@@ -56,6 +52,40 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
         attempt,
     )
     return NonFiniteError(told, number, tuple(_numbers(names, bad.astype(int))))
+
+
+def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dict[str, tuple], list[str]]:
+    """Return each row's values and weights by term, one microbatch after the other, and the buffers that it spoils."""
+    engine, block = update.engine, report.block
+    forward, cut = block.program.forward, block.program.cut
+    count, table = len(block.names(i)), block.table.rows[block.first + i]
+    lookups = Lookups(update.row_planner.tables, engine)
+
+    def piece(state: State, data: Tree, rows: Tensor, first: Tensor) -> tuple:
+        batch = engine.batch(data, rows)
+        found = forward.rows(engine.params(state), state.buffers, state.metrics, batch, first, lookups=lookups)
+        floats = [_floating(forward.variables, buffers) for buffers in (state.buffers, found.buffers)]
+        return found.values, [[engine.is_finite([buffer]) for buffer in buffers] for buffers in floats]
+
+    paths = [variable.path for variable in _floating(forward.variables, forward.variables.buffers)]
+    programs: dict[int, Callable] = {}
+    terms: dict[str, list[tuple]] = {}
+    spoiled: dict[str, None] = {}
+    for start, size in cut.pieces:
+        if start < count:
+            arguments = state, block.data, *engine.place((table[start : start + size], np.int32(start)))
+            if size not in programs:
+                programs[size] = engine.compile(piece, arguments, spends=False)
+            found, (before, after) = engine.fetch(programs[size](*arguments))
+            for label, values in found.items():
+                own = min(size, count - start) if len(values[0]) == size else None
+                terms.setdefault(label, []).append(tuple(part[:own] for part in values))
+            spoiled |= {path: None for path, was, is_good in zip(paths, before, after, strict=True) if was > is_good}
+    return {label: tuple(map(np.concatenate, zip(*parts, strict=True))) for label, parts in terms.items()}, [*spoiled]
+
+
+def _fetched(engine: Engine, function: Callable, state: State) -> Any:
+    return engine.fetch(engine.compile(function, (state,), spends=False)(state))
 
 
 def look(engine: Engine, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
