@@ -265,12 +265,16 @@ class Update:
 
 
 def moved_where_finite(forward: Forward, before: list, after: list) -> list[Tensor]:
-    """Return the floating buffers that the forward pass moves; 0 where one was not finite before, as a mask may be."""
-    return [
-        ops.where(ops.isfinite(before[i]), after[i], ops.zeros_like(after[i]))
-        for i in forward.facts.moved
-        if forward.variables.floats[i]
-    ]
+    """Return the floating buffers that the forward pass moves, as one vector for each dtype.
+
+    It has 0 where a number was not finite before, as in a mask, or a minimum that begins at infinity.
+    """
+    vectors: dict[str, list[Tensor]] = {}
+    for i in forward.facts.moved:
+        if forward.variables.floats[i]:
+            own = ops.where(ops.isfinite(before[i]), after[i], ops.zeros_like(after[i]))
+            vectors.setdefault(forward.variables.buffers[i].dtype, []).append(ops.reshape(own, (-1,)))
+    return [ops.concatenate(parts) if parts[1:] else parts[0] for parts in vectors.values()]
 
 
 def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
