@@ -1,5 +1,6 @@
 """Nothing of ours warns where every warning is an error, as `keras.Model.fit` does not."""
 
+import inspect
 import warnings
 
 import keras
@@ -42,3 +43,30 @@ def test_results_of_a_models_own_warn_of_nothing(strictly):
     made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
     history = ws.Trainer(made).fit(X, Y, batch_size=10, epochs=1, verbose=0).history
     assert sorted(history) == ["own_accuracy", "own_loss"]
+
+
+def test_a_warning_points_at_the_line_of_the_user():
+    """However deep in the library, and through whose frames, it is found out."""
+    made = model()
+    here = inspect.currentframe()
+    line = here.f_lineno + 2
+    with pytest.warns(UserWarning, match="shuffle=False has no effect") as found:
+        ws.Trainer(made).fit(ws.Batches((X, Y), 10), shuffle=False, verbose=0)
+    assert [(each.filename, each.lineno) for each in found] == [(__file__, line)]
+
+    def short():
+        yield X[:10], Y[:10]
+
+    line = here.f_lineno + 2
+    with pytest.warns(UserWarning, match="The data ended") as found:
+        ws.Trainer(made).fit(short(), epochs=2, steps_per_epoch=1, verbose=0)
+    assert [(each.filename, each.lineno) for each in found] == [(__file__, line)]
+
+
+@pytest.mark.parametrize("more", [(None,), (None, None), (Y, None)])
+def test_a_batch_has_three_parts_at_most(more):
+    trainer = ws.Trainer(model())
+    with pytest.raises(ws.BatchError, match=r"\(x, y, sample_weight\)"):
+        trainer.update((X[:10], Y[:10], None, *more))
+    with pytest.raises(ws.WholestepError, match=r"\(x, y, sample_weight\)"):
+        trainer.fit(iter([(X[:10], Y[:10], None, *more)]), verbose=0)

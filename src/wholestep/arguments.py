@@ -1,7 +1,6 @@
 """The checks of a trainer's arguments: what must hold is said before anything runs."""
 
 import sys
-import warnings
 
 import keras
 from keras.optimizers import Optimizer
@@ -12,7 +11,7 @@ from wholestep.checks import count, is_count, is_number
 from wholestep.data.batches import Batches
 from wholestep.data.leaves import is_nest_of_arrays, without_none
 from wholestep.data.sparse import sliceable
-from wholestep.errors import BatchError, SpecificationError, message, shown
+from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.model.objective import Objective
 from wholestep.program import Options
 from wholestep.tree import Tree
@@ -158,7 +157,7 @@ def limit_epochs(epochs: int) -> int:
     limit = keras.config.max_epochs()
     if not limit or epochs <= limit:
         return epochs
-    warnings.warn(f"Limiting epochs to {limit}: keras.config.max_epochs().", UserWarning, stacklevel=3)
+    warn(f"Limiting epochs to {limit}: keras.config.max_epochs().")
     return limit
 
 
@@ -171,7 +170,7 @@ def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
     if not limit or (wished is not None and wished <= limit):
         return steps
     told = f"Limiting an epoch to {limit} batches: keras.config.max_steps_per_epoch()."
-    warnings.warn(told, UserWarning, stacklevel=3)
+    warn(told)
     return limit
 
 
@@ -236,9 +235,9 @@ def refuse(**arguments: object) -> None:
         )
 
 
-def say_no_effect(setting: str, why: str, stacklevel: int = 5) -> None:
+def say_no_effect(setting: str, why: str) -> None:
     """Warn the caller of a trainer's method of a setting that changes nothing."""
-    warnings.warn(f"{setting} has no effect: {why}.", UserWarning, stacklevel=stacklevel)
+    warn(f"{setting} has no effect: {why}.")
 
 
 def check_trains(model: keras.Model) -> None:

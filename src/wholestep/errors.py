@@ -1,8 +1,15 @@
 """The errors a user can meet: one root, and a message of three parts."""
 
 import itertools
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+_OWN = str(Path(__file__).parent)
+_LIBRARIES = "<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _LONGEST, _MOST = 200, 6  # of what a message shows of a value: letters, and parts of a nest
 
 
@@ -11,7 +18,11 @@ class WholestepError(Exception):
 
 
 class SpecificationError(WholestepError, ValueError):
-    """The model, the objective or an argument cannot mean what was asked. Raised before anything ran."""
+    """The model, the objective or an argument cannot mean what was asked.
+
+    Raised before the first update, or, where only a later batch or epoch shows it, between two updates: those before it
+    stand.
+    """
 
 
 class BatchError(WholestepError, ValueError):
@@ -50,6 +61,19 @@ def message(must: str, received: object, attempt: str) -> str:
     'batch_size must be at least 1. Received: 0. Try: leave it out for 32.'
     """
     return f"{must} Received: {received if isinstance(received, str) else shown(received)}. Try: {attempt}"
+
+
+def warn(told: str) -> None:
+    """Warn, at the line of the user's code that is nearest."""
+    frame: FrameType | None = sys._getframe(1)
+    files: list[str] = []
+    while frame is not None:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    outside = [i for i, file in enumerate(files) if not file.startswith(_OWN)]
+    users = (i for i in outside if not files[i].startswith(_LIBRARIES))
+    level = next(users, outside[0] if outside else 0)
+    warnings.warn(told, UserWarning, stacklevel=level + 2)
 
 
 def shown(value: Any) -> str:

@@ -1,6 +1,5 @@
 """`fit`: epochs of updates, each read while the next computes; callbacks, validation and History as Keras has them."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from wholestep.data.batches import Batches
 from wholestep.data.epochs import go_to_epoch, kept
 from wholestep.data.leaves import text_as_arrays
 from wholestep.epoch import run_epoch
-from wholestep.errors import BatchError, message
+from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation.evaluate import Look, Pass
 from wholestep.evaluation.passes import run_evaluation
 from wholestep.executor import Executor
@@ -201,10 +200,8 @@ def _ends_early(batches: Batches, epoch: int, epochs: int, *, once: bool) -> boo
     is_short = not once and batches.has_ended
     if not is_short and (epoch + 1 == epochs or not batches.is_spent()):
         return False
-    warnings.warn(
+    warn(
         f"The data ended in epoch {epoch + 1} of {epochs}: training ends there. Pass something that can be iterated "
-        "over again, or ask for fewer updates.",
-        UserWarning,
-        stacklevel=4,
+        "over again, or ask for fewer updates."
     )
     return True

@@ -1,7 +1,6 @@
 """How an update is carried out: microbatches, padding, updates per dispatch. Never what it computes."""
 
 import os
-import warnings
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from wholestep.data.stack import MOST_STACKED, most_stacked, stack
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled
 from wholestep.embeddings.rows import describe
 from wholestep.engines.protocol import Engine
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, warn
 from wholestep.model.coupling import inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.model.findings import Coupling, Findings
 from wholestep.program import Program, Wanted
@@ -273,7 +272,7 @@ class Planner:
         )
 
     def _say(self, message: str) -> None:
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warn(message)
 
 
 def _length(batch: Batch, most: int) -> int:

@@ -130,7 +130,7 @@ class Setup:
         batches = open_in_sequence(self._by_columns(data, size), size, self._preparation("evaluate"))
         if asked is not None and (batches.is_ready or isinstance(data, Batches)):
             named = f"validation_batch_size={asked}"
-            arguments.say_no_effect(named, "the validation data come in batches already", stacklevel=6)
+            arguments.say_no_effect(named, "the validation data come in batches already")
         return batches
 
     def inputs(self, x: Tree, batch_size: int | None) -> tuple[Batches, bool]:

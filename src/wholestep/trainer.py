@@ -39,7 +39,8 @@ class Trainer(OnBatch):
         microbatch_size: rows that are computed at once. Less memory, same update. "auto" takes the largest that fits.
         memory_limit: bytes that "auto" may use beside the data and the weights; None for the device's memory, half of
             the host's. (Arrays stay on the device as long as they take at most half of that memory, whatever is said.)
-        on_nonfinite: "raise" stops before an update whose loss or gradient is not finite; "skip" leaves it out.
+        on_nonfinite: "raise" stops before an update whose loss, gradient or moving statistics are not finite;
+            "skip" leaves it out.
         replicas: how many devices share the rows of a batch, or "all"; None for what `keras.distribution` says, else
             one, or with several processes all of theirs. Same update. For TensorFlow, build the model in the scope of
             a `tf.distribute` strategy instead.

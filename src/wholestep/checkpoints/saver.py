@@ -4,7 +4,6 @@ import math
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from wholestep.checkpoints.start import Check, Start
 from wholestep.checkpoints.together import Signs, slowly
 from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data.batches import Batches
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, warn
 from wholestep.executor import Executor
 from wholestep.processes.protocol import Processes
 from wholestep.run import Run
@@ -223,7 +222,7 @@ class Saver:
             self._writer.wait()
         if self._asked.keep_best is not None and not self._has_seen:
             must = f"keep_best needs {self._asked.keep_best[0]} at the end of an epoch. None was kept as the best."
-            warnings.warn(message(must, "other numbers", "a name that the logs have."), UserWarning, stacklevel=4)
+            warn(message(must, "other numbers", "a name that the logs have."))
 
     def _value(self, logs: Mapping[str, Any]) -> Value | None:
         if self._asked.keep_best is None:

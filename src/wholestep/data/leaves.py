@@ -45,10 +45,13 @@ def without_none(batch: Tree) -> Tree:
     """Drop the last parts of (x, y, sample_weight) that are None.
 
     Raises:
-        BatchError: a part that is None stands before one that is not.
+        BatchError: a part that is None stands before one that is not, or there are more than three parts.
     """
     if not isinstance(batch, tuple) or all(part is not None for part in batch):
         return batch
+    if len(batch) > 3:
+        must = "A batch must be x, (x, y) or (x, y, sample_weight)."
+        raise BatchError(message(must, f"{len(batch)} parts, of which some are None", "leave out what is None."))
     parts = tuple(part for part in batch if part is not None)
     if any(part is None for part in batch[: len(parts)]):
         raise BatchError(

@@ -1,6 +1,5 @@
 """Batches as the user made them: to be had by number, or one after the other."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from wholestep.checks import is_count
 from wholestep.data.forks import Forks, warn_of_copies
 from wholestep.data.leaves import checked, raw_batch
 from wholestep.data.workers import Threads, Workers
-from wholestep.errors import BatchError, message
+from wholestep.errors import BatchError, message, warn
 from wholestep.tree import Tree
 
 
@@ -106,7 +105,7 @@ class BatchStream:
         if self.begins_again and told not in (None, num):
             must = "The length of the data must be the number of batches; all that came were used."
             received = f"{num} batches of {type(self.batches).__name__}, whose length says {told}"
-            warnings.warn(message(must, received, "mend its __len__, or leave it out."), UserWarning, stacklevel=2)
+            warn(message(must, received, "mend its __len__, or leave it out."))
 
 
 class Kept:

@@ -1,6 +1,5 @@
 """Which rows make a batch: equally many, of like lengths, or packed. A pure function of (seed, epoch, step)."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from wholestep.data.lengths import measure
 from wholestep.data.order import Order
 from wholestep.data.packing import Packs, make_packs
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, SparseArrays
-from wholestep.errors import SpecificationError, message, shown
+from wholestep.errors import SpecificationError, message, shown, warn
 from wholestep.tree import Tree
 
 _SIZE = "batch_size=32, or leave it out; labels are part of the source: Batches((x, y), batch_size=32)."
@@ -123,7 +122,7 @@ def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, sh
         return make_packs(sequences, tokens, options.boundaries, truncate=options.truncate, seed=seed, shuffle=shuffle)
     buckets = make_buckets(sequences, tokens, options.boundaries, truncate=options.truncate, seed=seed, shuffle=shuffle)
     if isinstance(source, Arrays) and options.pad != 0 and np.all(buckets.shapes <= sequences.widths):
-        warnings.warn("pad has no effect: arrays hold their padding already.", UserWarning, stacklevel=4)
+        warn("pad has no effect: arrays hold their padding already.")
     return buckets
 
 

@@ -1,6 +1,5 @@
 """The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`."""
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +11,7 @@ from wholestep.backend import unknown
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.engines.listener import Listener
 from wholestep.engines.protocol import Engine
+from wholestep.errors import warn
 from wholestep.processes.protocol import Processes
 from wholestep.processes.single import SingleProcess
 from wholestep.tree import Tree
@@ -47,7 +47,7 @@ def choose(
     engine = eager(optimizer, model, replicas, "auto")
     if engine.num_replicas > 1 or engine.processes.count > 1:
         told = "run_eagerly has no effect: on several devices, or in several processes, an update is always compiled."
-        warnings.warn(told, UserWarning, stacklevel=2)
+        warn(told)
         return compiling(optimizer, model, replicas, jit_compile)
     return engine
 

@@ -1,6 +1,5 @@
 """The engine on JAX: everything is a value; how data come to the devices, and what is done with them there."""
 
-import warnings
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
@@ -17,7 +16,7 @@ from wholestep.engines.jax_variables import JaxVariables
 from wholestep.engines.jax_words import JaxWords
 from wholestep.engines.mesh import Shares, find_layout
 from wholestep.engines.protocol import Engine
-from wholestep.errors import BatchError, message
+from wholestep.errors import BatchError, message, warn
 from wholestep.processes import group
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -44,7 +43,7 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
         jit_compile: bool | str,
     ):
         if jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_eager(model)):
-            warnings.warn(_ALWAYS_COMPILED, stacklevel=2)
+            warn(_ALWAYS_COMPILED)
         layout = find_layout(replicas)
         JaxVariables.__init__(self, layout)
         JaxOptimizer.__init__(self, optimizer)

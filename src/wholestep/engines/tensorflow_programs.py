@@ -1,6 +1,5 @@
 """Programs on TensorFlow: traced functions, that XLA compiles where it is worth it."""
 
-import warnings
 from collections.abc import Callable
 
 import keras
@@ -9,6 +8,7 @@ import tensorflow as tf
 from wholestep.engines.strategy import Replicas
 from wholestep.engines.tensorflow_leaves import spec_of, why_not_for_xla
 from wholestep.engines.xla import FlatCall, choose_xla, is_not_for_xla
+from wholestep.errors import warn
 from wholestep.tree import Tree
 
 
@@ -66,7 +66,7 @@ class TensorflowPrograms:
     def _without_xla(self, graph: tf.types.experimental.ConcreteFunction, why: str) -> FlatCall:
         self.why_no_xla = why
         if self.always_xla:
-            warnings.warn(f"jit_compile=True has no effect: {why}.", UserWarning, stacklevel=3)
+            warn(f"jit_compile=True has no effect: {why}.")
         return FlatCall(graph)
 
     def again(self, program: Callable) -> Callable | None:

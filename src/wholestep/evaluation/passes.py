@@ -1,6 +1,5 @@
 """`evaluate` and `predict`: a data set gone through in evaluation mode, and what watches it told."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +8,7 @@ import keras
 
 from wholestep.callbacks import CallbackRunner
 from wholestep.dispatch.repeat import MOST_UPDATES
-from wholestep.errors import BatchError, message
+from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation.evaluate import Pass, join
 from wholestep.executor import Executor
 from wholestep.run import Run
@@ -84,4 +83,4 @@ def _joined(*outputs: Tensor) -> Tensor:
 
 def _note_missing(num: int, steps: int | None) -> None:
     if num and steps is not None and num < steps:
-        warnings.warn(f"The data ended after {num} of {steps} batches.", UserWarning, stacklevel=4)
+        warn(f"The data ended after {num} of {steps} batches.")

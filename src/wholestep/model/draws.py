@@ -5,7 +5,6 @@ While `drawing` holds, the functions of `keras.random` draw so in this thread.
 
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -20,7 +19,7 @@ from keras.src.backend import random as seam
 from keras.src.random.seed_generator import draw_seed
 
 from wholestep.engines.protocol import Engine
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, warn
 from wholestep.model import distributions, rejection
 from wholestep.model.draw_facts import Asked, DrawFact
 from wholestep.model.words import FLOATS, Words
@@ -121,7 +120,7 @@ class Draws:
             if len({fact.axis for fact in alike}) == 1:
                 return alike[0]
             self._strayed.append(asked)
-            warnings.warn(_STRAYED.format(f"keras.random.{asked.name} of shape {asked.shape}"), stacklevel=2)
+            warn(_STRAYED.format(f"keras.random.{asked.name} of shape {asked.shape}"))
         return DrawFact(asked.name, why="the objective drew otherwise before")
 
 

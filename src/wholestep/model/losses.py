@@ -3,7 +3,6 @@
 Keras decides which output meets which label and loss; we take over before it reduces (keras/src/losses/loss.py).
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -12,7 +11,7 @@ import keras
 from keras import ops
 
 from wholestep import tree
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, warn
 from wholestep.model.compiled import distinct, is_overridden, unpack
 from wholestep.model.labels import LabelRange, label_ranges
 from wholestep.model.objective import Objective, Reading, Score
@@ -56,7 +55,7 @@ class CompiledObjective(Objective):
         if not self._has_told:
             self._has_told = True
             told = f"The model has one output, and {len(calls)} losses: as in Keras, all but the first have no effect. "
-            warnings.warn(f"{told}To minimise their sum, write one function that adds them.", UserWarning, stacklevel=2)
+            warn(f"{told}To minimise their sum, write one function that adds them.")
         return calls[:1]
 
 

@@ -1,6 +1,5 @@
 """What became of the updates that were sent: applied, left out, or the end of the run."""
 
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -11,7 +10,7 @@ import numpy as np
 
 from wholestep.data.facts import digest_of
 from wholestep.engines.protocol import Engine
-from wholestep.errors import NonFiniteError, message
+from wholestep.errors import NonFiniteError, message, warn
 from wholestep.reports.report import Report
 from wholestep.run import Run
 from wholestep.safety.ending import Ending
@@ -169,7 +168,7 @@ class Applied:
             f"Update {report.first + first}{place} was left out, as on_nonfinite='skip' asks: its loss, gradient or "
             "moving statistics are not finite. Further ones are counted without a word: see trainer.num_skipped."
         )
-        warnings.warn(told, UserWarning, stacklevel=2)
+        warn(told)
 
     def note_skipped(self, run: Run, reports: Iterable[Report]) -> None:
         """Count what was left out of updates that nobody has looked at, if anything may be. Waits for the last."""

@@ -2,13 +2,12 @@
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from wholestep import tree
 from wholestep.data.block import Batch
-from wholestep.errors import message
+from wholestep.errors import message, warn
 
 _LONG = 2.0  # seconds
 _MANY = 5  # shapes, if at least every other batch so far brought a new one
@@ -73,7 +72,7 @@ class Compilations:
             f"{num} shapes in {self.num_batches} batches: {_differing(self._shapes)}",
             "pad them to a few lengths and numbers of rows, or give the rows to Batches(rows, tokens=..., length=...).",
         )
-        warnings.warn(told, UserWarning, stacklevel=2)
+        warn(told)
 
 
 def _shape_of(batch: Batch) -> Shape:
