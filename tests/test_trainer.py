@@ -481,3 +481,17 @@ def test_a_trainer_is_not_copied_and_says_what_to_do(copied):
     with pytest.raises(ws.SpecificationError, match=r"clone_model.*restore\(path\)"):
         copied(trainer)
     trainer.fit(X, Y, epochs=1, verbose=0)
+
+
+def test_what_is_printed_says_in_one_line_what_it_is():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="small")
+    model.compile("sgd", "mse")
+    trainer, data = ws.Trainer(model), ws.Batches((np.ones((8, 3)), np.ones((8, 1))), batch_size=4)
+    assert repr(data) == "<Batches: 2 batches an epoch; next: batch 0 of epoch 0>"
+    assert repr(trainer) == "<Trainer of small: 0 updates, 0 epochs of data begun>"
+    assert [repr(step) for step in trainer.steps(data)] == [f"<Step {i + 1}: batch {i} of epoch 0>" for i in (0, 1)]
+    assert repr(trainer) == "<Trainer of small: 2 updates, 1 epochs of data begun>"
+    assert repr(ws.Batches(iter([np.ones((8, 3))]))).startswith("<Batches: an unknown number of batches an epoch")
+    term = ws.Mean(keras.ops.ones((8, 2)), keras.ops.ones((8,)))
+    assert repr(term).endswith("float32 of shape (8,), coefficient=1.0)")
+    assert "\n" not in repr(term)

@@ -84,7 +84,8 @@ def shown(value: Any) -> str:
     "{'x': float64 of shape (40, 3), 'y': ['a', 'a', 'a', 'a', 'a', 'a', ...]}"
     """
     if shape := getattr(value, "shape", ()):
-        return f"{getattr(value, 'dtype', type(value).__name__)} of shape {tuple(shape)}"
+        kind = getattr(value, "dtype", type(value).__name__)
+        return f"{getattr(kind, 'name', kind)} of shape {tuple(shape)}"
     if type(value) not in (dict, list, tuple):
         return repr(value) if len(repr(value)) <= _LONGEST else f"{repr(value)[:_LONGEST]}..."
     parts = map(shown, value) if type(value) is not dict else (f"{k!r}: {shown(part)}" for k, part in value.items())

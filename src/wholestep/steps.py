@@ -57,6 +57,9 @@ class Step:
         self.batch = batch
         self._report = report
 
+    def __repr__(self) -> str:
+        return f"<Step {self.number}: batch {self.batch} of epoch {self.epoch}>"  # no loss, which waits for the device
+
     @cached_property
     def logs(self) -> dict[str, Any]:
         """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device.

@@ -94,6 +94,10 @@ class Trainer(OnBatch):
         )
         raise SpecificationError(message(must, "copy or pickle", attempt))
 
+    def __repr__(self) -> str:
+        run = self.run
+        return f"<Trainer of {self.model.name}: {run.number} updates, {run.epochs} epochs of data begun>"
+
     @property
     def executor(self) -> Executor | None:
         """What has been compiled for the model as it is; None before the first call."""

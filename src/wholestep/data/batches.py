@@ -104,6 +104,10 @@ class Batches:
         self._stream: Stream | None = Stream(self.source) if isinstance(self.source, BatchStream) else None
         self.unused: list = []  # ready-made batches that a feed has loaded, but its loop did not use
 
+    def __repr__(self) -> str:
+        num = "an unknown number of batches" if self.num_batches is None else f"{self.num_batches} batches"
+        return f"<Batches: {num} an epoch; next: batch {self.position[1]} of epoch {self.position[0]}>"
+
     @property
     def arrays(self) -> Tree | None:
         """The source's arrays, if that is what it is."""

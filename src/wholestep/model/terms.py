@@ -9,12 +9,20 @@ from dataclasses import dataclass
 import keras
 from keras import ops
 
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, shown
 from wholestep.tree import Tensor
 
 
-@dataclass(frozen=True)
-class Mean:
+class _Shown:
+    """Terms are shown by the shapes of their parts."""
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}={shown(part)}" for name, part in vars(self).items() if part is not None)
+        return f"{type(self).__name__}({parts})"
+
+
+@dataclass(frozen=True, repr=False)
+class Mean(_Shown):
     """A weighted mean over all rows of the batch: sum(values * weights) / sum(weights).
 
     Args:
@@ -42,8 +50,8 @@ class Mean:
         return _dot(self.values, weights), ops.sum(weights)
 
 
-@dataclass(frozen=True)
-class Sum:
+@dataclass(frozen=True, repr=False)
+class Sum(_Shown):
     """A weighted sum over all rows of the batch, never divided: sum(values * weights).
 
     >>> from keras import ops
@@ -62,8 +70,8 @@ class Sum:
         return total, ops.ones((), total.dtype)
 
 
-@dataclass(frozen=True)
-class Whole:
+@dataclass(frozen=True, repr=False)
+class Whole(_Shown):
     """A loss that came as one number: it cannot be cut, so it is taken as it is."""
 
     values: Tensor
