@@ -320,9 +320,11 @@ def work(what):
         columns = int(what.split()[-1]) if what[-1].isdigit() else 0
         print("FOUND", json.dumps(ended(Path(sys.argv[2]), seed=1, columns=columns)), flush=True)
     elif what.startswith("saving"):  # "saving killed 1": what happens in the ninth update, and in which process
+        print("pid", os.getpid(), flush=True)
         _, how, process, *columns = what.split()
         callbacks = [At(9, partial(happen, f"{how} {ME}"), int(process)), Slow()]
-        ended(Path(sys.argv[2]), callbacks=callbacks, columns=int(columns[0]) if columns else 0)
+        left = ended(Path(sys.argv[2]), callbacks=callbacks, columns=int(columns[0]) if columns else 0)
+        print("FOUND", json.dumps(left), flush=True)
     elif what == "brisk":  # the threads talk to the store without a pause
         heartbeat._INTERVAL = 0.0
         time.sleep(1.5)
