@@ -66,8 +66,8 @@ WITH_XLA = (
 # from what is marked as TensorFlow's `own`; the larger runs have them on both.
 _EITHER = """
 arguments audit_report batches block checkpoint_callbacks checkpoints class_weight cluster common
-comparisons compilations cut damage data_facts diagnosis ending epochs errors faults feed folder glove house labels
-leaves leaving lengths looks names order pieces preprocess readme recipes resume shell single source stopping
+comparisons compilations cut damage data_facts diagnosis ending epochs errors faults feed folder glove house killed
+labels leaves leaving lengths looks names order pieces preprocess readme recipes resume shell single source stopping
 store stream translate_dates tree weights
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}

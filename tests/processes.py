@@ -299,6 +299,38 @@ def happen(what):
         sys.exit(3)
 
 
+def lose(kind, process, place):
+    """Train until one process is lost: in a callback of fit, or in a loop over steps."""
+
+    def happen(stop):
+        print("FAULT", time.time(), flush=True)
+        {
+            "exit": partial(sys.exit, 0),
+            "exit 3": partial(sys.exit, 3),
+            "error": partial(open, "nowhere/to/be/found"),
+            "left": partial(os._exit, 0),
+            "killed": partial(os.kill, os.getpid(), signal.SIGKILL),
+            "sleeps": partial(time.sleep, 1000),
+            "stops": stop,
+        }[kind]()
+
+    x, y = np.ones((64, 5), "float32"), np.ones((64, 1), "float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    trainer = ws.Trainer(model)
+    if place == "callback":
+        stop = partial(setattr, model, "stop_training", True)
+        trainer.fit(x, y, epochs=200, verbose=0, callbacks=[At(FAULT_AFTER, partial(happen, stop), process), Slow()])
+    else:
+        stops = []
+        for step in trainer.steps(ws.Batches((x, y), 16, seed=1), epochs=200):
+            if step.number == FAULT_AFTER and process == ME:
+                happen(partial(stops.append, True))
+            if stops:
+                break
+    print("not a word of trouble", flush=True)
+
+
 def work(what):
     if what == "cases":
         found = {
@@ -320,9 +352,14 @@ def work(what):
         columns = int(what.split()[-1]) if what[-1].isdigit() else 0
         print("FOUND", json.dumps(ended(Path(sys.argv[2]), seed=1, columns=columns)), flush=True)
     elif what.startswith("saving"):  # "saving killed 1": what happens in the ninth update, and in which process
+        print("pid", os.getpid(), flush=True)
         _, how, process, *columns = what.split()
         callbacks = [At(9, partial(happen, f"{how} {ME}"), int(process)), Slow()]
-        ended(Path(sys.argv[2]), callbacks=callbacks, columns=int(columns[0]) if columns else 0)
+        left = ended(Path(sys.argv[2]), callbacks=callbacks, columns=int(columns[0]) if columns else 0)
+        print("FOUND", json.dumps(left), flush=True)
+    elif what.startswith("lose"):  # "lose exit 3/1/callback"
+        kind, process, place = what.removeprefix("lose ").split("/")
+        lose(kind, int(process), place)
     elif what == "brisk":  # the threads talk to the store without a pause
         heartbeat._INTERVAL = 0.0
         time.sleep(1.5)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from shares import later, share
 from small import X, Y, model
+from test_checkpoints import steps_in
 
 import wholestep as ws
 from wholestep.plan import Planner
+from wholestep.safety import interrupts
 from wholestep.safety.interrupts import Terminated, end_when_terminated, uninterrupted
 
 
@@ -273,3 +275,63 @@ def test_a_trainer_trains_on_after_an_interrupt_at_any_time(num):
         history = trainer.fit(X, Y, **how).history
         assert np.isfinite(history["loss"]).all()
         assert int(optimizer.iterations) - before == 8
+
+
+class Blocks(keras.utils.PyDataset):
+    """Waits for a batch for long; a signal comes when the updates before it, but for one, are reported."""
+
+    def __init__(self, number, at=3, **how):
+        super().__init__(**how)
+        self.number, self.at, self.told = number, at, []
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        if i == self.at:
+            threading.Thread(target=self.send).start()
+            threading.Event().wait(20)
+        return X, Y
+
+    def send(self):
+        while len(self.told) < self.at - 1:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident, self.number)
+
+    def one_by_one(self):
+        yield from map(self.__getitem__, range(8))
+
+
+BLOCKED = {  # how it is trained: arguments of the data set
+    "generator": {},
+    "first batch": {"at": 0},
+    "data set": {},
+    "workers": {"workers": 2},
+    "steps": {},
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", share(BLOCKED))
+def test_a_source_that_blocks_holds_a_signal_back_for_a_moment_only(how, number, tmp_path, monkeypatch):
+    monkeypatch.setattr(interrupts, "_ONE", 0.1)
+    data = Blocks(number, **BLOCKED[how])
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: data.told.append(batch))
+    trainer, saves = ws.Trainer(model()), ws.Checkpoints(tmp_path, every_steps=100)
+
+    def train():
+        if how == "steps":
+            data.told.extend(step.batch for step in trainer.steps(ws.Batches(data, shuffle=False), checkpoints=saves))
+        else:
+            x = data if how in ("data set", "workers") else data.one_by_one()
+            trainer.fit(x, shuffle=False, verbose=0, callbacks=[look], checkpoints=saves)
+
+    since = time.monotonic()
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else interrupts.Ended):
+        train()
+    assert time.monotonic() - since < 10
+    done = data.at
+    assert int(trainer.model.optimizer.iterations) == done
+    assert data.told == list(range(done))
+    assert steps_in(tmp_path) == ([done] if done and number == signal.SIGTERM else [])

@@ -24,21 +24,30 @@ import wholestep as ws
 from wholestep import cli
 from wholestep.checkpoints.folder import Folder
 from wholestep.processes import launch as launcher
+from wholestep.processes.watchdog import PATIENCE
 
 BOUND = 60.0  # seconds in which every run ends, whatever happens
 only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several processes need the JAX engine")
 
 
-def launch(num, *arguments, patience=4, devices=1):
-    """Return (exit code, output, seconds) of a run, which is killed if it does not end."""
+def begin(num, *arguments, patience=4, devices=1):
+    """Return the process of a run that begins."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"  # the last one counts
     environment = lean(HERE, WHOLESTEP_PATIENCE=str(patience), XLA_FLAGS=flags)
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", str(num), str(HERE / "processes.py"), *arguments]
-    begin = time.monotonic()
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=4 * BOUND
-    )
-    return done.returncode, done.stdout, time.monotonic() - begin
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def launch(num, *arguments, **how):
+    """Return (exit code, output, seconds) of a run, which is killed if it does not end."""
+    since = time.monotonic()
+    with begin(num, *arguments, **how) as launched:
+        try:
+            output, _ = launched.communicate(timeout=4 * BOUND)
+        except subprocess.TimeoutExpired:
+            launched.kill()
+            raise
+    return launched.returncode, output, time.monotonic() - since
 
 
 def found(output, process):
@@ -123,6 +132,32 @@ def test_a_run_that_cannot_go_on_ends_and_says_why(what):
     assert re.search(FAULTS[what], output), output
     assert "not a word of trouble" not in output
     assert seconds < BOUND
+
+
+LOST = {  # how one process is lost, and how it is named
+    "exit": r"Process {} ended its script \d+ s ago, while others wait for it",
+    "exit 3": r"Process {} failed while .* exit code 3",
+    "error": r"Process {} failed while .*FileNotFoundError",
+    "left": r"Process {} has given no sign of life for \d+ s|process {} had ended before",
+    "killed": r"process {} was ended by SIGKILL",
+    "sleeps": r"Process {} has been at work after update \d+ \(reading data, or in a callback\) for",
+    "stops": r"wait for each other: .*process {} is comparing",
+}
+
+
+@only_jax
+@pytest.mark.large
+@pytest.mark.parametrize("place", ["callback", "loop"])
+@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("kind", LOST)
+def test_a_run_that_loses_a_process_ends_within_half_a_minute_and_names_it(kind, process, place):
+    code, output, _ = launch(2, f"lose {kind}/{process}/{place}", patience=PATIENCE)
+    seconds = time.time() - float(re.search(r"FAULT (\S+)", output)[1])
+    print(f"{kind}, process {process}, {place}: ended {seconds:.1f} s after")
+    assert code not in (0, None)
+    assert re.search(LOST[kind].replace("{}", str(process)), output), output
+    assert "not a word of trouble" not in output
+    assert seconds < 30
 
 
 @only_jax
@@ -231,7 +266,7 @@ def test_launch_says_what_it_needs(capsys, monkeypatch):
 
 @only_jax
 def test_who_is_to_blame():
-    from wholestep.processes.watchdog import PATIENCE, START, Beat, judge, silence
+    from wholestep.processes.watchdog import START, Beat, judge, silence
 
     def beat(doing="computing update 7", waits="computing update 7", seconds=1.0, step=0.1, silence=0.0):
         return Beat(1, doing, waits, seconds, step), silence
@@ -256,6 +291,8 @@ def test_who_is_to_blame():
     assert "wait for each other: process 0 is computing update 7, process 1 is comparing" in apart
     calls = (beat("comparing", f"the store, call {i}", seconds=late) for i in (3, 4))
     assert "wait for each other" in judge(dict(enumerate(calls)))
+    left = {0: beat(seconds=late), 1: beat("ending", "", seconds=late)}
+    assert judge(left) == f"Process 1 ended its script {late:.0f} s ago, while others wait for it."
     assert judge({0: beat(), 1: beat("ending", "", silence=silence(PATIENCE) + 1)}) is None  # its script is through
 
 

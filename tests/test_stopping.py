@@ -1,7 +1,6 @@
 """What stops a run, or its writer, loses no checkpoint and no error."""
 
 import errno
-import itertools
 import os
 import signal
 import subprocess
@@ -14,9 +13,9 @@ import keras
 import numpy as np
 import pytest
 from scripts import HERE, lean
-from shares import later, on, share
+from shares import on, share
 from test_checkpoints import HOW, LAST, steps_in, taken_from
-from test_snapshot import BATCHES, NO_XLA, SIZE, X, Y, check_same_bits, leaves, made, small
+from test_snapshot import BATCHES, SIZE, X, Y, check_same_bits, leaves, small
 
 import wholestep as ws
 from wholestep.checkpoints.folder import Folder
@@ -336,97 +335,6 @@ def test_the_room_is_kept():
 
 
 # ---- whole processes ----
-
-SCRIPT = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-import conftest  # the engine is set up as here, or other bits would be no wonder
-import random
-import keras
-import numpy as np
-import wholestep as ws
-from test_snapshot import NO_XLA, SIZE, X, Y, leaves, made, small
-from test_stopping import Slow
-keras.utils.set_random_seed = lambda seed: (random.seed(seed), np.random.seed(seed))  # Keras' imports tensorflow
-trainer = ws.Trainer({make}(), **NO_XLA)
-{prepare}
-history = trainer.fit(X, Y, batch_size=SIZE, epochs=3, verbose=0, callbacks=[Slow({seconds})], checkpoints={asked})
-np.savez({out!r}, *leaves(trainer.model), loss=history.history["loss"])
-"""
-
-
-class Slow(keras.callbacks.Callback):
-    """Says that training is under way, and lets an update take so long."""
-
-    def __init__(self, seconds):
-        super().__init__()
-        self.seconds = seconds
-
-    def on_train_batch_end(self, batch, logs=None):
-        print(int(self.model.optimizer.iterations), flush=True)
-        time.sleep(self.seconds)
-
-
-def script(tmp_path, prepare="", every=1, seconds=0.0, make="small"):
-    asked = f"ws.Checkpoints({str(tmp_path / 'run')!r}, every_steps={every}, keep=3)"
-    names = {"tests": str(HERE), "out": str(tmp_path / "out.npz"), "asked": asked}
-    return [sys.executable, "-c", SCRIPT.format(prepare=prepare, make=make, seconds=seconds, **names)]
-
-
-def check_equals_a_run_that_was_never_stopped(tmp_path, make=small):
-    whole = ws.Trainer(make(), **NO_XLA)
-    history = whole.fit(X, Y, batch_size=SIZE, epochs=3, verbose=0)
-    found = np.load(tmp_path / "out.npz")
-    check_same_bits(leaves(whole.model), [found[f"arr_{i}"] for i in range(len(found.files) - 1)])
-    assert found["loss"].tolist() == history.history["loss"]
-
-
-@pytest.mark.parametrize("kills", [2, *later([200])])
-def test_a_run_that_is_killed_at_any_time_goes_on(kills, tmp_path):
-    rng, environment, done = np.random.default_rng(kills), lean(HERE), 0
-    for run in itertools.count():
-        folder = tmp_path / str(run)
-        folder.mkdir()
-        while done < kills and steps_in(folder / "run")[-1:] != [LAST]:
-            with subprocess.Popen(script(folder, seconds=0.05), env=environment, stdout=subprocess.PIPE) as process:
-                process.stdout.readline()
-                time.sleep(rng.uniform(0, 0.3))
-                while done == 0 and not steps_in(folder / "run") and process.poll() is None:  # one at least is used
-                    time.sleep(0.01)
-                before = steps_in(folder / "run")
-                process.kill()
-            after = steps_in(folder / "run")
-            is_killed = process.returncode == -9
-            assert is_killed or (process.returncode == 0 and after[-1:] == [LAST])  # it had ended just before
-            assert not before or after[-1] >= before[-1]
-            done += is_killed
-        held = steps_in(folder / "run")
-        last = subprocess.run(script(folder), env=environment, capture_output=True, text=True, timeout=300)
-        assert last.returncode == 0, last.stderr
-        assert ("goes on from" in last.stderr) == bool(held)
-        check_equals_a_run_that_was_never_stopped(folder)
-        assert not list((folder / "run").glob("bad-*"))
-        if done == kills:
-            return
-
-
-PREPARE = "real = os.{call}\nleft = [{num}]\ndef stops(*a, **k):\n    left[0] -= 1\n"
-PREPARE += "    if left[0] == 0: os.kill(os.getpid(), signal.SIGKILL)\n    return real(*a, **k)\nos.{call} = stops\n"
-
-
-@pytest.mark.parametrize(
-    ("call", "num"), later((call, num) for call in ("rename", "fsync", "write") for num in (1, 2, 3, 4, 9))
-)
-def test_a_run_that_is_killed_in_the_middle_of_a_save_goes_on(call, num, tmp_path):
-    command = script(tmp_path, prepare=PREPARE.format(call=call, num=num), every=2, make="made")
-    assert subprocess.run(command, env=lean(HERE), capture_output=True, timeout=300).returncode == -9
-    command = script(tmp_path, make="made")
-    done = subprocess.run(command, env=lean(HERE), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    check_equals_a_run_that_was_never_stopped(tmp_path, made)
-    assert not list((tmp_path / "run").glob("bad-*"))
-    assert not list((tmp_path / "run").glob(".*"))
-
 
 LEAVES = """
 import os, sys, threading

@@ -158,10 +158,10 @@ class Forked(Numbers):
         return super().__getitem__(number) | own
 
 
-def in_forks(data):
+def in_forks(data, epochs=2):
     batches = ws.Batches(data, shuffle=False)
     try:
-        return drawn(batches)
+        return drawn(batches, epochs)
     finally:
         batches.source.workers.end()
 
@@ -184,6 +184,27 @@ def test_no_two_batches_have_the_same_draws_and_a_seed_brings_them_back():
     first = draws(3)
     assert len({draw for both in first for draw in both}) == 2 * len(first)
     assert draws(2) == first
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["gpu:0"])
+
+
+def test_beside_a_gpu_no_process_is_forked(gpu, monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    seen = in_forks(Forked(workers=1), epochs=1)
+    assert as_told(seen) == as_told(drawn(ws.Batches(Numbers(), shuffle=False), epochs=1))
+    assert os.getpid() not in {int(batch["process"][0]) for batch in seen[1:]}
+    assert multiprocessing.active_children() == []
+
+
+def test_beside_a_gpu_a_data_set_must_be_picklable(gpu):
+    data = Forked()
+    data.lock = threading.Lock()
+    with pytest.raises(ws.BatchError, match="is pickled for its processes"):
+        in_forks(data)
+    assert multiprocessing.active_children() == []
 
 
 def test_what_fails_in_a_process_is_raised_where_its_batch_would_come():

@@ -1,12 +1,13 @@
-"""Processes that load batches of a `keras.utils.PyDataset`: forks, which have the data set as it was when they began.
+"""Processes that load batches of a `keras.utils.PyDataset`: they have the data set as it was when they began.
 
-A fork has none of the engine's threads, so a data set in it is to use numpy alone.
+They are forks. A fork has none of the engine's threads, so a data set in it is to use numpy alone. Where the engine has
+a GPU, a fork may hang in the driver (keras-team/keras#20619): there new processes get the data set by pickling.
 """
 
 import multiprocessing
 import os
+import pickle
 import random
-import select
 import signal
 import threading
 import warnings
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from typing import Any
 
+import keras
 import numpy as np
 
 from wholestep.errors import BatchError, message
 
-_FORKS = multiprocessing.get_context("fork")
 _PATIENCE = 60.0  # seconds
 _get: Callable[[int], Any]  # in a fork, from its beginning on
 _seed: int
@@ -37,24 +39,32 @@ class Forks:
         self._get = get
         self._num = num
         self._executor: ProcessPoolExecutor | None = None  # not before it is needed
-        self._over: tuple[int, int] = (-1, -1)
+        self._over: tuple[Connection, ...] = ()
 
     def submit(self, number: int) -> Future:
         """Begin to load a batch.
 
         Raises:
-            BatchError: a process was ended.
+            BatchError: a process was ended, or the data set cannot be pickled, as it must be where there is a GPU.
         """
         with self._told(), warnings.catch_warnings():  # JAX and Python say that threads are not copied
             warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
             warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             self._executor = self._executor or self._begun()
-            return self._executor.submit(_load, number)
+            try:
+                return self._executor.submit(_load, number)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                self.end()
+                must = "Beside a GPU, a PyDataset is pickled for its processes."
+                attempt = "define its class in a module, and open files in __getitem__; or load in threads."
+                raise BatchError(message(must, error, attempt)) from error
 
     def _begun(self) -> ProcessPoolExecutor:
-        self._over = os.pipe()  # and no event: that waits for all who wait for it, also for one that was killed
+        context = multiprocessing.get_context(_start_method())
+        self._over = context.Pipe(duplex=False)  # no event: that waits for all who wait for it, also for one killed
         seed = int(np.random.randint(2**31))  # as keras.utils.set_random_seed says
-        return ProcessPoolExecutor(self._num, _FORKS, _begin, (self._get, seed, os.getpid(), self._over[0]))
+        arguments = self._get, seed, os.getpid(), self._over[0]
+        return ProcessPoolExecutor(self._num, context, _begin, arguments)
 
     def result(self, future: Future) -> Any:
         """Return a batch once it is loaded, and raise what its loading raised.
@@ -69,10 +79,10 @@ class Forks:
         """End the processes at once: one that waits for the engine would do so for ever."""
         executor, self._executor = self._executor, None
         if executor is not None:
-            os.write(self._over[1], b"over")  # which nobody reads: all see that there is something
+            self._over[1].send_bytes(b"over")  # which nobody reads: all see that there is something
             executor.shutdown(cancel_futures=True)
             for end in self._over:
-                os.close(end)
+                end.close()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -82,11 +92,19 @@ class Forks:
         except BrokenProcessPool as error:
             self.end()
             must = "The processes of a PyDataset must live until its batches are loaded."
-            attempt = "see whether the system had too little memory; or load in threads, without use_multiprocessing."
+            attempt = (
+                "see whether the system had too little memory; beside a GPU, let the script do its work under "
+                'if __name__ == "__main__"; or load in threads, without use_multiprocessing.'
+            )
             raise BatchError(message(must, error, attempt)) from error
 
 
-def _begin(get: Callable[[int], Any], seed: int, parent: int, over: int) -> None:
+def _start_method() -> str:
+    is_on_host = all(device.startswith("cpu") for device in keras.distribution.list_devices())
+    return "fork" if is_on_host else "spawn"
+
+
+def _begin(get: Callable[[int], Any], seed: int, parent: int, over: Connection) -> None:
     """Begin a process. Signals are its parent's business."""
     global _get, _seed
     _get, _seed = get, seed
@@ -95,10 +113,8 @@ def _begin(get: Callable[[int], Any], seed: int, parent: int, over: int) -> None
     threading.Thread(target=_end_with, args=(parent, over), daemon=True).start()
 
 
-def _end_with(parent: int, over: int) -> None:
-    told = select.poll()
-    told.register(over, select.POLLIN)
-    while not told.poll(1000) and os.getppid() == parent:
+def _end_with(parent: int, over: Connection) -> None:
+    while not over.poll(1.0) and os.getppid() == parent:
         pass
     os._exit(0)
 

@@ -112,7 +112,7 @@ def _watch(processes: list[subprocess.Popen]) -> int:
         codes = [process.poll() for process in processes]
         for index, code in enumerate(codes):
             if code:
-                _report_end(index, code)
+                _report_end(index, code, [i for i, other in enumerate(codes) if other == 0])
                 _wait(processes, _GRACE if code > 0 else 0)
                 return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
@@ -120,9 +120,10 @@ def _watch(processes: list[subprocess.Popen]) -> int:
         time.sleep(0.05)
 
 
-def _report_end(index: int, code: int) -> None:
+def _report_end(index: int, code: int, ended: list[int]) -> None:
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    print(f"wholestep launch: process {index} {how}; the others end too.", file=sys.stderr, flush=True)
+    before = "".join(f"; process {other} had ended before" for other in ended)
+    print(f"wholestep launch: process {index} {how}{before}; the others end too.", file=sys.stderr, flush=True)
 
 
 def _wait(processes: list[subprocess.Popen], seconds: float) -> None:

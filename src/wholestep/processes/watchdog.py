@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-PATIENCE = 30.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
+PATIENCE = 20.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
 START = 600.0  # the same while it does what may take long
 _LONG = ("starting", "compiling", "saving")
 ENDING = "ending"  # what a process does when its script is through: it waits for the others, and gives no more signs
@@ -47,7 +47,9 @@ def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> s
     for process, (beat, _) in beats.items():
         bound = max(START, limit) if beat.doing.startswith(_LONG) else limit
         if not beat.waits and waiting and min(beat.seconds, max(waiting)) > bound:
-            return f"Process {process} has been {beat.doing} for {beat.seconds:.0f} s, while others wait for it."
+            seconds = f"{beat.seconds:.0f} s"
+            did = f"ended its script {seconds} ago" if beat.doing == ENDING else f"has been {beat.doing} for {seconds}"
+            return f"Process {process} {did}, while others wait for it."
     return None
 
 
@@ -56,4 +58,4 @@ def silence(patience: float) -> float:
 
     A process that is alive is silent while C code keeps the interpreter, as in unpickling a large file.
     """
-    return max(5.0, patience * 2 / 3)
+    return max(5.0, patience)
