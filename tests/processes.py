@@ -303,6 +303,7 @@ def lose(kind, process, place):
     """Train until one process is lost: in a callback of fit, or in a loop over steps."""
 
     def happen(stop):
+        time.sleep(2)  # the others have seen a sign of life since it compiled
         print("FAULT", time.time(), flush=True)
         {
             "exit": partial(sys.exit, 0),
