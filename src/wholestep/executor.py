@@ -232,7 +232,7 @@ class Executor:
         self.compilations.num_batches += 1
         program = self.planner.known(batch, wanted)
         if program is None:
-            with named(batch):
+            with named(batch), uninterrupted(twice=False):  # an interrupt would leave the model half traced
                 self.planner.learn(self._whole(self.refresh(run)), batch)
                 state = self._whole(self._known(run))
                 filled = self.planner.filled(state, batch, wanted)

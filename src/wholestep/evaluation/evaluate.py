@@ -126,7 +126,7 @@ class Evaluation:
         key = self._key(look, most, batch)
         if key not in self.programs:
             compiling = nullcontext() if self.engine.is_eager else self.compilations.watched(batch, num_shapes)
-            with named(batch), compiling:
+            with named(batch), compiling, uninterrupted(twice=False):
                 self.engine.processes.set_status("compiling")
                 program = self._compile(run, look, most, batch)
                 key = self._key(look, most, batch)  # which knows of what was found meanwhile
