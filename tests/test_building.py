@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from small import ROWS, X, Y, values
+from small import ROWS, X, Y, model, values
 
 import wholestep as ws
 
@@ -99,6 +99,48 @@ def test_a_prediction_builds_it_too_and_moves_nothing():
     counted = int(made.layers[0].count)
     assert counted <= 1  # the one batch that was predicted
     np.testing.assert_allclose(found, made.predict(X, verbose=0), atol=1e-6)
+
+
+class Loads(keras.utils.PyDataset):
+    """Batches of 5 rows, which are counted."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_loads = 0
+
+    def __len__(self):
+        return ROWS // 5
+
+    def __getitem__(self, i):
+        self.num_loads += 1
+        return X[5 * i : 5 * i + 5], Y[5 * i : 5 * i + 5]
+
+
+def test_a_call_loads_no_batch_but_those_of_its_pass():
+    made = model()
+    trainer = ws.Trainer(made)
+    trainer.fit(X, Y, verbose=0)  # which builds the metrics
+    data, held_out = Loads(), Loads()
+    trainer.fit(data, validation_data=held_out, epochs=3, verbose=0)
+    assert (data.num_loads, held_out.num_loads) == (3 * len(data), 3 * len(held_out))
+    trainer.evaluate(held_out, verbose=0)
+    trainer.predict(held_out, verbose=0)
+    assert held_out.num_loads == 5 * len(held_out)
+
+
+@pytest.mark.parametrize("objective", [None, Squared()])
+def test_a_look_at_data_builds_no_optimizer_and_the_next_update_does(objective):
+    made, expected = model(loss="mse"), model(loss="mse")
+    trainer = ws.Trainer(made, objective)
+    targets = keras.ops.one_hot(Y, 4)
+    trainer.predict(X, verbose=0)
+    trainer.evaluate(X, targets, verbose=0)
+    assert not made.optimizer.built
+    trainer.update((X, targets))
+    ws.Trainer(expected, objective).update((X, targets))
+    assert len(made.optimizer.variables) == len(expected.optimizer.variables)
+    for a, b in zip(values(made), values(expected), strict=True):
+        assert a.tobytes() == b.tobytes()
 
 
 class Adding(keras.Model):

@@ -1,10 +1,13 @@
 """The contract of every verb, on whichever engine this process has; and both engines draw one curve."""
 
 import contextlib
+import gc
 import json
 import math
 import subprocess
 import sys
+import threading
+import weakref
 from functools import partial
 
 import keras
@@ -510,21 +513,27 @@ def holds_sees_looks(case):
 
 def holds_watch(case):
     kernel, bias, given = [*case.variables.params[:2], case.variables.buffers[0]]
-    looks, ends = [], []
+    looks, watches = [], []
 
     def look():
         looks.append(1)
         case.engine.write_variables(case.variables, larger)  # while they are watched
-        ends[-1]()
+        watches[-1].end()
 
-    ends.append(case.engine.watch([kernel, bias, kernel], [given, bias], look))
-    ends[-1]()
+    def watched():
+        watches.append(case.engine.watch([kernel, bias, kernel], [given, bias], look, threading.RLock()))
+        return watches[-1]
+
+    watched().begin()
+    watches[-1].end()
+    watched().end()
+    watches[-1].begin()  # it has ended already
     before = case.held()
     assert looks == []
     for num, touch in enumerate((kernel.numpy, lambda: bias + 1, lambda: bias.assign(bias.value + 7), set_given), 1):
         state = case.read()
         larger = state._replace(params=[value + 1 for value in state.params]) if JAX else None
-        ends.append(case.engine.watch([kernel, bias, kernel], [given, bias], look))
+        watched().begin()
         equal(keras.ops.convert_to_numpy(given.value), before[2][0])
         assert kernel.shape == before[0][0].shape
         assert len(looks) == (num - 1) * JAX
@@ -537,6 +546,15 @@ def holds_watch(case):
 
 def set_given(variable):
     variable.assign(np.full(variable.shape, variable + 9))
+
+
+def test_nothing_is_kept_of_a_variable_that_is_gone():
+    case = Case(2)
+    captured = keras.Variable(np.ones(3))
+    captured_of = [weakref.ref(value) for value in case.engine.read_captured([captured], case.read())]
+    del captured
+    gc.collect()
+    assert [kept() for kept in captured_of] == [None] * JAX  # TensorFlow reads them where they are
 
 
 def holds_copied(case):

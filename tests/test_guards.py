@@ -66,6 +66,51 @@ def test_between_two_steps_another_thread_may_train():
     assert int(trainer.model.optimizer.iterations.numpy()) == 6
 
 
+class Meeting(ws.Objective):
+    """A loss whose computation waits until another one is computed as well."""
+
+    def __init__(self, barrier):
+        self.barrier = barrier
+        self.met = []
+
+    def wait(self, outputs):
+        try:
+            self.met.append(self.barrier.wait(20) >= 0)
+        except threading.BrokenBarrierError:
+            self.met.append(False)
+        return np.zeros_like(outputs)
+
+    def __call__(self, model, batch, training):
+        outputs = model(batch[0], training=training)
+        return ws.Mean((outputs - 1) ** 2 + self.waited(keras.ops.stop_gradient(outputs)))
+
+    def waited(self, outputs):
+        if keras.backend.backend() == "jax":
+            import jax
+
+            return jax.pure_callback(self.wait, jax.ShapeDtypeStruct(outputs.shape, outputs.dtype), outputs)
+        import tensorflow as tf
+
+        return tf.ensure_shape(tf.numpy_function(self.wait, [outputs], outputs.dtype), outputs.shape)
+
+
+def test_trainers_in_two_threads_compute_at_the_same_time():
+    barrier, threads = threading.Barrier(2), []
+    objectives = [Meeting(barrier), Meeting(barrier)]
+
+    def train(objective):
+        made = model()
+        for _ in ws.Trainer(made, objective, optimizer="sgd").steps(ws.Batches((X, Y), ROWS), epochs=3):
+            made.get_weights()
+
+    for objective in objectives:
+        threads.append(threading.Thread(target=train, args=(objective,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(100)
+    assert [objective.met for objective in objectives] == [[True] * 3] * 2
+
+
 def forked(work):
     """Return what `work` says in a forked process, which ends after 20 seconds if it hangs."""
     reading, writing = os.pipe()

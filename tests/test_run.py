@@ -1,4 +1,7 @@
-"""A restore puts values into the variables once: what is assigned afterwards stands."""
+"""A restore assigns values once, and a restore or a call that fails leaves a run that trains on."""
+
+import itertools
+import sys
 
 import keras
 import numpy as np
@@ -82,3 +85,86 @@ def test_a_schedule_of_epochs_acts_once_on_an_epoch_that_was_left(taken):
         assert other.fit(X, Y, callbacks=callbacks(other.run), **HOW).history == history
         check_same_bits(leaves(whole.model), leaves(other.model))
     assert rate_of(other) == np.float32(0.1 / 8)
+
+
+# ---- a restore, or the beginning and end of a call, that fails ----
+
+
+def fails(call, n, inside=""):
+    """Raise at the n-th call of a function of the library (called by the function `inside`); whether it was reached."""
+    num = 0
+
+    def enter(frame, event, _):
+        nonlocal num
+        if "wholestep" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+            return
+        callers = {inside} if not inside else set()
+        while inside and (frame := frame.f_back) is not None:
+            callers.add(frame.f_code.co_name)
+        num += inside in callers
+        if num == n:
+            num += 1
+            raise MemoryError("as on a full machine")
+
+    sys.settrace(enter)
+    try:
+        call()
+    except MemoryError:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def trained_from(trainer, snapshot, how):
+    """Return all leaves after a fit that goes on from a snapshot."""
+    trainer.run.restore(snapshot)
+    trainer.fit(X, Y, **how)
+    return leaves(trainer.model)
+
+
+def test_a_restore_that_fails_is_no_restore_or_is_finished_by_the_next_call(taken):
+    trainer, how = ws.Trainer(small(1)), HOW | {"epochs": 1}
+    trainer.fit(X, Y, **how)
+    home = trainer.run.snapshot()
+    untouched, restored = trained_from(trainer, home, how), trained_from(trainer, taken[small][0], how)
+    outcomes = set()
+    for n in itertools.count(1, 3):
+        trainer.run.restore(home)
+        if not fails(lambda: trainer.run.restore(taken[small][0]), n):
+            break
+        is_pending = trainer.run.restored is taken[small][0]
+        outcomes.add(is_pending)
+        trainer.fit(X, Y, **how)
+        check_same_bits(leaves(trainer.model), restored if is_pending else untouched)
+    assert outcomes == {True, False}
+
+
+def test_a_call_that_fails_as_it_begins_or_ends_leaves_the_run_between_calls(taken):
+    trainer, how = ws.Trainer(small(1)), HOW | {"epochs": 1}
+    trainer.run.restore(taken[small][0])
+    trainer.fit(X, Y, **how)
+    restored, fields = leaves(trainer.model), []
+    for n in itertools.count(1):
+        trainer.run.restore(taken[small][0])
+        before = dict(vars(trainer.run))
+        if not fails(lambda: trainer.fit(X, Y, **how), n, inside="under_way"):
+            break
+        assert not trainer.run.is_under_way
+        if trainer.run.restored is not None:
+            fields.append([name for name, value in vars(trainer.run).items() if value != before[name]])
+            trainer.fit(X, Y, **how)
+            check_same_bits(leaves(trainer.model), restored)
+        trainer.fit(X, Y, **how)
+    assert len(fields) > 5
+    assert not any(fields)
+
+
+def test_a_restored_run_is_planned_by_its_own_findings():
+    trainer = ws.Trainer(small(), microbatch_size=2)
+    trainer.fit(X, Y, **HOW)
+    snapshot = trainer.run.snapshot()
+    snapshot.facts["findings"]["coupling"]["couples"] = True
+    trainer.run.restore(snapshot)
+    with pytest.warns(UserWarning, match="microbatch_size=2 is part of what this update means"):
+        trainer.fit(X, Y, **HOW)

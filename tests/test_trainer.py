@@ -339,7 +339,7 @@ def test_a_source_that_is_spent_is_said_so():
     made = model()
     batches = ws.Batches(iter([(X, Y)]))
     ws.Trainer(made).fit(batches, verbose=0)
-    with pytest.raises(ws.BatchError, match="The data must have at least one batch"):
+    with pytest.raises(ws.BatchError, match="must have at least one batch"):
         ws.Trainer(made).fit(batches, verbose=0)
     assert int(made.optimizer.iterations) == 1
 

@@ -33,7 +33,7 @@ from wholestep.model.findings import Findings
 from wholestep.model.forward import Forward
 from wholestep.model.labels import check_labels
 from wholestep.model.losses import CompiledObjective
-from wholestep.model.misfit import check_parts, named
+from wholestep.model.misfit import check_labels_are_numbers, check_parts, named
 from wholestep.model.objective import Objective
 from wholestep.plan import Planner
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
@@ -78,8 +78,10 @@ class Executor:
         slots = steps.slots if steps.trains else [] if optimizer is None else optimizer.variables
         held = [v for metric in self.metrics for v in metric.variables]
         variables = Variables(model.trainable_variables, slots, model.non_trainable_variables, held)
-        watching = Forward(model, objective, metrics, variables, training=False, freezes_reads=engine.freezes_reads)
-        forward = replace(watching, training=True, keeps_assigned=engine.keeps_assigned, draws_by=engine)
+        seen = replace(variables, slots=[])  # an evaluation needs none
+        watching = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.freezes_reads)
+        keeps = engine.keeps_assigned
+        forward = replace(watching, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine)
         update = update_of(engine, forward, optimizer, steps, stops=options.on_nonfinite == "raise")
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
         self.evaluation = Evaluation(engine.for_evaluation(), watching, steps)
@@ -118,6 +120,11 @@ class Executor:
         self.compilations.is_quiet = self.evaluation.compilations.is_quiet = is_quiet
 
     # ---- before an update ----
+
+    def learn_slots(self) -> None:
+        """Let the variables that the optimizer was built with belong to the state."""
+        if self.optimizer is not None and not self.steps.trains:
+            self.variables.slots[:] = self.optimizer.variables
 
     def refresh(self, run: Run) -> State:
         """Let the run hold the values of the Keras variables, which anybody may have changed, and return its state."""
@@ -161,6 +168,13 @@ class Executor:
         """
         groups = groups_of(self.variables)
         kept = leaves_of(snapshot, groups)
+        try:
+            self._put_back(run, snapshot, groups, kept)
+        except BaseException:
+            run.state = run.variables = None  # so the next call assigns all that is not assigned yet
+            raise
+
+    def _put_back(self, run: Run, snapshot: Snapshot, groups: dict, kept: dict) -> None:
         self.dispatcher.catch_up()
         run.go_on_from(renamed(snapshot, names_of(self.engine, self.update.forward)))
         run.state = None
@@ -174,7 +188,7 @@ class Executor:
         state = self.refresh(run)._replace(metrics=running, sums=self.engine.place(tuple(kept["sums"])))
         run.state, run.begins = self.engine.at_rest(self._whole(state)), snapshot.facts["begins"]
         run.number, run.num_skipped = snapshot.facts["number"], snapshot.facts["num_skipped"]
-        self.planner.findings = run.findings
+        self.planner.adopt(run.findings)
         self.engine.why_no_xla = self.engine.why_no_xla or run.findings.why_no_xla
 
     def begin_update_in_hand(self, run: Run) -> None:
@@ -257,6 +271,7 @@ class Executor:
         if isinstance(objective, CompiledObjective) and not self.steps.trains:
             with named(batch):
                 check_parts(self.model, batch.host)
+                check_labels_are_numbers(self.model, batch.host)
                 check_weights(batch.host, all_zero=batch.is_resident, divisors=objective.divisors, numbers=batch.names)
                 check_labels(objective.label_ranges, batch.host, batch.names)
 

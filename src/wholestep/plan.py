@@ -48,6 +48,13 @@ class Planner:
     _updates: dict[tuple, AnyUpdate] = field(default_factory=dict)
     _known: dict = field(default_factory=dict)
 
+    def adopt(self, findings: Findings) -> None:
+        """Plan by the findings of a restored run; programs that were planned by others are dropped."""
+        if not findings.plans_as(self.findings):
+            self.programs.clear()
+            self._known.clear()
+        self.findings = findings
+
     def wanted(self, batches: Batches, *, in_hand: bool) -> Wanted:
         """Return what is known of all updates on these batches; one in hand is not the first of many."""
         num_shapes = len(batches.shapes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -94,18 +94,28 @@ class Run:
         Args:
             also: what is taken out with the run for as long as the call moves it, and if it fails, until the next one.
         """
-        outer = self._batches, self.place, self.data, self.also
-        resumed = self.resume(call, batches, are_given=are_given)
-        self.data.layout = layout_of(batches)
+        outer, before = (self._batches, self.place, self.data, self.also), self._as_it_is()
+        try:
+            resumed = self.resume(call, batches, are_given=are_given)
+            self.data.layout = layout_of(batches)
+        except BaseException:
+            vars(self).update(before)
+            raise
         self._batches, self.also = batches, also or {}
         try:
             yield resumed
             self.also = {}
         finally:
-            self._note_data()
-            self._batches = None
-            if outer[0] is not None:
-                self._batches, self.place, self.data, self.also = outer
+            try:
+                self._note_data()
+            finally:
+                self._batches = None
+                if outer[0] is not None:
+                    self._batches, self.place, self.data, self.also = outer
+
+    def _as_it_is(self) -> dict[str, Any]:
+        """Return the values of all attributes, with copies of those that a call changes in place."""
+        return vars(self) | {"place": replace(self.place), "data": replace(self.data)}
 
     @property
     def is_under_way(self) -> bool:
@@ -201,7 +211,7 @@ class Run:
         if not isinstance(snapshot, Snapshot) or snapshot.facts.get("format") != 1:
             must = "restore takes what snapshot() returned."
             raise SpecificationError(message(must, type(snapshot).__name__, "run.restore(run.snapshot())."))
-        facts, before = RunFacts.of(snapshot), dict(vars(self))
+        facts, before = RunFacts.of(snapshot), self._as_it_is()
         self.state, self.variables = None, None
         self.number, self.num_skipped, self.begins = facts.number, facts.num_skipped, facts.begins
         self.epochs, self.place, self.data, self.findings = facts.epochs, facts.place, facts.data, facts.findings
@@ -212,8 +222,9 @@ class Run:
         if (arrive := self.arrive()) is not None:
             try:
                 arrive()
-            except SpecificationError:
-                vars(self).update(before)
+            except BaseException:
+                if not self.assigned:  # the model is as it was; otherwise the next call assigns the rest
+                    vars(self).update(before)
                 raise
 
     def go_on_from(self, snapshot: Snapshot) -> None:

@@ -83,6 +83,7 @@ class Setup:
         self._is_own = objective is not None or self.steps.trains
         self._builder = Builder(model, objective, self.steps)
         self._made_for: list = []
+        self._checked: Executor | None = None  # to train
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
@@ -161,23 +162,30 @@ class Setup:
         arguments.check_trains(self.model)
         return executor
 
-    def executor_for(self, batches: Batches, **how: bool) -> Executor:
+    def executor_for(self, batches: Batches, *, trains: bool = False, **how: bool) -> Executor:
         """Return the executor for the model as it is now, creating its variables from a batch if need be."""
         self.settle()
         self._adopt_optimizer()
-        self._builder.build(batches, **how)
-        optimizer = self._build_optimizer()
+        self._builder.build(batches, trains=trains, **how)
+        if trains or self.run.restored is not None:
+            self._build_optimizer()
         made_for = self._parts()
         if self.executor is None or not compiled.are_same(self._made_for, made_for):
-            if not self.steps.trains:
-                arguments.check_optimizer(optimizer)
-                arguments.check_trainable(self.model, optimizer)
             self.run.findings = self.run.findings if self.run.restored else Findings()
             self.executor, self._made_for = self._make(), made_for
+        if trains and self._checked is not self.executor:
+            self._check_optimizer()
+            self._checked = self.executor
         is_elsewhere = self.run.variables is not self.executor.variables and not self.run.is_under_way
         if self.run.restored is not None and is_elsewhere:
             self._put_back(self.executor, self.run.restored)
         return self.executor
+
+    def _check_optimizer(self) -> None:
+        if not self.steps.trains:
+            optimizer = getattr(self.model, "optimizer", None)
+            arguments.check_optimizer(optimizer)
+            arguments.check_trainable(self.model, optimizer)
 
     def _parts(self) -> list:
         """Return what an executor is made for: with another one of these, there must be another executor."""
@@ -191,6 +199,8 @@ class Setup:
         if optimizer is not None and not (optimizer.built or is_lazy):
             with uninterrupted(), scope(self.model):
                 optimizer.build(self.model.trainable_variables)
+            if self.executor is not None and self.executor.optimizer is optimizer:
+                self.executor.learn_slots()
         return optimizer
 
     def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:

@@ -186,8 +186,11 @@ class Batches:
 
     @property
     def stream_state(self) -> Any:
-        """Where a stream stands after the batch that was taken last, if it can tell."""
-        return None if self._stream is None else self._stream.state
+        """The state of a stream after the batch that was taken last, if the stream has one."""
+        if self._stream is None:
+            return None
+        self._stream.begin()
+        return self._stream.state
 
     def go_on(self, position: tuple[int, int], state: object) -> None:
         """Go to a position at which a stream said that this is its state."""

@@ -25,13 +25,18 @@ class Stream:
         self._running: Iterator[Tree] | None = None
         self._peeked: Tree | None = None
         self._get_state: Callable[[], Any] | None = None
-        self.state: Any = None  # of the iterator after the batch that was drawn last, if it has `get_state`
+        self.state: Any = None  # of the iterator, after the batch that was drawn last, if it has `get_state`
         self.has_ended = False  # whether the last batch was drawn, and its end was seen
 
     @property
     def begins_again(self) -> bool:
         """Whether a second epoch can be drawn."""
         return self._source.begins_again
+
+    def begin(self) -> None:
+        """Open the source, if it is not open: from then on `state` is known. Draws nothing."""
+        if self._running is None:
+            self._begin()
 
     def restart(self) -> None:
         """Begin again with the next batch."""
@@ -103,4 +108,5 @@ class Stream:
             iterator.set_state(state)
         has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
         self._get_state = iterator.get_state if has_state else None
-        self._running, self.has_ended, self.state = self._source.drawn_from(iterator), False, None
+        self._running, self.has_ended = self._source.drawn_from(iterator), False
+        self.state = copy.deepcopy(iterator.get_state()) if has_state else None

@@ -24,7 +24,6 @@ from wholestep.program import Program
 from wholestep.reports.applied import Applied
 from wholestep.reports.report import Numbers
 from wholestep.run import Run
-from wholestep.safety.guards import LOOKING
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
@@ -93,6 +92,8 @@ class Dispatcher:
         self._shortest = math.inf  # seconds that an update has taken, with little around it
         self._handed_out = 0  # updates since the latest dispatch, and with it
         self._ahead: _Ahead | None = None
+        # Held while variables get newer values, so that another thread's access waits; not while updates are computed.
+        self._lock = threading.RLock()
         # Kept on the device: a loop of single updates asks for the same ones in every epoch.
         self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine))
 
@@ -106,14 +107,14 @@ class Dispatcher:
         Args:
             given: returns the state that a program spends next, and what it takes beside state and data.
         """
-        with LOOKING:
+        with self._lock:
             ahead = self._ahead
             if ahead is not None and ahead.holds(run, block):
                 at, ahead.done = ahead.done, ahead.done + block.num
                 if ahead.seen in (None, ahead.done):  # a signal's handler may have looked before they were counted
                     self._handed_out += block.num
                     return ahead.numbers, at
-            return self._dispatch(run, block, given), 0
+        return self._dispatch(run, block, given), 0
 
     def _dispatch(self, run: Run, block: Block, given: Given) -> Numbers:
         self._note_pace()
@@ -134,8 +135,9 @@ class Dispatcher:
         numbers, self._handed_out = Numbers(self._engine, reports), block.num
         ahead = _Ahead(run, block, num, numbers, state, variables, again, block.num)
         if goes_ahead:
-            ahead.unwatch = self._engine.watch(variables.all, block.program.captured, self._look)
-            self._ahead = ahead
+            watch = self._engine.watch(variables.all, block.program.captured, self._look, self._lock)
+            ahead.unwatch, self._ahead = watch.end, ahead
+            watch.begin()
         else:
             self._write(ahead, state)
             self._looks.note_end(block.num, 0, self._shortest)
@@ -181,7 +183,7 @@ class Dispatcher:
 
         If the updates cannot be carried out again, nothing has changed, and the next who looks tries once more.
         """
-        with LOOKING, uninterrupted():
+        with self._lock, uninterrupted():
             ahead = self._ahead
             if ahead is None:
                 return False

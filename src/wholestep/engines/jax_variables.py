@@ -1,7 +1,10 @@
 """Keras variables on JAX: they hold the very arrays that the next program spends, and the newest values at any time."""
 
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,21 @@ from wholestep.tree import Tree
 _copied = jax.jit(partial(jax.tree.map, jnp.copy))
 
 
+class ByVariable(dict[int, Any]):
+    """Arrays by the id of a variable, kept as long as the variable lives."""
+
+    def keep(self, variable: keras.Variable, arrays: Any) -> None:
+        """Keep arrays in place of those that were kept for the variable."""
+        if id(variable) not in self:
+            weakref.finalize(variable, _drop, weakref.ref(self), id(variable)).atexit = False
+        self[id(variable)] = arrays
+
+
+def _drop(kept: Callable[[], ByVariable | None], key: int) -> None:
+    if (arrays := kept()) is not None:
+        arrays.pop(key, None)
+
+
 class JaxVariables:
     """The verbs of `wholestep.engines.protocol` that read and write Keras variables.
 
@@ -24,9 +42,9 @@ class JaxVariables:
 
     def __init__(self, layout: MeshLayout | None):
         self.layout = layout
-        self._given: dict[int, tuple] = {}  # by variable, the part of one device, and the whole array
-        self._seen: dict[int, tuple] = {}
-        self._sharing: dict[int, jax.Array] = {}
+        self._given = ByVariable()  # the part of one device, and the whole array
+        self._seen = ByVariable()
+        self._sharing = ByVariable()
 
     def read_variables(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers). The variables' own arrays: the next program spends them."""
@@ -56,9 +74,9 @@ class JaxVariables:
 
     sees_looks = True  # arrays do not change: who wants a newer one asks the variable
 
-    def watch(self, variables: list, given: list, look: Callable[[], None]) -> Callable[[], None]:
-        """Call `look` before anybody reads or sets a variable, or sets one of `given`; return what ends the watch."""
-        return Watch(variables, given, look).end
+    def watch(self, variables: list, given: list, look: Callable[[], None], lock: AbstractContextManager) -> Watch:
+        """Return what calls `look`, under the lock, before a variable is read or set, or one of `given` is set."""
+        return Watch(variables, given, look, lock)
 
     def copied(self, values: Tree) -> Tree:
         """Return the values in arrays of their own."""
@@ -107,7 +125,7 @@ class JaxVariables:
         seen, placed = self._seen.get(id(variable), (None, None))
         if seen is not value:
             placed = self.layout.put(value, self.layout.of(variable))
-            self._seen[id(variable)] = value, placed
+            self._seen.keep(variable, (value, placed))
         return placed
 
     def changed_outside(self, variables: list) -> list:
@@ -129,8 +147,8 @@ class JaxVariables:
         The whole array is kept, to be taken again if the variable still holds what it was given.
         """
         alone = value.addressable_data(0)
-        self._given[id(variable)] = (alone, value)
-        self._sharing[id(variable)] = alone
+        self._given.keep(variable, (alone, value))
+        self._sharing.keep(variable, alone)
         return alone
 
     @property
@@ -141,7 +159,7 @@ class JaxVariables:
     def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         if self.layout is None:
             return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
-        self._sharing[id(variable)] = value
+        self._sharing.keep(variable, value)
         alone, whole = self._given.get(id(variable), (None, None))
         return whole if alone is value else self.layout.put(value, self.layout.of(variable))
 

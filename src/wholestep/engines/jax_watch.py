@@ -1,56 +1,79 @@
-"""Keras variables on JAX that say so before somebody reads or sets them."""
+"""Keras variables on JAX that report before they are read or set."""
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import keras
 
-from wholestep.safety.guards import LOOKING
-
 _WATCH = "_wholestep_watch"
-_KINDS: dict[tuple[type, bool], type] = {}  # the classes of variables that are watched, by those of others
+_KINDS: dict[tuple[type, bool], type] = {}  # the classes of watched variables, by the class that each had
+_MARKING = threading.Lock()  # held for a moment, and never while another lock is waited for
 
 
 class Watch:
-    """Calls `look` before anybody reads or sets the value of a variable, until the watch ends.
+    """Calls `look` before a variable is read or set, from `begin` to `end`.
 
-    Until then the variables are of a class of their own, a subclass of the one they had.
+    Meanwhile the variables are of another class, a subclass of the one they had.
 
     Args:
-        variables: nobody reads or sets them unseen.
-        given: nobody sets them unseen; their values may be read.
-        look: ends the watch, or raises an error: then the next who looks is seen as well.
+        variables: reads and writes are reported.
+        given: only writes are reported.
+        look: ends the watch, or raises an error: then the next access is reported as well.
+        lock: held while `look` runs, so that another thread waits for what `look` writes.
     """
 
-    def __init__(self, variables: list[keras.Variable], given: list[keras.Variable], look: Callable[[], None]):
+    def __init__(
+        self,
+        variables: list[keras.Variable],
+        given: list[keras.Variable],
+        look: Callable[[], None],
+        lock: AbstractContextManager,
+    ):
         self._variables = [*variables, *given]
+        self._num_read = len(variables)
         self._look = look
-        self._is_told = False
-        with LOOKING:
-            for i, variable in enumerate(self._variables):
-                before = vars(variable).get(_WATCH)
-                if before is not None and before is not self:
-                    before.notice()
-                if before is not self:
+        self._lock = lock
+        self._is_reported = self._has_ended = False
+
+    def begin(self) -> None:
+        """Watch all variables, unless the watch has ended already; end those that other trainers have on them."""
+        while other := self._mark():
+            other.notice()
+            other.end()
+
+    def _mark(self) -> "Watch | None":
+        """Mark all variables and return None, or return the watch that one of them is under."""
+        with _MARKING:
+            for variable in [] if self._has_ended else self._variables:
+                if (other := vars(variable).get(_WATCH)) is not None:
+                    return other
+            for i, variable in enumerate([] if self._has_ended else self._variables):
+                if _WATCH not in vars(variable):  # it is listed twice, or both read and given
                     vars(variable)[_WATCH] = self
-                    variable.__class__ = _watched(type(variable), i < len(variables))
+                    variable.__class__ = _watched(type(variable), i < self._num_read)
+            return None
 
     def end(self) -> None:
-        """Let the variables be what they were."""
-        for variable in self._variables:
-            if vars(variable).get(_WATCH) is self:
-                variable.__class__ = type(variable).__base__
-                del vars(variable)[_WATCH]
+        """Let the variables be of their own class."""
+        with _MARKING:
+            self._has_ended = True
+            for variable in self._variables:
+                if vars(variable).get(_WATCH) is self:
+                    variable.__class__ = type(variable).__base__
+                    del vars(variable)[_WATCH]
 
     def notice(self) -> None:
-        """Somebody looks; not whoever is told of it."""
-        if not self._is_told:
-            self._is_told = True
-            try:
-                self._look()
-            finally:
-                self._is_told = False
+        """Call `look`, unless this thread is inside of it."""
+        with self._lock:
+            if not self._is_reported:
+                self._is_reported = True
+                try:
+                    self._look()
+                finally:
+                    self._is_reported = False
 
 
 def put(variable: keras.Variable, value: jax.Array) -> None:
@@ -63,7 +86,7 @@ def put(variable: keras.Variable, value: jax.Array) -> None:
 
 def _notice(variable: keras.Variable) -> None:
     watch = vars(variable).get(_WATCH)
-    if watch is not None:  # else another thread has just looked
+    if watch is not None:  # otherwise another thread's access has ended it
         watch.notice()
 
 
@@ -71,20 +94,17 @@ def _watched(kind: type, is_read: bool) -> type:
     """Return the class of variables of this kind while they are watched."""
 
     def read(variable: keras.Variable) -> Any:
-        with LOOKING:
-            if is_read:
-                _notice(variable)
-            return vars(variable)["_value"]
+        if is_read:
+            _notice(variable)
+        return vars(variable)["_value"]
 
     def assign(variable: keras.Variable, value: Any) -> None:
-        with LOOKING:
-            _notice(variable)
-            vars(variable)["_value"] = value
+        _notice(variable)
+        vars(variable)["_value"] = value
 
     def reduce(variable: keras.Variable, protocol: int) -> Any:
-        with LOOKING:
-            _notice(variable)
-            return variable.__reduce_ex__(protocol)
+        _notice(variable)
+        return variable.__reduce_ex__(protocol)
 
     if (kind, is_read) not in _KINDS:
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}

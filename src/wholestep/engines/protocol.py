@@ -17,6 +17,16 @@ from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 
 
+class Watch(Protocol):
+    """Reports accesses to variables before they happen."""
+
+    def begin(self) -> None:
+        """Accesses are reported from now on, unless the watch has ended already."""
+
+    def end(self) -> None:
+        """No access is reported any more."""
+
+
 class Engine(Protocol):
     """One model's and one optimizer's way to the devices of this process."""
 
@@ -133,8 +143,8 @@ class Engine(Protocol):
     def write_buffers(self, variables: Variables, buffers: list) -> None:
         """The variables that are no parameters hold these values, and nothing was waited for."""
 
-    def watch(self, variables: list, given: list, look: Callable[[], None]) -> Callable[[], None]:
-        """`look` runs before one is read or set, or one of `given` is set, until what is returned has been called."""
+    def watch(self, variables: list, given: list, look: Callable[[], None], lock: AbstractContextManager) -> Watch:
+        """Once begun, `look` runs under the lock before a variable is read or set, or one of `given` is set."""
 
     def copied(self, values: Tree) -> Tree:
         """The numbers are the same, in arrays of their own, and nothing was waited for."""

@@ -1,11 +1,22 @@
 """Keras variables on TensorFlow: programs read and write them where they are."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
 from wholestep.state import State, Variables
 from wholestep.tree import Tree
+
+
+class Unseen:
+    """A watch that reports nothing."""
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
 
 
 class TensorflowVariables:
@@ -35,9 +46,9 @@ class TensorflowVariables:
 
     sees_looks = False  # a function that was traced reads a variable without Python
 
-    def watch(self, variables: list, given: list, look: Callable[[], None]) -> Callable[[], None]:
-        """Looks are not seen here."""
-        return lambda: None
+    def watch(self, variables: list, given: list, look: Callable[[], None], lock: AbstractContextManager) -> "Unseen":
+        """Accesses are not seen on TensorFlow."""
+        return Unseen()
 
     def copied(self, values: Tree) -> Tree:
         """Return the values in tensors of their own: tensors do not change."""

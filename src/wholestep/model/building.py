@@ -56,9 +56,10 @@ class Builder:
             )
         with scope(self.model):
             if self.given is None and not predicts:
-                example = batches.example()
-                with uninterrupted(), explained(self.model, None, example):
-                    self._build_compiled(example)
+                if not self._compiled_is_built():
+                    example = batches.example()
+                    with uninterrupted(), explained(self.model, None, example):
+                        self._build_compiled(example)
             elif unbuilt := self._unbuilt():
                 example = batches.example()
                 example = compiled.unpack(example)[0] if predicts and are_whole else example
@@ -70,11 +71,16 @@ class Builder:
         """Create the variables of a compiled model, of its losses and of its metrics."""
         model = self.model
         check_labels_are_numbers(model, example)
-        parts = [*compiled.layers(model), model._compile_loss, model._compile_metrics]
-        if not _has_ragged(example):
-            compiled.build(model, example)
-        elif any(part is not None and not part.built for part in parts):
+        if _has_ragged(example):
             _build(_compute_compiled, model, example)
+        else:
+            compiled.build(model, example)
+
+    def _compiled_is_built(self) -> bool:
+        """Whether a compiled model, its losses and its metrics have all their variables: no batch need be loaded."""
+        model = self.model
+        parts = [*compiled.layers(model), model._compile_loss, model._compile_metrics]
+        return all(part is None or part.built for part in parts)
 
     def _custom(self, *, trains: bool, predicts: bool) -> str:
         """Return which of the model's own steps will be run; nothing if it is none."""
@@ -101,6 +107,8 @@ class Builder:
             must = "On JAX a model without a `call` must have parts that are built."
             received = f"not built: {', '.join(layer.name for layer in inner if not layer.built)}"
             raise SpecificationError(message(must, received, "call each on a batch, or part.build(shape)."))
+        if has_call and self._compiled_is_built():
+            return True
         x, y, _ = compiled.unpack(batches.example())
         if has_call and y is None and not self.model.built:
             with uninterrupted():

@@ -26,7 +26,7 @@ def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
 
 
 def build(model: keras.Model, batch: Tree) -> None:
-    """Create the variables of the model, its losses and its metrics from the shapes of one batch.
+    """Create the variables of the model, its losses and its metrics from the shapes of one batch; not its optimizer's.
 
     Raises:
         BatchError: the model was compiled with a loss, and there are no labels.
@@ -38,7 +38,15 @@ def build(model: keras.Model, batch: Tree) -> None:
         raise BatchError(message(must, "a batch without y", attempt))
     if model.run_eagerly:
         _build_eagerly(model, x, y, weight)
-    model._symbolic_build(data_batch=tree.map_leaves(symbolic, (x, y, weight)))
+    optimizer = model.optimizer
+    is_built = getattr(optimizer, "built", True)
+    try:
+        if not is_built:  # an evaluation needs no slots, and Keras must not make them
+            optimizer.built = True
+        model._symbolic_build(data_batch=tree.map_leaves(symbolic, (x, y, weight)))
+    finally:
+        if not is_built:
+            optimizer.built = False
 
 
 def takes_labels(model: keras.Model) -> bool:

@@ -95,6 +95,11 @@ class Findings:
     sizes: dict[str, list[int]] = field(default_factory=dict)
     looped: list[str] = field(default_factory=list)
 
+    def plans_as(self, other: "Findings") -> bool:
+        """Whether a plan of an update by these findings is the plan by the other ones."""
+        names = "coupling", "pads", "adds", "limit", "why_no_xla"
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
     def as_json(self) -> dict[str, Any]:
         """Return the same as JSON."""
         return asdict(self)

@@ -5,9 +5,6 @@ import threading
 
 from wholestep.errors import SpecificationError, message
 
-# Held by whoever moves, or looks at, values that may be ahead of what was asked for. One for all: trainers may share
-# variables, and two locks could wait for each other.
-LOOKING = threading.RLock()
 _taking = threading.Lock()
 _first_process: int | None = None
 
