@@ -132,6 +132,22 @@ def test_imports_go_down_the_floors(path):
             assert module_of(path) in ("model.reduction", "model.objective", "model.draws")
 
 
+def targets(node):
+    """Return what a statement assigns to."""
+    found = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [part for target in found for part in getattr(target, "elts", [target])]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_run_has_one_writer(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and path.name != "run.py":
+            for target in targets(node):
+                owner = ast.unparse(target.value).split(".") if isinstance(target, ast.Attribute) else []
+                is_of_a_run = {"run", "_run"} & {*owner[:2]}
+                assert not is_of_a_run or "evaluation" in path.parts, f"{path.name}: {ast.unparse(node)}"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_hold_one_idea(path):
     assert len(path.read_text().splitlines()) <= 400

@@ -6,10 +6,11 @@ from typing import Any, TypeAlias
 import keras
 
 from wholestep.checkpoints.callbacks import differing, made, paired, put_back, saved_in, starts_anew, state_of
-from wholestep.checkpoints.place import Keeps, Place
+from wholestep.checkpoints.place import Keeps
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes.protocol import Processes
+from wholestep.run import Run
 
 Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList | list[keras.callbacks.Callback] | None
 
@@ -127,17 +128,18 @@ class CallbackRunner:
         """Tell the callbacks of updates that they do not know of yet: no more follow them."""
         self._train.close()
 
-    def end_epoch(self, place: Place) -> None:
-        """Tell those callbacks of an epoch's end that have not been told yet; each sees what those before it added."""
-        known = self.callbacks
+    def end_epoch(self, run: Run) -> None:
+        """Call the epoch-end hook of each callback that has not had it; each sees the logs that those before it set."""
+        known, place = self.callbacks, run.place
         if type(known).on_epoch_end is not keras.callbacks.CallbackList.on_epoch_end:  # somebody's own list
             known.on_epoch_end(place.epoch, place.logs)
             return
         known._flush_futures()
         if place.told == 0:
-            place.logs = dict(sorted((place.logs or {}).items()))  # Keras tells a copy, in this order
+            logs = dict(sorted((place.logs or {}).items()))  # Keras passes a copy, in this order
+            run.end_epoch(logs)
         for callback in known.callbacks[place.told :]:
-            place.told += 1
+            run.end_hook()
             callback.on_epoch_end(place.epoch, place.logs)
 
     def get_state(self) -> dict[str, Any]:

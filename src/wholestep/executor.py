@@ -23,11 +23,11 @@ from wholestep.data.block import Batch, Block, Known
 from wholestep.data.feed import Feed, open_feed
 from wholestep.data.weights import check_weights
 from wholestep.dispatch.dispatcher import Dispatcher
-from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
+from wholestep.dispatch.repeat import EPOCH
 from wholestep.dispatch.size import DispatchSize
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
-from wholestep.evaluation.evaluate import Evaluation, Look, Pass
+from wholestep.evaluation.evaluate import Evaluation, Look, Pass, PassRun
 from wholestep.model.compiled import is_overridden, loss_trackers, resets_on_the_host
 from wholestep.model.findings import Findings
 from wholestep.model.forward import Forward
@@ -133,9 +133,10 @@ class Executor:
             blank = self.update.epoch_sums.empty(), np.int32(0), self.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.place(blank)
             state = State([], [], [], self.engine.read_metrics(self.variables), sums, stopped, scratch)
-            run.state, run.variables = self.engine.at_rest(self._whole(state)), self.variables
+            run.hold(self.engine.at_rest(self._whole(state)), self.variables)
         elif not self.engine.holds(self.variables, run.state):
-            run.state = self._whole(run.state)
+            run.hold(self._whole(run.state))
+        assert run.state is not None
         return run.state
 
     def _whole(self, state: State) -> State:
@@ -144,11 +145,9 @@ class Executor:
 
     def begin_epoch(self, run: Run) -> None:
         """Let the sums and the metrics be empty from the next update on, and Keras' metrics from now on."""
-        self.refresh(run)
+        state = self.refresh(run)
         self._empty_metrics()
-        assert run.state is not None
-        run.state = run.state._replace(metrics=self.engine.read_metrics(self.variables))
-        run.begins = EPOCH
+        run.hold(state._replace(metrics=self.engine.read_metrics(self.variables)), begins=EPOCH)
 
     def _empty_metrics(self) -> list[np.ndarray]:
         """Let Keras' metrics be empty, and return what they hold then."""
@@ -171,13 +170,13 @@ class Executor:
         try:
             self._put_back(run, snapshot, groups, kept)
         except BaseException:
-            run.state = run.variables = None  # so the next call assigns all that is not assigned yet
+            run.drop()
             raise
 
     def _put_back(self, run: Run, snapshot: Snapshot, groups: dict, kept: dict) -> None:
         self.dispatcher.catch_up()
         run.go_on_from(renamed(snapshot, names_of(self.engine, self.update.forward)))
-        run.state = None
+        run.drop()
         self.begin_epoch(run)
         for name, variables in groups.items():
             put(*((kept["running"], variables, {}) if name == "metrics" else (kept[name], variables, run.assigned)))
@@ -186,8 +185,8 @@ class Executor:
         num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
         state = self.refresh(run)._replace(metrics=running, sums=self.engine.place(tuple(kept["sums"])))
-        run.state, run.begins = self.engine.at_rest(self._whole(state)), snapshot.facts["begins"]
-        run.number, run.num_skipped = snapshot.facts["number"], snapshot.facts["num_skipped"]
+        run.hold(self.engine.at_rest(self._whole(state)), begins=snapshot.facts["begins"])
+        run.counted(snapshot.facts["number"], snapshot.facts["num_skipped"])
         self.planner.adopt(run.findings)
         self.engine.why_no_xla = self.engine.why_no_xla or run.findings.why_no_xla
 
@@ -196,7 +195,7 @@ class Executor:
         if self._resets_on_the_host or not self.planner.empty:
             self.begin_epoch(run)
         else:
-            run.begins = ALONE
+            run.begin_update()
 
     def feed(self, run: Run, batches: Batches, *, in_hand: bool = False) -> Feed:
         """Return the way of these batches to the device, or of the one in hand.
@@ -213,7 +212,7 @@ class Executor:
 
     def open_pass(self, batches: Batches, look: Look, steps: int | None) -> Pass:
         """Return a way through so many of these batches (None: all) in evaluation mode."""
-        run, batches = Run(), batches.in_order()
+        run, batches = PassRun(), batches.in_order()
         self._check_processes(batches)
         plan, room = self.evaluation.plan(run, batches, look, steps), self.planner.room_for_data
         check = (lambda batch: None) if look.predicts or self.steps.tests else self.check
@@ -225,9 +224,7 @@ class Executor:
         look, metrics = through.look, self.planner.empty
         if not look.predicts and (look.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics):
             metrics = self._empty_metrics()
-        through.run.state = self.evaluation.state([] if look.predicts else metrics, look)
-        through.run.number = 0
-        through.feed.batches.rewind()
+        through.begin(self.evaluation.state([] if look.predicts else metrics, look))
 
     def show_evaluation(self, found: Tensor, block: Block) -> dict[str, Any]:
         """Return the numbers of an evaluation as Keras does. Its metrics hold theirs already."""
@@ -253,7 +250,7 @@ class Executor:
                 is_new = self.planner.is_new(filled, wanted) and not self.engine.is_eager
                 with self.compilations.watched(filled, wanted.num_shapes) if is_new else nullcontext():
                     program = self.planner.program(state, batch, filled, wanted)
-                run.state = self.engine.at_rest(state)
+                run.hold(self.engine.at_rest(state))
         return program
 
     def _known(self, run: Run) -> State:
@@ -262,7 +259,7 @@ class Executor:
         assert state is not None
         known = 0 if run.variables is None else len(run.variables.buffers)
         self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
-        run.variables = self.variables
+        run.hold(state, self.variables)
         return state if state.sums else state._replace(sums=self.engine.place(self.update.epoch_sums.empty()))
 
     def check(self, batch: Batch) -> None:
@@ -277,20 +274,20 @@ class Executor:
 
     # ---- an update ----
 
-    def send(self, run: Run, feed: Feed, block: Block) -> Report:
+    def send(self, run: Run, feed: Feed, block: Block, *, in_call: bool = True) -> Report:
         """Send one block of updates to the device. Spends the run's state; waits for nothing.
 
         The Keras variables hold the new state, as soon as anybody looks, and the run and the batches stand behind the
         block, or nothing has happened; only if the program itself fails, what it spent is lost.
         """
-        engine, program, first, last = self.engine, block.program, run.number + 1, run.number + block.num
+        engine, program, first = self.engine, block.program, run.number + 1
         with engine.processes.dispatching(f"computing update {first}"), uninterrupted():
             numbers, at = self.dispatcher.send(run, block, self._given)
-            run.number, run.begins, run.layout = last, GOES_ON, program.layout
+            run.sent(block.num, program.layout, in_call=in_call)
             feed.batches.position = block.end
-        report = Report(numbers, at, program.layout, block, first)
+        report = Report(numbers, at, program.layout, block, first, in_call=in_call)
         self.applied.note_sent(report)
-        engine.processes.set_status(f"at work after update {last} (reading data, or in a callback)")
+        engine.processes.set_status(f"at work after update {run.number} (reading data, or in a callback)")
         return report
 
     def _given(self, run: Run, program: Program) -> tuple[State, list]:

@@ -8,7 +8,6 @@ import keras
 
 from wholestep import arguments
 from wholestep.callbacks import CallbackRunner, refuse_backup
-from wholestep.checkpoints.place import Place
 from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import Snapshot
@@ -118,13 +117,14 @@ def _run_epochs(
     is_at_start = not run.place.is_open
     if resumed is not None and (is_at_start or begin >= last):  # nothing of the epoch was done, or is to be done
         run.put_back_also(resumed)
-        run.restored = resumed = None
+        run.has_resumed()
+        resumed = None
     for epoch in range(begin, last):
         if resumed is None:
             run.begin_epoch(epoch, batches.position)
         before = None if resumed is None else replace(resumed, arrays=resumed.arrays | run.arrays())
         watch.callbacks.on_epoch_begin(epoch)
-        run.place.is_open = True
+        run.open_epoch()
         if resumed is None or before is None:
             executor.begin_epoch(run)
         else:  # the values hold already what this hook did when the epoch began, such as another learning rate
@@ -133,20 +133,22 @@ def _run_epochs(
             run.put_back_also(resumed)
         executor.applied.recount(run)
         if run.place.logs is None:
-            logs = run.place.latest = run_epoch(executor, run, feed, steps, watch, saver, once=once)
+            logs = run_epoch(executor, run, feed, steps, watch, saver, once=once)
+            run.end_updates(logs)
             _check_any(run.place.done, epoch, has_stopped=watch.stops)
             if validate is not None and validate.is_due(epoch):
                 saver.look()
                 logs = logs | validate(watch, saver.look)
-            run.place.logs = logs
+            run.end_epoch(logs)
         logs = dict(run.place.logs or {})  # `on_train_end` is told nothing that a callback adds at an epoch's end
-        watch.end_epoch(run.place)
-        run.restored = resumed = None
+        watch.end_epoch(run)
+        run.has_resumed()
+        resumed = None
         saver.end_epoch(run.place.logs or {})
         if watch.stops or _ends_early(batches, epoch, last, once=once):
             break
     saver.finish()  # before a moving average of the weights takes their place
-    run.place = Place()
+    run.end_call()
     setup.finish()
     return logs
 

@@ -55,6 +55,10 @@ class Planner:
             self._known.clear()
         self.findings = findings
 
+    def note_no_xla(self) -> None:
+        """Note why programs are not compiled by XLA, as the engine has found."""
+        self.findings.why_no_xla = self.engine.why_no_xla
+
     def wanted(self, batches: Batches, *, in_hand: bool) -> Wanted:
         """Return what is known of all updates on these batches; one in hand is not the first of many."""
         num_shapes = len(batches.shapes)

@@ -16,13 +16,14 @@ from wholestep.data.batches import Batches
 from wholestep.data.block import Block
 from wholestep.data.facts import layout_of
 from wholestep.data.feed import Feed
-from wholestep.dispatch.repeat import EPOCH
+from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.errors import SpecificationError, message
 from wholestep.model.findings import Findings
 from wholestep.reports.layout import ReportLayout
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor
 
+At = TypeVar("At", contravariant=True)
 Sent = TypeVar("Sent", covariant=True)
 Copied = Callable[[str, Tensor], Numbers]
 
@@ -134,9 +135,76 @@ class Run:
             if name in self.also:
                 self.also[name].set_state(state)
 
+    # ---- what moves a run, beside `under_way` and `restore`: no other module assigns to it ----
+
+    def connect(self, settle: Callable[[], Any], arrive: Callable[[], Any]) -> None:
+        """Take the two functions, held weakly, that read unread updates and assign a restored snapshot."""
+        self.settle, self.arrive = settle, arrive
+
+    def hold(self, state: State, variables: Variables | None = None, *, begins: int | None = None) -> None:
+        """Hold the values that the next update spends, of other variables or with another beginning where given."""
+        self.state = state
+        self.variables = self.variables if variables is None else variables
+        self.begins = self.begins if begins is None else begins
+
+    def sent(self, num: int, layout: ReportLayout, *, in_call: bool) -> None:
+        """Count updates that were sent; those of `update` belong to no epoch of a call."""
+        self.number, self.begins, self.layout = self.number + num, GOES_ON, layout
+        self.place.done += num if in_call else 0
+
+    def failed(self, number: int, *, in_call: bool) -> None:
+        """Go back to before an update that was not applied, nor any after it."""
+        self.place.done -= self.number + 1 - number if in_call else 0
+        self.number = number - 1
+
+    def counted(self, number: int, num_skipped: int) -> None:
+        """Set the number of the last update and how many were skipped, as the optimizer and the reports have them."""
+        self.number, self.num_skipped = number, num_skipped
+
+    def noted(self, last: str, state: Any, latest: dict[str, Any] | None = None) -> None:
+        """Keep the digest of the last batch and the stream's state after it; the last update's numbers, if given."""
+        self.data.last, self.data.state = last, state
+        self.place.latest = self.place.latest if latest is None else latest
+
+    def begin_update(self) -> None:
+        """Let the next update be an epoch by itself, with empty sums and metrics."""
+        self.begins = ALONE
+
     def begin_epoch(self, epoch: int, position: tuple[int, int]) -> None:
-        """Let the call stand at the beginning of an epoch."""
+        """Move the call to the beginning of an epoch."""
         self.place = Place(self.place.call, epoch, began=position[0])
+
+    def open_epoch(self) -> None:
+        """Note that the callbacks have seen the epoch begin."""
+        self.place.is_open = True
+
+    def end_updates(self, latest: dict[str, Any]) -> None:
+        """Keep the logs of the last update of an epoch, whose validation may follow."""
+        self.place.latest = latest
+
+    def end_epoch(self, logs: dict[str, Any]) -> None:
+        """Keep the logs of an epoch whose updates and validation have run."""
+        self.place.logs = logs
+
+    def end_hook(self) -> None:
+        """Count a callback that has seen the epoch end."""
+        self.place.told += 1
+
+    def end_call(self) -> None:
+        """Move the run to between calls."""
+        self.restored, self.place = None, Place()
+
+    def has_resumed(self) -> None:
+        """Drop the snapshot from which the run has resumed."""
+        self.restored = None
+
+    def adopt(self, findings: Findings) -> None:
+        """Plan by other findings from now on."""
+        self.findings = findings
+
+    def drop(self) -> None:
+        """Drop the values: the next call assigns those of the restored snapshot that are not assigned yet."""
+        self.state = self.variables = None
 
     def snapshot(self, copied: Copied = own_copy) -> Snapshot:
         """Return where the training stands. Waits for the device.
@@ -273,16 +341,16 @@ def _tensor(value: Any) -> Tensor:
     return keras.ops.stop_gradient(tensor) if keras.backend.backend() == "tensorflow" else tensor
 
 
-class Sends(Protocol[Sent]):
-    """Whatever sends blocks to the device: an executor's updates, or an evaluation."""
+class Sends(Protocol[At, Sent]):
+    """Sends blocks to the device: an executor's updates, or an evaluation's batches."""
 
-    def send(self, run: Run, feed: Feed, block: Block) -> Sent:
-        """Send a block; return what will tell of it."""
+    def send(self, run: At, feed: Feed, block: Block) -> Sent:
+        """Send a block and move the run; return the block's report, or an evaluation's results."""
 
 
 def updates(
-    line: Sends[Sent],
-    run: Run,
+    line: Sends[At, Sent],
+    run: At,
     feed: Feed,
     num: int | None,
     size: Callable[[], int],
@@ -306,6 +374,5 @@ def updates(
         if before() is False:
             return
         sent = line.send(run, feed, block)
-        run.place.done += block.num
         feed.note_sent(block)
         yield sent

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -87,8 +88,7 @@ class Setup:
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
-        run.settle = weakref.WeakMethod(self._count_exactly)  # or they would keep each other alive
-        run.arrive = weakref.WeakMethod(self._arrive)
+        run.connect(weakref.WeakMethod(self._count_exactly), weakref.WeakMethod(self._arrive))
         arguments.check_optimizer(None if self.steps.trains else getattr(model, "optimizer", None))
 
     # ---- batches ----
@@ -171,7 +171,7 @@ class Setup:
             self._build_optimizer()
         made_for = self._parts()
         if self.executor is None or not compiled.are_same(self._made_for, made_for):
-            self.run.findings = self.run.findings if self.run.restored else Findings()
+            self.run.adopt(self.run.findings if self.run.restored else Findings())
             self.executor, self._made_for = self._make(), made_for
         if trains and self._checked is not self.executor:
             self._check_optimizer()
@@ -213,7 +213,7 @@ class Setup:
         if self.model.built:
             _put_all(snapshot, self._groups(), assigned)
             if executor is not None:  # which evaluates and predicts, and nothing more
-                self.run.restored = None
+                self.run.has_resumed()
         slots = [(path, snapshot.arrays[f"slots/{i}"]) for i, path in enumerate(snapshot.facts["paths"]["slots"])]
         claimed(slots, [] if optimizer is None else optimizer.variables, assigned)  # such as the learning rate
 
@@ -267,7 +267,7 @@ class Setup:
             must = "A snapshot is of the model as it was trained."
             received = "a model that was compiled, or changed, since the last update"
             raise SpecificationError(message(must, received, "take the snapshot before, or after the next update."))
-        self.run.findings.why_no_xla = self.executor.engine.why_no_xla
+        self.executor.planner.note_no_xla()
         return self.executor.applied.count_exactly(self.run)
 
     def _adopt_optimizer(self) -> None:
@@ -283,7 +283,7 @@ class Setup:
         objective = CompiledObjective(model, self._metrics)
         if self.steps.trains:
             name = "train_step" if compiled.is_overridden(model, "train_step") else "compute_metrics"
-            self.run.findings.coupling, self.run.findings.pads = Coupling(custom=name), False
+            self.run.adopt(replace(self.run.findings, coupling=Coupling(custom=name), pads=False))
             return self._executor(objective, list(model.metrics))
         metrics = [*compiled.metrics_of(model), *self._metrics]
         self._know(leave_rows_out(compiled.known_metrics(model, self._metrics)))
@@ -296,7 +296,7 @@ class Setup:
     def _know(self, pads: bool | None) -> None:
         """Take note of whether every metric can be told to leave rows out, unless that has been tried."""
         if self.run.findings.pads is None:
-            self.run.findings.pads = pads
+            self.run.adopt(replace(self.run.findings, pads=pads))
 
     # ---- around ----
 

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 
 from wholestep import arguments, tree
-from wholestep.checkpoints.place import Place
 from wholestep.checkpoints.saver import Saver
 from wholestep.checkpoints.snapshot import Snapshot
 from wholestep.checkpoints.unsaved import Unsaved
@@ -107,7 +106,7 @@ def run_steps(
                 run.begin_epoch(epoch, batches.position)
                 executor.begin_epoch(run)
             executor.applied.recount(run)
-            run.restored = None
+            run.has_resumed()
         if resumed is not None and batches.position[0] != run.place.began:  # its last update was the last one
             resumed = None
             continue
@@ -136,7 +135,7 @@ def run_steps(
                 executor.applied.note_skipped(run, unread)
         executor.meet(feed)
     saver.finish()
-    run.place = Place()
+    run.end_call()
 
 
 class Logs(Mapping):
@@ -176,11 +175,11 @@ class Logs(Mapping):
 def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
     """Carry out one update on a batch in hand."""
     if run.restored is not None:  # it was left inside of a call that does not go on
-        run.restored, run.place = None, Place()
+        run.end_call()
     executor.begin_update_in_hand(run)
     feed = executor.feed(run, batches, in_hand=True)
     assert isinstance(feed, Loaded)
-    report = executor.send(run, feed, feed.in_hand(executor.planner.findings.rows_to_fill))
+    report = executor.send(run, feed, feed.in_hand(executor.planner.findings.rows_to_fill), in_call=False)
     executor.applied.hand_over(run, report)
     return Logs(executor, run, report)
 

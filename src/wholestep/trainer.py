@@ -297,7 +297,7 @@ class Trainer(OnBatch):
                 self._setup.put_weights(found.snapshot)
             else:
                 self.run.restore(found.snapshot)
-                self.run.data.last = ""  # by hand, a run may go on with data that were mended
+                self.run.noted("", self.run.data.state)  # the data may have been mended since
 
     def explain(self) -> str:
         """Return how updates are carried out, in plain words. Complete once one has been."""

@@ -196,7 +196,7 @@ class Dispatcher:
     def _write(self, ahead: _Ahead, state: State) -> None:
         """Let variables and run hold a state; whoever waits to look finds all of it."""
         self._engine.write_variables(ahead.variables, state)
-        ahead.run.state = state
+        ahead.run.hold(state)
         ahead.unwatch()
         self._applied.note_written()
 

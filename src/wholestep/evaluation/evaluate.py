@@ -23,8 +23,8 @@ from wholestep.evaluation.scoring import Predicting, Scoring, parted
 from wholestep.model.forward import Forward
 from wholestep.model.misfit import named
 from wholestep.program import Program
-from wholestep.reports.layout import check_same
-from wholestep.run import Run, updates
+from wholestep.reports.layout import ReportLayout, check_same
+from wholestep.run import updates
 from wholestep.safety.compilations import Compilations
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State
@@ -87,14 +87,14 @@ class Evaluation:
     def _step(self, look: Look) -> Step:
         return self._steps[look.predicts, look.is_whole]
 
-    def plan(self, run: Run, batches: Batches, look: Look, steps: int | None) -> Callable:
+    def plan(self, run: "PassRun", batches: Batches, look: Look, steps: int | None) -> Callable:
         """Return what finds the program for each batch of these, of which so many are wanted (None: all)."""
         is_resident = batches.arrays is not None and not batches.shapes
         most = len(batches) if is_resident else MOST_STACKED if self.engine.num_replicas == 1 else 1
         most = 1 if look.one_by_one or steps == 1 else most
         return partial(self._program, run, look, most, len(batches.shapes))
 
-    def send(self, run: Run, feed: Feed, block: Block) -> tuple[Any, Block]:
+    def send(self, run: "PassRun", feed: Feed, block: Block) -> tuple[Any, Block]:
         """Send a block of batches to the device; return what was found of each on the device, and the block."""
         engine, program = self.engine, block.program
         assert run.state is not None
@@ -107,20 +107,21 @@ class Evaluation:
         which = self._span(block.first, block.num)
         with engine.processes.dispatching("evaluating"), uninterrupted():
             moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
-            run.state = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
+            after = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
             if forward.facts.moves_buffers:
-                run.state = run.state._replace(buffers=moved.buffers)
+                after = after._replace(buffers=moved.buffers)
                 engine.write_buffers(forward.variables, moved.buffers)
             if moved.metrics:
                 engine.write_metrics(forward.variables, moved.metrics)
-            run.number, run.layout, feed.batches.position = run.number + block.num, program.layout, block.end
+            run.state, run.number, run.layout = after, run.number + block.num, program.layout
+            feed.batches.position = block.end
         return found, block
 
     def logs(self, found: Tensor, block: Block) -> dict[str, Any]:
         """Return the numbers of an evaluation up to the last batch of a block. Waits for the device."""
         return block.program.layout.unpack(self.engine.fetch(found)[block.num - 1])
 
-    def _program(self, run: Run, look: Look, most: int, num_shapes: int, batch: Batch) -> Program:
+    def _program(self, run: "PassRun", look: Look, most: int, num_shapes: int, batch: Batch) -> Program:
         self.compilations.num_batches += 1
         most = most if batch.num_rows == batch.full else 1  # the short one comes once
         key = self._key(look, most, batch)
@@ -138,7 +139,7 @@ class Evaluation:
         num_buffers = len(self._step(look).forward.variables.buffers)
         return look.predicts, look.is_whole, most > 1, batch.signature, batch.num_rows, num_buffers
 
-    def _compile(self, run: Run, look: Look, most: int, batch: Batch) -> Program:
+    def _compile(self, run: "PassRun", look: Look, most: int, batch: Batch) -> Program:
         engine, cut = self.engine, Cut(((1, batch.num_rows),), batch.num_rows)
         data, rows = stage(engine, batch, cut)
         (rows,) = engine.place((rows,))
@@ -181,18 +182,38 @@ class Evaluation:
         return state, step
 
 
+@dataclass
+class PassRun:
+    """How far a pass has got.
+
+    Args:
+        state: the values after its last batch: a copy that no training sees.
+        number: how many batches have been sent.
+        layout: of the numbers that are added up, once a batch has been sent.
+    """
+
+    state: State | None = None
+    number: int = 0
+    layout: ReportLayout | None = None
+
+
 @dataclass(frozen=True)
 class Pass:
     """A data set that may be gone through in evaluation mode several times, always from its first batch on.
 
     Args:
-        run: where such a pass stands: `number` counts batches, and `state` is a copy that no training sees.
+        run: how far the pass has got.
         look: what is wanted of the pass.
     """
 
-    run: Run
+    run: PassRun
     feed: Feed
     look: Look
+
+    def begin(self, state: State) -> None:
+        """Begin with the first batch and with these values."""
+        self.run.state, self.run.number = state, 0
+        self.feed.batches.rewind()
 
     def updates(
         self, evaluation: Evaluation, num: int | None, size: Callable[[], int], before: Callable[[], None]

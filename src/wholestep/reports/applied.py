@@ -83,7 +83,7 @@ class Applied:
         """Let the run's number be the optimizer's `iterations`, and what was left out. Waits."""
         if (latest := self._latest()) is not None and self._skips:
             self.note_failures(run, latest)
-        run.number = self._num_applied + run.num_skipped
+        run.counted(self._num_applied + run.num_skipped, run.num_skipped)
         self._iterations = self._optimizer.iterations.value
 
     def count_skipped(self, run: Run) -> int:
@@ -100,10 +100,9 @@ class Applied:
         """
         self.settle(run)
         self.note_last(run)
-        run.data.last, run.data.state = self._last[1:] if self._last[0] == run.number else ("", None)
         latest = self._latest()
-        if latest is not None:
-            run.place.latest = latest.numbers(latest.block.num - 1)
+        last, state = self._last[1:] if self._last[0] == run.number else ("", None)
+        run.noted(last, state, None if latest is None else latest.numbers(latest.block.num - 1))
         if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
             return run.num_skipped  # it leaves out what it does not count
         if self._skips:
@@ -147,14 +146,13 @@ class Applied:
         """Count the updates that were left out; return the first failed one if that ends the run."""
         if not self._skips:
             if (failed := report.first_failure) is not None:
-                run.place.done -= run.number - (report.first + failed - 1)
-                run.number = report.first + failed - 1
+                run.failed(report.first + failed, in_call=report.in_call)
             return failed
         num = 0 if report.is_noted else report.num_failures
         if num and not self._has_told:
             self._has_told = True
             self._tell(run, report)
-        run.num_skipped += num
+        run.counted(run.number, run.num_skipped + num)
         report.is_noted = True
         return None
 

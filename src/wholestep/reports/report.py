@@ -44,10 +44,14 @@ class Report:
         numbers: of a dispatch.
         at: the first of its updates that are the block's.
         first: the number of that update.
+        in_call: whether the updates belong to an epoch of `fit` or `steps`, and not to `update`.
     """
 
-    def __init__(self, numbers: Numbers, at: int, layout: ReportLayout, block: Block, first: int):
+    def __init__(
+        self, numbers: Numbers, at: int, layout: ReportLayout, block: Block, first: int, *, in_call: bool = True
+    ):
         self.block = block
+        self.in_call = in_call
         self.first = first
         self.error: NonFiniteError | None = None
         self.is_noted = False
