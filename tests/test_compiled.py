@@ -672,3 +672,37 @@ def test_unpack():
     assert compiled.unpack((1, 2)) == (1, 2, None)
     with pytest.raises(ws.SpecificationError, match="4 parts"):
         compiled.unpack((1, 2, 3, 4))
+
+
+class Adding(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+@pytest.mark.parametrize("call", ["fit", "steps", "update"])
+def test_training_without_a_loss_is_refused_and_an_evaluation_is_not(call):
+    x = np.ones((8, 3), "float32")
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    made.compile("sgd", metrics=["mae"])
+    trainer = ws.Trainer(made)
+    calls = {
+        "fit": lambda: trainer.fit(x, x[:, :1], verbose=0),
+        "steps": lambda: next(trainer.steps((x, x[:, :1]))),
+        "update": lambda: trainer.update((x, x[:, :1])),
+    }
+    with pytest.raises(ws.SpecificationError, match="Training needs a loss"):
+        calls[call]()
+    assert trainer.evaluate(x, x[:, :1], verbose=0, return_dict=True)["mae"] > 0
+
+
+@pytest.mark.parametrize("kind", ["add_loss", "regularizer"])
+def test_a_loss_that_layers_add_is_trained_without_another(kind):
+    x = np.ones((8, 3), "float32")
+    dense = keras.layers.Dense(2, kernel_regularizer="l2" if kind == "regularizer" else None)
+    made = keras.Sequential([keras.Input((3,)), dense, *([Adding()] if kind == "add_loss" else [])])
+    made.compile("sgd")
+    before = made.get_weights()[0]
+    history = ws.Trainer(made).fit(x, verbose=0)
+    assert history.history["loss"][0] > 0
+    assert not np.array_equal(before, made.get_weights()[0])

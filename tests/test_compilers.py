@@ -81,6 +81,16 @@ def test_the_users_word_is_heard():
     assert "XLA compiles it." in trainer.explain()
 
 
+@pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX compiles everything")
+@pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
+def test_what_xla_is_known_not_to_compile_is_not_tried(layer, capfd):
+    """The gradient of a second recurrent layer by its inputs; TensorFlow logs hundreds of lines where it is tried."""
+    trainer = ws.Trainer(make(lambda: keras.Sequential([keras.layers.Dense(2), layer(2)])))
+    trainer.fit(X, Y, **HOW)
+    assert "without XLA: XLA cannot compile it (the gradient of a loop" in trainer.explain()
+    assert "TensorListReserve" not in trainer.explain() + capfd.readouterr().err
+
+
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX always compiles")
 def test_a_word_that_cannot_be_kept_is_said_so():
     trainer = ws.Trainer(make(Written), jit_compile=True)

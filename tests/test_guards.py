@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 
 import keras
 import numpy as np
 import pytest
+from scripts import HERE, lean
 from small import ROWS, X, Y, model
 
 import wholestep as ws
@@ -151,6 +154,47 @@ def test_a_forked_process_is_told_not_to_train():
     for said in words:
         assert f"forked after process {os.getpid()} had made a trainer" in said
         assert '"spawn"' in said
+
+
+FORKS = """
+import os, sys, warnings
+import keras
+import wholestep as ws
+from small import X, Y, model
+
+warnings.simplefilter("ignore")
+left = []
+
+def leave(*_, **__):
+    if not left:
+        left.append(os.fork())
+        if left[0] == 0:
+            print("in the child", flush=True)
+            sys.exit(3)
+
+trainer = ws.Trainer(model())
+if sys.argv[1] == "fit":
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=leave)]
+    trainer.fit(X, Y, batch_size=5, verbose=0, callbacks=callbacks, checkpoints=sys.argv[2])
+else:
+    for step in trainer.steps(ws.Batches((X, Y), 5), checkpoints=sys.argv[2]):
+        leave()
+_, status = os.waitpid(left[0], 0)
+print("left with", os.waitstatus_to_exitcode(status), "after", trainer.run.number)
+os.kill(os.getpid(), 9)  # how the parent ends is not asked
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("call", ["fit", "steps"])
+def test_a_forked_process_that_leaves_in_the_middle_of_a_call_ends(call, tmp_path):
+    command = [sys.executable, "-c", FORKS, call, str(tmp_path / "saved")]
+    with subprocess.Popen(command, env=lean(HERE), stdout=subprocess.PIPE, text=True, start_new_session=True) as script:
+        timer = threading.Timer(100, os.killpg, (script.pid, signal.SIGKILL))
+        timer.start()
+        words, _ = script.communicate()
+        timer.cancel()
+    assert words.splitlines() == ["in the child", "left with 3 after 4"]
 
 
 def test_the_first_process_with_a_trainer_is_the_one_that_may_train(monkeypatch):

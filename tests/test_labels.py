@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.model.labels import LabelRange, check_labels, label_ranges
+from wholestep.model.labels import LabelRange, check_labels, label_ranges, warn_of_broadcast
 from wholestep.model.reduction import LossCall
 
 ROWS, CLASSES = 6, 4
@@ -48,3 +48,45 @@ def test_classes_pass_and_so_does_the_one_that_is_ignored(dtype):
     check_labels([LabelRange(0, CLASSES, None)], (OUTPUTS, labels[:5]))
     check_labels([LabelRange(0, CLASSES, 200)], (OUTPUTS, labels))
     check_labels([], (OUTPUTS, labels))
+
+
+@pytest.mark.parametrize(
+    ("given", "made"), [((6, 2), (6, 1)), ((6, 1), (6, 2)), ((6, 5, 1), (6, 5, 3)), ((6, 5), (6, 5, 3)), ((6,), (6, 3))]
+)
+@pytest.mark.parametrize("loss", [keras.losses.MeanSquaredError(), keras.losses.Huber(), keras.losses.Poisson()])
+def test_labels_that_a_loss_of_keras_broadcasts_are_named_with_both_shapes(loss, given, made):
+    shapes = [", ".join(["rows", *map(str, shape[1:])]) for shape in (given, made)]
+    words = rf"The labels of the loss 'out' .* labels of shape \({shapes[0]}\), outputs of shape \({shapes[1]}\)"
+    with pytest.warns(UserWarning, match=words):
+        assert warn_of_broadcast(LossCall(loss, 1.0, "out", np.zeros(given), np.zeros(made), None))
+
+
+class Wide(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return keras.ops.abs(y_true[:, :1] - y_pred) * y_true[:, 1:]
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "made"),
+    [
+        (keras.losses.MeanSquaredError(), (6,), (6, 1)),
+        (keras.losses.MeanSquaredError(), (6, 1), (6,)),
+        (keras.losses.MeanSquaredError(), (6, 5, 1), (6, 5)),
+        (keras.losses.MeanSquaredError(), (6, 3), (6, 3)),
+        (keras.losses.SparseCategoricalCrossentropy(), (6,), (6, 4)),
+        (keras.losses.SparseCategoricalCrossentropy(), (6, 5), (6, 5, 4)),
+        (Wide(), (6, 2), (6, 1)),
+    ],
+)
+def test_labels_that_are_meant_so_are_taken_without_a_word(loss, given, made):
+    assert not warn_of_broadcast(LossCall(loss, 1.0, "out", np.zeros(given), np.zeros(made), None))
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_a_trainer_names_labels_that_broadcast_once_and_goes_on_as_keras(call):
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    trainer, data = ws.Trainer(made), (np.ones((6, 3), "float32"), np.ones((6, 2), "float32"))
+    with pytest.warns(UserWarning, match=r"labels of shape \(rows, 2\)") as caught:
+        getattr(trainer, call)(*data, batch_size=4, verbose=0)
+    assert [warning.filename for warning in caught if "labels" in str(warning.message)] == [__file__]

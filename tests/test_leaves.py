@@ -103,3 +103,17 @@ def test_a_table_is_an_array_and_a_column_has_an_axis():
     mixed = numpy_batch(Table(np.array([1, 2]), np.array([True, False])))
     assert (mixed.dtype, mixed.tolist()) == (np.float32, [[1, 1], [2, 0]])
     assert numpy_batch(Table(np.arange(3))).shape == (3, 1)
+
+
+@pytest.mark.parametrize("column", [[1, 2.5], [True, 1], [[1, 2], [3, 4]], [np.float32(1), np.int64(2)]])
+def test_an_object_column_of_numbers_is_refused_with_the_way_out(column):
+    with pytest.raises(
+        ws.errors.BatchError, match=r"must hold numbers. Received: dtype object. Try: .*\.astype\(.float32.\)"
+    ):
+        numpy_batch((np.array(column, object), np.ones(2)))
+
+
+@pytest.mark.parametrize(("column", "attempt"), [([1, None], "leave out what is None"), ([1, "2"], "encode strings")])
+def test_an_object_column_of_more_than_numbers_has_another_way_out(column, attempt):
+    with pytest.raises(ws.errors.BatchError, match=f"must hold numbers. .*Try: {attempt}"):
+        numpy_batch((np.array(column, object), np.ones(2)))

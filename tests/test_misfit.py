@@ -75,6 +75,31 @@ def test_weights_that_no_place_of_the_labels_has(weight):
     assert "beside labels of shape (rows, 2)" in words
 
 
+@pytest.mark.parametrize("call", ["fit", "evaluate", "update"])
+def test_weights_of_some_outputs_alone_are_refused_with_the_way_out(call):
+    inputs = keras.Input((3,))
+    made = keras.Model(inputs, {name: L.Dense(2, name=name)(inputs) for name in "ab"})
+    made.compile("sgd", {"a": "mse", "b": "mse"})
+    batch = ROWS, {"a": LABELS, "b": LABELS}, {"a": np.ones(5)}
+    trainer = ws.Trainer(made)
+    with pytest.raises(BatchError, match=r"weights for a beside labels for a, b. Try: give None"):
+        trainer.update(batch) if call == "update" else getattr(trainer, call)(*batch[:2], sample_weight=batch[2])
+    batch[2]["b"] = None
+    assert trainer.fit(*batch[:2], sample_weight=batch[2], verbose=0)
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_weights_of_rows_for_an_output_with_places_are_refused_with_the_way_out(is_masked):
+    masking = [L.Masking()] if is_masked else []
+    made = keras.Sequential([keras.Input((4, 3)), *masking, L.LSTM(2, return_sequences=True), L.Dense(1)])
+    made.compile("sgd", "mse")
+    x, y, weights = np.ones((6, 4, 3), "float32"), np.ones((6, 4, 1), "float32"), np.ones(6, "float32")
+    trainer = ws.Trainer(made)
+    with pytest.raises(BatchError, match=r"shape \(rows\) beside labels of shape .*Try: pass sample_weight\[:, None\]"):
+        trainer.fit(x, y, sample_weight=weights, verbose=0)
+    assert trainer.fit(x, y, sample_weight=weights[:, None], verbose=0)
+
+
 @pytest.mark.parametrize("weight", [None, np.ones(5), np.ones((5, 1))])
 @pytest.mark.parametrize("x", [ROWS, [ROWS], {"features": ROWS}, ROWS[..., None]])
 def test_a_batch_that_fits_leaves_the_users_own_error_alone(x, weight):

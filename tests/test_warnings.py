@@ -1,11 +1,15 @@
 """Nothing of ours warns where every warning is an error, as `keras.Model.fit` does not."""
 
 import inspect
+import subprocess
+import sys
 import warnings
 
 import keras
 import numpy as np
 import pytest
+from scripts import lean
+from shares import on
 from small import ROWS, X, Y, model
 
 import wholestep as ws
@@ -36,6 +40,30 @@ def test_whatever_a_trainer_does_warns_of_nothing(strictly):
     assert np.isfinite(trainer.update((X[:10], Y[:10]))["loss"])
     assert len([step.loss for step in trainer.steps(ws.Batches((X, Y), 10))]) == 2
     assert "10 rows" in trainer.explain()
+
+
+LOGS = """
+import keras
+import numpy as np
+import wholestep as ws
+
+x = np.ones((64, 3), "float32")
+made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+made.compile("adam", "mse")
+trainer = ws.Trainer(made)
+trainer.update((x, x[:, :1]))  # without XLA
+trainer.fit(x, x[:, :1], verbose=0)
+trainer.evaluate(x, x[:, :1], verbose=0)
+"""
+
+
+@on("tensorflow")
+def test_tensorflow_logs_no_errors_of_its_own():
+    ended = subprocess.run(
+        [sys.executable, "-c", LOGS], env=lean(TF_CPP_MIN_LOG_LEVEL="1"), capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0
+    assert [line for line in ended.stderr.splitlines() if line.startswith(("E0000", "W0000"))] == []
 
 
 def test_results_of_a_models_own_warn_of_nothing(strictly):

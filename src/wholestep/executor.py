@@ -23,7 +23,7 @@ from wholestep.data.block import Batch, Block, Known
 from wholestep.data.feed import Feed, open_feed
 from wholestep.data.weights import check_weights
 from wholestep.dispatch.dispatcher import Dispatcher
-from wholestep.dispatch.repeat import EPOCH
+from wholestep.dispatch.repeat import EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError

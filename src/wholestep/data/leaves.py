@@ -17,6 +17,7 @@ _ATTEMPTS = {
     "TensorFlow engine takes text as it is.",
     "c": "the real and the imaginary part as two features, np.stack([z.real, z.imag], axis=-1).",
 }
+_AS_FLOATS = 'turn the objects into numbers first: .astype("float32").'
 _NUMBERS = "biuf"
 
 
@@ -167,7 +168,18 @@ def _unknown_kind(label: str, leaf: np.ndarray) -> BatchError:
         received = "rows of uneven length" + (
             f" and of several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else ""
         )
-    return BatchError(message(must, received, _ATTEMPTS[kind]))
+    return BatchError(message(must, received, _AS_FLOATS if _is_of_numbers(leaf) else _ATTEMPTS[kind]))
+
+
+def _is_of_numbers(leaf: np.ndarray) -> bool:
+    """Whether an array of objects holds numbers alone; None would become NaN, and text is no number."""
+    if leaf.dtype != object or any(each is None or isinstance(each, str | bytes) for each in leaf.flat):
+        return False
+    try:
+        leaf.astype(keras.config.floatx())
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def is_nest_of_arrays(source: object) -> bool:

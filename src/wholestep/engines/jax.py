@@ -1,5 +1,8 @@
 """The engine on JAX: everything is a value; how data come to the devices, and what is done with them there."""
 
+import ctypes
+import os
+import sys
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
@@ -242,3 +245,14 @@ def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:
             )
         )
     return array.astype(np.int32)
+
+
+def _keep_in_child() -> None:
+    """Let a forked process end: JAX' clients and pools would wait for threads that a fork has not."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in ("jax", "jaxlib")]
+    kept = [list(vars(module).values()) for module in modules]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never given back: what is in there is never destroyed
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_in_child)

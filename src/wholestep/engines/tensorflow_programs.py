@@ -7,9 +7,11 @@ import tensorflow as tf
 
 from wholestep.engines.strategy import Replicas
 from wholestep.engines.tensorflow_leaves import spec_of, why_not_for_xla
-from wholestep.engines.xla import FlatCall, choose_xla, is_not_for_xla
+from wholestep.engines.xla import FlatCall, choose_xla, holds_unknown_lists, is_not_for_xla
 from wholestep.errors import warn
 from wholestep.tree import Tree
+
+_UNKNOWN_LISTS = "XLA cannot compile it (the gradient of a loop makes lists whose length is not known)"
 
 
 class TensorflowPrograms:
@@ -51,6 +53,8 @@ class TensorflowPrograms:
             return FlatCall(graph)
         if why := why_not_for_xla(specs):
             return self._without_xla(graph, why)
+        if holds_unknown_lists(graph):
+            return self._without_xla(graph, _UNKNOWN_LISTS)
         if not self.always_xla and is_not_for_xla(graph):
             return FlatCall(graph)
         try:

@@ -29,8 +29,9 @@ class TensorflowWords:
             alg=_PHILOX,
             dtype=tf.uint32,
         )
-        blocks = tf.transpose(tf.reshape(drawn, (num_rows, num, 4)), (0, 2, 1))
-        return tf.reshape(blocks, (num_rows, 4 * num))[:, :num_words]
+        # No transposition: oneDNN logs that it cannot transpose integers.
+        blocks = tf.unstack(tf.reshape(drawn, (num_rows, num, 4)), axis=2)
+        return tf.concat(blocks, axis=1)[:, :num_words]
 
     def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
         """Return the derivative of a gamma number by its parameter."""

@@ -31,6 +31,20 @@ def is_not_for_xla(program: tf.types.experimental.ConcreteFunction) -> bool:
     return any(node.op.startswith(_NOT_FOR_XLA) for node in [*definition.node, *functions])
 
 
+def holds_unknown_lists(program: tf.types.experimental.ConcreteFunction) -> bool:
+    """Whether a traced function makes lists whose length a loop pops off another list.
+
+    The gradient of a loop by what it reads does so, as in a second recurrent layer. XLA cannot compile it, and says so
+    in hundreds of lines of TensorFlow's log.
+    """
+    for function in program.graph.as_graph_def().library.function:
+        kinds = {node.name: node.op for node in function.node_def}
+        reserves = (node for node in function.node_def if node.op == "TensorListReserve")
+        if any(kinds.get(node.input[1].partition(":")[0]) == "TensorListPopBack" for node in reserves):
+            return True
+    return False
+
+
 class FlatCall:
     """A traced function that is called by its tensors, in their order.
 

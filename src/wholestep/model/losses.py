@@ -13,7 +13,7 @@ from keras import ops
 from wholestep import tree
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model.compiled import distinct, is_overridden, unpack
-from wholestep.model.labels import LabelRange, label_ranges
+from wholestep.model.labels import LabelRange, label_ranges, warn_of_broadcast
 from wholestep.model.objective import Objective, Reading, Score
 from wholestep.model.reduction import LossCall, unreduced
 from wholestep.model.terms import Whole
@@ -32,6 +32,7 @@ class CompiledObjective(Objective):
         self.label_ranges: list[LabelRange] = []
         self.divisors: set[int] = set()
         self._has_told = False
+        self._has_told_of_labels = False
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Reading:
         """Return the compiled losses' terms and the compiled metrics' updates."""
@@ -42,6 +43,14 @@ class CompiledObjective(Objective):
             loss = model._compute_loss(x, y, y_pred, weight, training=training)
             return Reading({"": _own_loss(model, loss)}, {}, scores, is_complete=True)
         calls = self._that_count(_calls(model, y, y_pred, weight), y, y_pred)
+        if training and not calls and not model.losses:
+            must = "Training needs a loss."
+            received = "a model that was compiled without a loss, and whose layers add none"
+            attempt = 'compile("adam", loss="mse"), call add_loss in a layer, or pass an Objective to the Trainer.'
+            raise SpecificationError(message(must, received, attempt))
+        if not self._has_told_of_labels:
+            told = [warn_of_broadcast(call) for call in calls]
+            self._has_told_of_labels = any(told)
         self.label_ranges = [found for call in calls for found in label_ranges(call, tree.leaves(y))]
         dividing = [call.weight for call in calls if getattr(call.loss, "reduction", None) == "mean_with_sample_weight"]
         self.divisors = {i for i, leaf in enumerate(tree.leaves(weight)) if any(leaf is w for w in dividing)}

@@ -21,6 +21,7 @@ _MISFITS = (
     "is not optional",
     "of `inputs`",
 )
+_SHAPES = "ncompatible shapes", "imensions must be equal"  # of JAX, and of TensorFlow
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def explained(
         message = None
         if is_compiled and not inputs_only:
             message = _without_labels(model, y)
-        message = message or _of_inputs(model, x, str(error)) or _of_missing(y) or _of_weights(y, weight)
+        message = message or _of_inputs(model, x, str(error)) or _of_missing(y) or _of_weights(y, weight, str(error))
         if message is None and (untraceable := _untraceable(model, error)):
             raise SpecificationError(untraceable) from error
         if message is None:
@@ -138,10 +139,14 @@ def _of_missing(y: Tree) -> str | None:
     return message(must, f"None for {', '.join(missing)}", attempt)
 
 
-def _of_weights(y: Tree, weight: Tree) -> str | None:
+def _of_weights(y: Tree, weight: Tree, words: str) -> str | None:
     """Weights lead the axes of the labels, whose last one a loss sums over unless they are class numbers."""
     if y is None or weight is None:
         return None
+    if isinstance(y, dict) and isinstance(weight, dict) and y.keys() != weight.keys():
+        must = "sample_weight must name the outputs that the labels name."
+        received = f"weights for {', '.join(weight)} beside labels for {', '.join(y)}"
+        return message(must, received, "give None to an output without weights, as in {'a': weights, 'b': None}.")
     labels = [tuple(leaf.shape) if "int" in str(leaf.dtype) else tuple(leaf.shape)[:-1] for leaf in tree.leaves(y)]
     for name, leaf in tree.named_leaves(weight, "sample_weight"):
         shape = tuple(leaf.shape)
@@ -151,6 +156,10 @@ def _of_weights(y: Tree, weight: Tree) -> str | None:
             must = f"{name} must hold one number for each row, or for each of the places that the loss tells apart."
             received = f"{_list([(name, leaf.shape)])} beside {_list(_given(y, 'labels'))}"
             return message(must, received, "pass weights of shape (rows,).")
+        if len(leaf.shape) == 1 and max(map(len, labels)) > 1 and any(known in words for known in _SHAPES):
+            must = f"{name} must have an axis beside the rows where the output has places, as a sequence has."
+            received = f"{_list([(name, leaf.shape)])} beside {_list(_given(y, 'labels'))}"
+            return message(must, received, f"pass {name}[:, None], one number for each row, or one for each place.")
     return None
 
 
