@@ -69,6 +69,23 @@ def test_padding_that_counts_is_caught(monkeypatch):
         check(("none", "none", "sgd"), 3, "auto")
 
 
+@on("tensorflow")
+def test_each_optimizer_of_several_clips_the_gradient_of_all_replicas():
+    def trained(replicas):
+        keras.utils.set_random_seed(0)
+        with spread_over(replicas):
+            kernels, biases = keras.optimizers.SGD(0.1, clipnorm=0.1), keras.optimizers.Adam(0.01)
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+            choose = lambda variable: kernels if variable.path.endswith("kernel") else biases  # noqa: E731
+            model.compile(keras.optimizers.MultiOptimizer(choose), "mse")
+        ws.Trainer(model).fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0)
+        return model.get_weights()
+
+    x = np.random.default_rng(0).random((16, 3), "float32")
+    for alone, shared in zip(trained(None), trained(2), strict=True):
+        np.testing.assert_allclose(shared, alone, rtol=2e-6, atol=1e-7)
+
+
 @only_tensorflow
 def test_a_mean_of_the_replicas_means_is_caught(monkeypatch):
     """The mutant: each replica divides by the weight of its own rows."""

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from wholestep.errors import BatchError, message
+from wholestep.errors import BatchError, message, warn
 
 _PATIENCE = 60.0  # seconds
 _get: Callable[[int], Any]  # in a fork, from its beginning on
@@ -137,7 +137,7 @@ def _awaited(future: Future) -> Any:
             attempt = (
                 "make batches with numpy alone: a fork cannot use keras.ops, jax or tensorflow. Or load in threads."
             )
-            warnings.warn(message(must, "none yet", attempt), UserWarning, stacklevel=2)
+            warn(message(must, "none yet", attempt))
     return future.result()
 
 
@@ -149,4 +149,4 @@ def warn_of_copies(data: Any) -> None:
             must = "What a data set draws must not be the same in each of its processes."
             received = f"{type(data).__name__}.{name}, a {type(value).__name__}: each process has a copy of it"
             attempt = "draw by np.random, which is seeded for each batch; or make a generator in __getitem__."
-            warnings.warn(message(must, received, attempt), UserWarning, stacklevel=2)
+            warn(message(must, received, attempt))

@@ -74,12 +74,15 @@ class Replicas:
     def apply(self, optimizer: keras.optimizers.Optimizer, grads: list, variables: list) -> None:
         """Carry out an optimizer update with the gradients of the whole batch, the same on every replica."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
+        parts = [inner, *getattr(inner, "optimizers", [])]  # a MultiOptimizer has several
         # They are summed already, before the clip. Keras would do it after, and count them once for each replica.
-        vars(inner)["_all_reduce_sum_gradients"] = list
+        for part in parts:
+            vars(part)["_all_reduce_sum_gradients"] = list
         try:
             self.strategy.run(lambda *own: optimizer.apply(list(own), variables), args=tuple(grads))
         finally:
-            del vars(inner)["_all_reduce_sum_gradients"]
+            for part in parts:
+                del vars(part)["_all_reduce_sum_gradients"]
 
     def _sum(self, value: tf.distribute.DistributedValues) -> tf.Tensor:
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
