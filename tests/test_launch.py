@@ -118,8 +118,8 @@ FAULTS = {
     "other data": r"process 1: data\[0\] is ",
     "other code": "process 1: the model is ",
     "other values": r"process 1: sequential/dense/kernel \(5x1 float32\) is ",
-    "other calls": "wait for each other: process 0 is comparing what must be alike, process 1 is comparing",
-    "uneven": r"process 1 is comparing places \(stands at batch 0 of epoch 1\)",
+    "other calls": "wait for each other: process 0 is comparing configurations, process 1 is comparing",
+    "uneven": r"process 1 is comparing positions \(stands at batch 0 of epoch 1\)",
 }
 QUICK = ("killed 1", "error 0")
 

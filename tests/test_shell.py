@@ -74,7 +74,7 @@ def test_a_path_without_checkpoints_is_bad(tmp_path, capsys):
     for command in ("ls", "verify", "show"):
         code, _, err = run(capsys, command, tmp_path / "nothing")
         assert code == 1
-        assert "There must be a checkpoint to look at" in err
+        assert "The path must hold a checkpoint" in err
 
 
 def test_what_is_no_folder_is_told(capsys):
