@@ -152,7 +152,7 @@ BAD = {
     "length too long": (fit(Rows(8, 7), shuffle=False), rf"{MISSING} row 7 in step 0 of epoch 0, .* is 8. Try: mend"),
     "place of the row": (
         lambda trainer: ws.Batches(Rows(8, 7), 3, shuffle=False).load(1, 2),
-        rf"must have every row, or batch, below its own length. Received: {MISSING} row 7 in step 2 of epoch 1",
+        rf"must have every row, or batch, below its length. Received: {MISSING} row 7 in step 2 of epoch 1",
     ),
     "file that is missing": (fit(Files()), rf"{MISSING} batch [01] in step 0 of epoch 0, where the length is 2"),
     # numbers

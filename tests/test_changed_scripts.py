@@ -139,7 +139,7 @@ SCHEDULE = keras.optimizers.schedules.ExponentialDecay
 CALLBACKS = [stop(), stop("val_loss"), Noting()]
 CHANGES = {
     "learning rate": ({"optimizer": {"learning_rate": 0.001}}, UNUSED),
-    "momentum": ({"optimizer": {"momentum": 0.9}}, "set otherwise: optimizer/momentum 0.9 (saved: 0.5)"),
+    "momentum": ({"optimizer": {"momentum": 0.9}}, "changed settings: optimizer/momentum 0.9 (saved: 0.5)"),
     "nesterov": ({"optimizer": {"nesterov": True}}, "optimizer/nesterov True (saved: False)"),
     "clipnorm": ({"optimizer": {"clipnorm": 1.0}}, "optimizer/clipnorm 1.0 (saved: none)"),
     "clipvalue": ({"optimizer": {"clipvalue": 1.0}}, "optimizer/clipvalue 1.0"),

@@ -147,7 +147,7 @@ def test_processes_that_do_not_see_one_folder_are_told_so(tmp_path):
 
     errors = played(2, work)
     assert all("must see one folder of checkpoints" in str(error) for error in errors)
-    assert "a folder locked by nobody" in str(errors[1])
+    assert "a folder locked by no process" in str(errors[1])
     assert str(errors[0]).startswith("Process 1:")
     Folder(tmp_path / "0").lock().release()  # nobody holds it
 

@@ -175,7 +175,7 @@ def test_a_table_that_is_used_elsewhere_is_updated_as_one():
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     trainer = ws.Trainer(model)
     trainer.update((FOCAL, FOCAL))
-    assert "'tied/words/embeddings' are updated: it is used other than by looking up.\n" in trainer.explain() + "\n"
+    assert "'tied/words/embeddings' are updated: it is used outside of lookups.\n" in trainer.explain() + "\n"
 
 
 class Cell(L.Layer):

@@ -118,8 +118,8 @@ FAULTS = {
     "other data": r"process 1: data\[0\] is ",
     "other code": "process 1: the model is ",
     "other values": r"process 1: sequential/dense/kernel \(5x1 float32\) is ",
-    "other calls": "wait for each other: process 0 is comparing what must be alike, process 1 is comparing",
-    "uneven": r"process 1 is comparing places \(stands at batch 0 of epoch 1\)",
+    "other calls": "wait for each other: process 0 is comparing configurations, process 1 is comparing",
+    "uneven": r"process 1 is comparing positions \(stands at batch 0 of epoch 1\)",
 }
 QUICK = ("killed 1", "error 0")
 
@@ -314,8 +314,8 @@ def test_a_run_of_several_processes_goes_on_with_the_same_bits(layout, tmp_path)
     for process in range(2):
         whole, *others = found(output, process)
         assert others == [whole] * 2
-    assert output.count("goes on from") == 2
-    assert "[1] wholestep: goes on" not in output
+    assert output.count("resumes from") == 2
+    assert "[1] wholestep: resumes" not in output
     folder = Folder(tmp_path)
     for step in folder.steps():
         manifest = folder.verify(step)
@@ -397,7 +397,7 @@ def test_a_run_goes_on_in_another_mesh_of_several_processes(tmp_path):
         shutil.copytree(tmp_path / "run", copy := tmp_path / str(columns))
         code, output, _ = launch(2, f"go on {columns}", str(copy), devices=2)
         assert code == 0, output
-        assert "goes on from" in output
+        assert "resumes from" in output
         history = found(output, 1)["history"]
         for name, values in whole["history"].items():
             np.testing.assert_allclose(history[name], values, rtol=1e-5, atol=1e-6)

@@ -63,7 +63,7 @@ def test_a_length_that_is_not_the_row_s():
     ):
         next(data)
     rows = [{"text": np.zeros(3), "image": np.zeros((4, 4))}]
-    with pytest.raises(ws.BatchError, match=r"\['image'\] .* name the sequences"):
+    with pytest.raises(ws.BatchError, match=r"\['image'\] .* name every sequence"):
         next(ws.Batches(rows, tokens=64, length=[3]))
 
 
@@ -89,7 +89,7 @@ BY_KEY = {"tokens": 64, "length": {"s": [2, 2]}}
         (
             [{"s": 2, "t": 3}, {"s": 2, "t": 4}],
             BY_KEY,
-            r"row\['t'\] must have one shape .* \(4,\) in row 1, .* Try: name the sequences that have lengths",
+            r"row\['t'\] must have one shape .* \(4,\) in row 1, .* Try: name every sequence",
         ),
     ],
 )
@@ -142,7 +142,7 @@ def test_vectors_are_rows_where_a_length_is_needed():
         (lambda row: -1 if row["label"] else 3, "Received: -1 for row 1"),
         (lambda row: 10**30, "Received: 10+ for row 0"),
         (lambda row: row["text"], r"Received: shape \(3,\) for row 0. Try: length=lambda row: len"),
-        (lambda row: row["words"], "how long every row is. Received: KeyError: 'words', for row 0"),
+        (lambda row: row["words"], "every row's length. Received: KeyError: 'words', for row 0"),
         (
             lambda row: {"text": 3} | ({"label": 1} if row["label"] else {}),
             r"the same parts .* length\['label'\].* row 1",

@@ -45,7 +45,7 @@ def test_a_piece_that_is_not_at_hand_is_an_error_only_where_it_is_asked_for():
     pieces = cut(NUMBERS, [2], [3])
     half = replace(pieces, pieces=pieces.pieces[:2])
     np.testing.assert_array_equal(half[:2], NUMBERS[:2])
-    with pytest.raises(ws.CheckpointError, match="3 numbers of 9 are not"):
+    with pytest.raises(ws.CheckpointError, match="3 numbers of 9 are missing"):
         half[:3, 3:]
 
 
@@ -167,5 +167,5 @@ def test_pieces_that_do_not_fill_their_array_once_are_refused(folder, what):
     leaves = hostile(manifest.leaves)[what]
     (folder.path(1) / manifests.NAME).unlink()
     manifests.write(folder.path(1), replace(manifest, leaves=leaves))
-    with pytest.raises(ws.CheckpointError, match=r"must (be of one array|fill|follow|end|have a name)"):
+    with pytest.raises(ws.CheckpointError, match=r"must (be of one array|fill|follow|end|have a unique name)"):
         folder.read(1)

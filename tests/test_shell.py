@@ -74,7 +74,7 @@ def test_a_path_without_checkpoints_is_bad(tmp_path, capsys):
     for command in ("ls", "verify", "show"):
         code, _, err = run(capsys, command, tmp_path / "nothing")
         assert code == 1
-        assert "There must be a checkpoint to look at" in err
+        assert "The path must hold a checkpoint" in err
 
 
 def test_what_is_no_folder_is_told(capsys):
@@ -82,7 +82,7 @@ def test_what_is_no_folder_is_told(capsys):
         for path in ("gs://bucket/run", "s3://bucket/run/step-00000010"):
             code, out, err = run(capsys, command, path)
             assert (code, out) == (1, "")
-            assert f"read from, a file system: one can rename a folder and lock a file. Received: {path}." in err
+            assert f"need a file system, which can rename folders and lock files. Received: {path}." in err
 
 
 def test_a_folder_that_cannot_be_read_is_told(folder, capsys, monkeypatch):

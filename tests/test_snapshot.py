@@ -589,7 +589,7 @@ def test_what_cannot_go_on_is_refused_before_anything_changes():
     again.run.restore(takes.only())
     with pytest.raises(ws.SpecificationError, match="inside of fit"):
         list(again.steps(ws.Batches((X, Y), SIZE)))
-    with pytest.raises(ws.SpecificationError, match="the data that it had"):
+    with pytest.raises(ws.SpecificationError, match="on the same data"):
         again.fit(X[:8], Y[:8], batch_size=SIZE, verbose=0)
     assert again.run.number == 2
     again.fit(X, Y, batch_size=SIZE, verbose=0)  # nothing was lost
@@ -659,7 +659,7 @@ def test_facts_that_no_run_has_written_are_damage_and_names_of_a_later_release_a
     wrong += [{"layout": [["loss"]]}, {"findings": {"sizes": [1]}}, {"also": {"seen": {"array": "nowhere"}}}]
     wrong += [{"paths": facts["paths"] | {"params": []}}]
     for change in wrong:
-        with pytest.raises(DamagedError, match="The manifest does not say of a run"):
+        with pytest.raises(DamagedError, match="The manifest lacks facts of a run"):
             RunFacts.of(replace(taken, facts=facts | change))
     with pytest.raises(DamagedError):
         RunFacts.of(replace(taken, facts={key: value for key, value in facts.items() if key != "epochs"}))

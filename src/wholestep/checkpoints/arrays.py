@@ -1,6 +1,6 @@
-"""Arrays in files that any tool can read: the layout of safetensors, written and read with bounds.
+"""Arrays in safetensors files, written and read with checks of their bounds.
 
-Eight bytes with the length of a JSON header, the header, and the arrays one after the other
+A file is eight bytes with the length of a JSON header, the header, and the arrays one after the other
 (https://huggingface.co/docs/safetensors). Digests are xxh3_128: they find damage, not forgers.
 """
 
@@ -31,13 +31,13 @@ _DTYPES = {
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_MOST_BYTES = 1 << 30  # of arrays in one file, unless one array alone has more
+_MOST_BYTES = 1 << 30  # of arrays in one file, unless a single array has more
 _MOST_RANK = 32
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is known of a file that was written."""
+    """The name, size and digest of a written file."""
 
     name: str
     nbytes: int
@@ -46,13 +46,13 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array in a file, or a piece of one.
+    """An array in a file, or a piece of an array.
 
     Args:
-        shape: of what is in the file.
-        offset: of its first byte in the file.
-        whole: the shape of the array of which this is a piece.
-        begin: where the piece begins in that, along every axis.
+        shape: the shape in the file.
+        offset: the offset of its first byte in the file.
+        whole: for a piece, the shape of the full array.
+        begin: for a piece, its start in the full array along every axis.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Leaf:
 
 
 def check_dtype(name: str, dtype: np.dtype) -> str:
-    """Return what a dtype is called in a file.
+    """Return the name of a dtype in a file.
 
     Raises:
-        CheckpointError: no file holds such numbers.
+        CheckpointError: files cannot hold this dtype.
     """
     found = _NAMES.get(np.dtype(dtype).newbyteorder("<") if dtype.kind in "iuf" else np.dtype(dtype))
     if found is None:
@@ -85,12 +85,12 @@ def check_dtype(name: str, dtype: np.dtype) -> str:
 
 
 def dtype_of(name: str) -> np.dtype:
-    """Return numpy's dtype for what it is called in a file."""
+    """Return numpy's dtype for a name in a file."""
     return _DTYPES[name]
 
 
 class Content(NamedTuple):
-    """What goes in a file: an array, or a piece of one; see `Leaf`."""
+    """An array to write to a file, or a piece of an array; see `Leaf`."""
 
     name: str
     array: np.ndarray
@@ -99,14 +99,14 @@ class Content(NamedTuple):
 
 
 def contents_of(name: str, numbers: Numbers) -> list[Content]:
-    """Return what of an array this process is to write."""
+    """Return the parts of an array that this process writes."""
     if isinstance(numbers, np.ndarray):
         return [Content(name, numbers)]
     return [Content(name, piece.read(), numbers.shape, piece.begin) for piece in numbers.pieces if piece.is_own]
 
 
 def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
-    """Return what goes in which file, in this order; then come pieces, in files of their own.
+    """Return the contents of each file, in order; pieces come last, in separate files.
 
     >>> [several] = shared_out([Content("a", np.zeros(2)), Content("b", np.ones(1))])
     >>> [content.name for content in several]
@@ -124,7 +124,7 @@ def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
 
 
 def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf]]:
-    """Write a new file of these arrays, synced; return what is known of it."""
+    """Write and sync a new file of these arrays; return its description and its leaves."""
     entries: dict[str, dict] = {}
     ends = 0
     for name, array, _, at in contents:
@@ -152,10 +152,10 @@ def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf
 
 
 def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, every byte of which has been verified.
+    """Return the arrays of a file, after verifying every byte.
 
     Raises:
-        DamagedError: the file is not what was written.
+        DamagedError: the file differs from what was written.
     """
     path = folder / facts.name
     ordered = sorted(leaves, key=lambda leaf: leaf.offset)
@@ -177,12 +177,12 @@ def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np
 
 
 def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[tuple[Leaf, Piece]]:
-    """Return the pieces of a file, each of which is read, and verified, whenever somebody wants it.
+    """Return the pieces of a file; each use of a piece reads and verifies it.
 
-    The file stays open as long as one of them is there: whoever removes the checkpoint does not take them away.
+    The file stays open while a piece exists, so the pieces outlive a removal of the checkpoint.
 
     Raises:
-        DamagedError: the file is missing, or of another size.
+        DamagedError: the file is missing, or its size is wrong.
     """
     path = folder / facts.name
     opened = Opened(open_regular(path, nbytes=facts.nbytes))
@@ -198,10 +198,10 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
 
 
 def verify(folder: Path, facts: FileFacts) -> None:
-    """Read a file, and compare its digest with the one that was written.
+    """Read a file, and compare its digest with the recorded digest.
 
     Raises:
-        DamagedError: the file is not what was written.
+        DamagedError: the file differs from what was written.
     """
     file, digest = open_regular(folder / facts.name, nbytes=facts.nbytes), xxhash.xxh3_128()
     try:
@@ -213,17 +213,17 @@ def verify(folder: Path, facts: FileFacts) -> None:
 
 
 def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
-    """Refuse arrays that files of these sizes cannot hold: each file is its header and its arrays, without a gap.
+    """Refuse leaves that do not fill files of these sizes: a file is its header and its arrays, without a gap.
 
     Raises:
-        DamagedError: as said.
+        DamagedError: the leaves do not fit the files.
     """
     by_file: dict[str, list[Leaf]] = {file.name: [] for file in facts}
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         by_name.setdefault(leaf.name, []).append(leaf)
     if len(by_file) != len(facts) or any(len(same) > 1 and same[0].begin is None for same in by_name.values()):
-        raise DamagedError("Every file and every array must have a name of its own.")
+        raise DamagedError("Every file and every array must have a unique name.")
     for leaf in leaves:
         if leaf.file not in by_file:
             raise DamagedError(f"{leaf.name} must be in a file that is listed. It is in {leaf.file!r}.")
@@ -243,7 +243,7 @@ def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
 
 
 def _check_tiles(leaves: list[Leaf]) -> None:
-    """Refuse pieces that are not the cells of one grid over their array: then two overlap, or something is missing."""
+    """Refuse pieces that do not form a grid over their array: some overlap, or some are missing."""
     first = leaves[0]
     if first.begin is None and first.whole is None:
         return
@@ -251,7 +251,7 @@ def _check_tiles(leaves: list[Leaf]) -> None:
     is_one = all((leaf.whole, leaf.dtype) == (first.whole, first.dtype) for leaf in leaves)
     if not is_one or first.whole is None or any(begin is None or len(begin) != len(first.whole) for begin in cells):
         raise DamagedError(f"The pieces of {first.name} must be of one array. They are not.")
-    # Along every axis the pieces begin at some places, and each ends where the next begins.
+    # Along every axis, each piece must end where the next begins.
     axes = [sorted(set(places)) for places in zip(*cells, strict=True)]
     ends = [dict(zip(places, [*places[1:], size], strict=True)) for places, size in zip(axes, first.whole, strict=True)]
     is_grid = len(set(cells)) == len(cells) == math.prod(map(len, axes)) and all(places[0] == 0 for places in axes)
@@ -275,5 +275,5 @@ def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _bytes_of(array: np.ndarray) -> Any:
-    """Return the bytes of an array; not of a copy, if it lies in order."""
+    """Return the bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""A checkpoint that is written, or read, because somebody says so now."""
+"""Manual checkpoints: `trainer.save` and `trainer.restore`."""
 
 import os
 import time
@@ -20,11 +20,11 @@ from wholestep.run import Run
 
 
 def save_once(path: str | os.PathLike, run: Run, executor: Executor | None) -> Path:
-    """Write a checkpoint of a run, and return its folder when it has been verified.
+    """Write and verify a checkpoint of a run, and return its folder.
 
     Raises:
         SpecificationError: nothing has been trained yet.
-        CheckpointError: it could not be written.
+        CheckpointError: the checkpoint could not be written.
     """
     processes = connect()
     common = CommonFolder(Folder(path), processes)
@@ -40,13 +40,13 @@ def save_once(path: str | os.PathLike, run: Run, executor: Executor | None) -> P
 
 
 def read_one(path: str | os.PathLike, check: Callable[[Snapshot], None]) -> Found:
-    """Return the checkpoint of a path, or the newest good one in it; damaged ones are left as they are.
+    """Return the checkpoint at a path, or the newest good checkpoint in it; damaged ones stay in place.
 
     Args:
-        check: raises a SpecificationError if it is another model's.
+        check: raises a SpecificationError for a snapshot of another model.
 
     Raises:
-        CheckpointError: there is none, or none is good.
+        CheckpointError: there is no checkpoint, or none is good.
     """
     folder, step = locate(path)
     processes = connect()
@@ -59,5 +59,5 @@ def read_one(path: str | os.PathLike, check: Callable[[Snapshot], None]) -> Foun
         found = newest(CommonFolder(folder, processes), check_found, sets_aside=False, step=step)
     if found is None:
         must = "restore needs a folder with a checkpoint."
-        raise CheckpointError(message(must, f"none in {folder.folder}", "the folder that fit was given."))
+        raise CheckpointError(message(must, f"none in {folder.folder}", "the folder that was passed to fit."))
     return found

@@ -1,6 +1,6 @@
-"""What Keras' callbacks know of a run, and how they go on with it.
+"""The state of callbacks in a checkpoint.
 
-It looks inside Keras, whose callbacks keep what they have seen in attributes, and do not say which.
+Reads attributes of Keras' callbacks, which do not declare their state.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import keras
 from wholestep.checkpoints.configuration import Settings, changes, settings_of
 
 _MONITOR, _SAVER = ("best",), ("_batches_seen_since_last_saving", "_last_batch_seen")
-_KEPT: dict[type, tuple[str, ...]] = {  # beside what they were given
+_KEPT: dict[type, tuple[str, ...]] = {  # besides their settings
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.EarlyStopping: (*_MONITOR, "wait", "stopped_epoch", "best_weights", "best_epoch"),
     keras.callbacks.ReduceLROnPlateau: (*_MONITOR, "wait", "cooldown_counter"),
@@ -30,31 +30,31 @@ _STATELESS = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TerminateOnNaN,
 )
-_WATCHED = ("monitor", "mode")  # of another number, `best` says nothing
-_MOVED = {name for names in _KEPT.values() for name in names} | {  # while it runs, or may be changed to resume
+_WATCHED = ("monitor", "mode")  # for another metric, `best` is meaningless
+_MOVED = {name for names in _KEPT.values() for name in names} | {  # change during a run, or may be changed to resume
     *("params", "verbose", "monitor_op", "append", "append_header", "writer", "keys", "csv_file"),
 }
-_UNSEEN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)  # which Keras adds itself
+_UNSEEN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)  # added by Keras
 _NAMES_UNSEEN = [kind.__name__ for kind in _UNSEEN]
 
-Known = Sequence[tuple[str, Settings]]  # the names of callbacks, and their settings when they are made
+Known = Sequence[tuple[str, Settings]]  # the class names of callbacks, and their settings before the run
 
 
 def made(callbacks: list[keras.callbacks.Callback]) -> list[tuple[str, Settings]]:
-    """Return the names of callbacks, and their settings before a run."""
+    """Return the class names of callbacks, and their settings before a run."""
     return [(type(c).__name__, {} if isinstance(c, _UNSEEN) else settings_of(c, but=_MOVED)) for c in callbacks]
 
 
 def saved_in(state: dict[str, Any], here: Known) -> Known:
-    """Return the callbacks of a state, with their settings; an earlier release kept none."""
+    """Return the callbacks of a state, with their settings, which an earlier release did not save."""
     names, like = [name for name, _ in state["told"]], dict(here)
     return list(zip(names, state.get("settings") or [like.get(name, {}) for name in names], strict=True))
 
 
 def paired(saved: Known, here: Known) -> list[int | None]:
-    """Return for each callback here the number of the saved one whose state is its own; None if it starts anew.
+    """Return for each callback here the index of the saved callback whose state it takes; None if there is none.
 
-    Equal settings come first, then the order among those of one class that watch the same number.
+    Callbacks of one class are paired by equal settings first, then in order by the metric that they watch.
 
     >>> loss, accuracy = ({"monitor": name, "patience": 1} for name in ("loss", "accuracy"))
     >>> paired([("Stop", loss), ("Stop", accuracy)], [("Stop", accuracy), ("Stop", loss | {"patience": 2})])
@@ -73,7 +73,7 @@ def paired(saved: Known, here: Known) -> list[int | None]:
 
 
 def differing(saved: Known, here: Known) -> list[str]:
-    """Return which callbacks are other ones than the saved, or set otherwise, in words.
+    """Describe the callbacks that differ from the saved callbacks, or in their settings.
 
     >>> differing([("Stop", {"monitor": "val_loss"}), ("Log", {})], [("Stop", {"monitor": "loss"})])
     ["Stop(monitor='loss') starts anew (saved: monitor='val_loss')", 'no Log (saved: Log)']
@@ -101,26 +101,26 @@ def _watched(settings: Settings) -> str:
 
 
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Return what a callback knows: one of Keras' by its attributes, another by its `get_state()`."""
+    """Return the state of a callback: attributes for Keras' classes, `get_state()` for others."""
     known = {name: getattr(callback, name) for name in _known(callback) if hasattr(callback, name)}
     return {**known, **({"own": callback.get_state()} if hasattr(callback, "get_state") else {})}
 
 
 def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Let a callback go on with what `state_of` returned."""
+    """Restore a callback from what `state_of` returned."""
     if "own" in state and hasattr(callback, "set_state"):
         callback.set_state(state["own"])
     for name, value in state.items():
         if name != "own":
             setattr(callback, name, value)
     if state.get("best") is not None and getattr(callback, "monitor_op", True) is None:
-        callback._set_monitor_op()  # as Keras does at an epoch's end; a batch before that may be compared with `best`
+        callback._set_monitor_op()  # as Keras does at an epoch's end; an earlier batch may be compared with `best`
     if isinstance(callback, keras.callbacks.OrbaxCheckpoint):
         vars(callback)["_save_checkpoint"] = partial(_save_once, callback)
 
 
 def starts_anew(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback does not go on with what it has seen. A CSVLogger that does not append empties its file."""
+    """Whether a callback has state that cannot be restored. A CSVLogger that does not append empties its file."""
     if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append:
         return True
     return type(callback) not in _STATELESS and not hasattr(callback, "get_state") and not _known(callback)
@@ -131,6 +131,6 @@ def _known(callback: keras.callbacks.Callback) -> list[str]:
 
 
 def _save_once(callback: keras.callbacks.OrbaxCheckpoint, step: int, logs: dict | None = None) -> None:
-    """Save what Orbax has not. It takes no step twice, and the run may have saved this one before it was stopped."""
+    """Save a step unless Orbax has it: Orbax refuses a step twice, and the stopped run may have saved this step."""
     if all(each.step != step for each in callback.checkpointer.checkpoints):
         type(callback)._save_checkpoint(callback, step, logs)

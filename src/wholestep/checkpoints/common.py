@@ -1,4 +1,4 @@
-"""A folder of checkpoints as the processes of a run use it: the first locks and commits, and each writes a part."""
+"""A folder of checkpoints shared by the processes of a run: process 0 locks and commits, each writes a part."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ from wholestep.processes.protocol import Processes
 
 
 class CommonFolder:
-    """A folder of checkpoints, and the processes that use it together.
+    """A folder of checkpoints shared by several processes.
 
     Args:
-        folder: the same one in all processes.
+        folder: the same folder in all processes.
     """
 
     def __init__(self, folder: Folder, processes: Processes):
@@ -30,11 +30,11 @@ class CommonFolder:
         self._processes = processes
         self._lock: Lock | None = None
         self._aside = self.together
-        self._owner = ""  # of the lock, which all processes have seen
-        self._token, self._num = "", 0  # the lock's, and how many checkpoints have been begun since
+        self._owner = ""  # of the lock, as all processes have seen it
+        self._token, self._num = "", 0  # of the lock, and the number of checkpoints begun since
 
     def lock(self) -> None:
-        """Hold the folder until `release`, and remove what writers left that were stopped.
+        """Lock the folder until `release`, and remove the remains of interrupted writers.
 
         Raises:
             CheckpointError: another run holds it, or not all processes see the same folder.
@@ -58,23 +58,23 @@ class CommonFolder:
         return self._lock.owner
 
     def _check_held(self) -> None:
-        """Refuse to write to another folder than the one that the first process has locked."""
+        """Refuse to write to a folder that process 0 has not locked."""
         if self._lock is not None:
             self._lock.check()
         elif (seen := self.folder.owner()) != self._owner:
             must = f"All processes of a run must see one folder of checkpoints: {self.folder.folder}."
             attempt = "a folder on a file system that all hosts share."
-            received = f"a folder locked by {seen or 'nobody'}, not by {self._owner}"
+            received = f"a folder locked by {seen or 'no process'}, not by {self._owner}"
             raise CheckpointError(message(must, received, attempt))
 
     def release(self) -> None:
-        """Let others write."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.release()
         self._aside.close()
 
     def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
-        """Return what copies arrays into a room, in the order in which they are to be written, if this process will."""
+        """Return the function that copies arrays into a room, in writing order; hollow if others write them."""
         deal = Deal(*self.together.share)
 
         def copied(name: str, value: Any) -> Numbers:
@@ -84,7 +84,7 @@ class CommonFolder:
         return copied
 
     def _own(self, arrays: Mapping[str, Numbers]) -> dict[str, Numbers]:
-        """Return what this process writes: pieces, its share of whole arrays, the first what else goes with a run."""
+        """Return the arrays that this process writes: pieces, its share of full arrays, on process 0 the metadata."""
         deal = Deal(*self.together.share)
 
         def is_own(name: str, numbers: Numbers) -> bool:
@@ -102,16 +102,16 @@ class CommonFolder:
         *,
         replaces: bool = False,
     ) -> None:
-        """Write this process's part of a checkpoint; the first process commits it when all have written theirs.
+        """Write this process's part of a checkpoint; process 0 commits it when all processes have written.
 
-        May be called in a thread; in all processes, for the same checkpoints in the same order, while the lock is held.
+        May be called in a thread. All processes call it, in the same order, while the lock is held.
 
         Args:
             manifest: without files.
-            then: called in the first process when the checkpoint is there.
+            then: called in process 0 after the commit.
 
         Raises:
-            CheckpointError: it could not be written, or what `then` raises; in all processes.
+            CheckpointError: in all processes, if the checkpoint could not be written; or an error of `then`.
             PeerError: they save different steps.
         """
         folder, aside, what = self.folder, self._aside, f"saving the checkpoint of step {manifest.step}"
@@ -139,7 +139,7 @@ class CommonFolder:
             files, leaves = aside.all(fill, what)
             told = aside.gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}, what)
             aside.first(commit, what)
-        except Exception:  # whatever it was, all have been told
+        except Exception:  # all processes raise it
             if aside.is_first:
                 folder.discard(token)
             raise

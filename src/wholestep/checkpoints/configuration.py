@@ -1,6 +1,6 @@
 """The settings of a model, a loss, an optimizer or a callback, as flat JSON by their paths: "dropout/rate": 0.2.
 
-It looks at attributes: Keras' own `get_config` imports TensorFlow to serialise anything, and many classes lack it.
+Reads attributes, as Keras' `get_config` imports TensorFlow to serialise anything, and many classes lack it.
 """
 
 import enum
@@ -23,8 +23,8 @@ from wholestep.model.compiled import distinct, layers
 
 Settings = dict[str, Any]
 
-_MOST_WORDS, _MOST_BYTES = 60, 1 << 16  # of a text, and of all settings in a manifest
-_MOST_CHANGES = 8  # that one line names
+_MOST_WORDS, _MOST_BYTES = 60, 1 << 16  # of a string, and of all settings in a manifest
+_MOST_CHANGES = 8  # in one line
 _NESTED = (
     *(keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer, keras.regularizers.Regularizer),
     *(keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule),
@@ -39,7 +39,7 @@ _NO_SETTINGS = {  # attributes that Keras sets itself
 
 
 def settings_of(thing: Any, *, but: Iterable[str] = ()) -> Settings:
-    """Return the public attributes of an object, those of Keras objects in it, and a digest of a user-defined class.
+    """Return the public attributes of an object and its nested Keras objects, and digests of user-defined classes.
 
     Args:
         but: names of attributes to leave out.
@@ -58,7 +58,7 @@ def settings_of(thing: Any, *, but: Iterable[str] = ()) -> Settings:
 
 
 def flat(path: str, value: Any) -> Settings:
-    """Return the settings of a value by paths below `path`; none for None, and for what a checkpoint holds.
+    """Return the settings of a value by paths below `path`; {} for None, and for values in a checkpoint.
 
     >>> flat("class_weight", {0: 1.0, 1: 2.0})
     {'class_weight/0': 1.0, 'class_weight/1': 2.0}
@@ -77,7 +77,7 @@ def flat(path: str, value: Any) -> Settings:
 
 
 def rates_of(model: keras.Model) -> dict[str, float]:
-    """Return the learning rates of the model's optimizers that are numbers, by the attributes that hold these."""
+    """Return the constant learning rates of the model's optimizers, by the optimizers' attributes."""
     held = {name: getattr(model, name) for name in sorted({"optimizer", *vars(model)}) if name != "_optimizer"}
     variables = {name: rate_variable(each) for name, each in held.items()}
     return {name: value_of(rate) for name, rate in variables.items() if rate is not None}
@@ -91,12 +91,12 @@ def rate_variable(optimizer: Any) -> keras.Variable | None:
 
 
 def value_of(rate: Any) -> float:
-    """Return a learning rate as a user writes it, without what single precision adds."""
+    """Return a learning rate as a user writes it, without the rounding error of single precision."""
     return float(f"{float(keras.ops.convert_to_numpy(rate)):.7g}")
 
 
 def model_settings(model: keras.Model) -> Settings:
-    """Return the settings of all layers and operations by their names, and a digest of how they are connected."""
+    """Return the settings of all layers and operations by their names, and a digest of their connections."""
     known = layers(model)
     graphs = [list(getattr(layer, "operations", ())) for layer in known]
     parts = [*known, *(part for graph in graphs for part in graph if not isinstance(part, keras.layers.Layer))]
@@ -107,7 +107,7 @@ def model_settings(model: keras.Model) -> Settings:
 
 
 def _wires(graph: list[keras.Operation]) -> list:
-    """Return for each operation of a graph those before it, and its constant arguments."""
+    """Return for each operation of a graph its parents and its constant arguments."""
     at = {id(operation): i for i, operation in enumerate(graph)}
     nodes = [node for operation in graph for node in operation._inbound_nodes]
     given = [keras.tree.flatten([node.arguments.args, node.arguments.kwargs]) for node in nodes]
@@ -116,12 +116,12 @@ def _wires(graph: list[keras.Operation]) -> list:
 
 
 def few(settings: Settings) -> Settings:
-    """Return the settings, or a digest of each part of them where a manifest would be too long."""
+    """Return the settings, or a digest for each part if the manifest would be too long."""
     return settings if len(json.dumps(settings)) <= _MOST_BYTES else _digests(settings)
 
 
 def changes(before: Settings, here: Settings) -> list[str]:
-    """Return what is set otherwise than it was, in words.
+    """Describe the settings that have changed.
 
     >>> changes({"dropout/rate": 0.2, "loss": "mse"}, {"dropout/rate": 0.7, "loss": "mse", "dense/units": 2})
     ['dropout/rate 0.7 (saved: 0.2)', 'dense/units 2 (saved: none)']
@@ -142,7 +142,7 @@ def _digests(settings: Settings) -> Settings:
 
 
 def _word(value: Any) -> Any:
-    """Return JSON that stands for a value: itself, if it is short."""
+    """Return JSON that identifies a value: the value itself, if it is short."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, list | tuple):
@@ -162,7 +162,7 @@ def _word(value: Any) -> Any:
 
 
 def _code_of_class(kind: type) -> str | None:
-    """Return a digest of the methods and constants of a user-defined class; None for a class of Keras or of ours."""
+    """Return a digest of a user-defined class's methods and constants; None for a class of Keras or wholestep."""
     own = [vars(each) for each in takewhile(_is_user_defined, kind.__mro__)]
     held = [item for each in own for item in each.items() if not item[0].startswith("__") or callable(item[1])]
     return _digest(str([(name, _code(value, set())) for name, value in held])) if own else None
@@ -173,7 +173,7 @@ def _is_user_defined(kind: type) -> bool:
 
 
 def _code(value: Any, seen: set[int]) -> Any:
-    """Return what a function does, as text that is the same in every process: its code, and the constants it uses."""
+    """Return a function's code and constants, in a form that is the same in every process."""
     value = value.fget if isinstance(value, property) else value
     value = getattr(value, "__func__", value)  # of a method
     if isinstance(value, CodeType):
@@ -187,7 +187,7 @@ def _code(value: Any, seen: set[int]) -> Any:
         return type(value).__name__
     seen.add(id(value))
     cells = list[Any]()
-    with suppress(ValueError):  # a cell is empty as long as what it names is being defined
+    with suppress(ValueError):  # a cell is empty while its name is being defined
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
     names = [name for name in value.__code__.co_names if name in value.__globals__]
     others = [value.__globals__[name] for name in names]

@@ -1,4 +1,4 @@
-"""The data of a run that goes on: whether they are those that it had, and the way to where they stood."""
+"""The data of a resumed run: check that they are the same, and move them to the saved position."""
 
 from wholestep.checkpoints.place import DataPlace, Place
 from wholestep.data.batches import Batches
@@ -7,20 +7,20 @@ from wholestep.errors import BatchError, SpecificationError, message
 
 
 def note(data: DataPlace, batches: Batches) -> None:
-    """Take note of where the batches stand."""
+    """Record the position of the batches."""
     data.position, data.num_batches = batches.position, batches.num_batches
 
 
 def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches) -> None:
-    """Refuse a call, or data, with which a run cannot go on in the middle of the call that was left.
+    """Refuse a call, or data, that cannot resume the run in the middle of its interrupted call.
 
     Raises:
-        SpecificationError: as said.
+        SpecificationError: another call or other data.
     """
     if place.call != call:
-        must = f"A run that was left inside of {place.call} goes on with {place.call}."
+        must = f"A run that stopped inside of {place.call} must resume with {place.call}."
         attempt = (
-            f"call {place.call} with the arguments it had; or begin anew, in another folder, after restore(snapshot, "
+            f"call {place.call} with the same arguments; or begin anew, in another folder, after restore(snapshot, "
         )
         attempt += 'goes_on=False) or trainer.restore(path, only="weights").'
         raise SpecificationError(message(must, call, attempt))
@@ -29,17 +29,17 @@ def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches) ->
     if not differing and batches.num_batches != data.num_batches:
         differing = [f"{batches.num_batches} batches an epoch, {data.num_batches} before"]
     if differing:
-        must = "A run goes on with the data that it had, in the same order and in batches by the same rule."
+        must = "A run must resume on the same data, in the same order, and with the same batching."
         attempt = "pass the same data, batch size and seed."
         raise SpecificationError(message(must, "; ".join(differing), attempt))
     if batches.is_ready and batches.position not in (data.position, (0, 0)):
-        must = "Ready-made batches run forward to where they were from their beginning."
-        received = f"batches that stand at {batches.position}, to go on at {data.position}"
+        must = "To resume on an iterable, pass it at its first batch; it is advanced to the saved position."
+        received = f"batches at position {batches.position} (saved: {data.position})"
         raise SpecificationError(message(must, received, "open the data anew."))
 
 
 def unlike(before: dict[str, str], here: dict[str, str]) -> list[str]:
-    """Return what two descriptions say differently, in words.
+    """Describe the differences between two descriptions.
 
     >>> unlike({"rows": "8", "order": "a"}, {"rows": "9", "order": "a"})
     ['rows: 9, and 8 before']
@@ -49,10 +49,10 @@ def unlike(before: dict[str, str], here: dict[str, str]) -> list[str]:
 
 
 def go_to(data: DataPlace, batches: Batches) -> None:
-    """Let the batches stand where they were; a later call goes on by itself.
+    """Move the batches to the saved position.
 
     Raises:
-        BatchError: a stream gave other batches on the way than it had given before.
+        BatchError: the stream yielded other batches than in the saved run.
     """
     if batches.position == data.position:
         return
@@ -64,7 +64,7 @@ def go_to(data: DataPlace, batches: Batches) -> None:
         return
     last = batches.run_forward(*data.position)
     if data.last and last is not None and digest_of(last) != data.last:
-        must = "A stream gives a run that goes on the batches that it gave before."
+        must = "A stream must yield the same batches to a resumed run."
         received = f"another batch before batch {data.position[1]} of epoch {data.position[0]}"
-        attempt = "seed what it draws; trainer.restore(path) goes on with other batches. Nothing was updated."
+        attempt = "seed its random draws; or resume on other batches with trainer.restore(path). Nothing was updated."
         raise BatchError(message(must, received, attempt))

@@ -1,4 +1,4 @@
-"""The circumstances of a training, as its checkpoints tell them: what may change the bits from here on."""
+"""The environment and settings of a training in its checkpoints, which may change its numbers."""
 
 import platform
 import sys
@@ -18,7 +18,7 @@ _NO_MATTER = ("script",)
 
 
 def facts_of(executor: Executor) -> dict[str, Any]:
-    """Return versions, engine, devices, replicas, and what was said of how updates are carried out."""
+    """Return versions, engine, devices, replicas and the options of updates."""
     options = executor.options
     packages = ("wholestep", "keras", "numpy", executor.engine.name)
     return {
@@ -50,7 +50,7 @@ def settings_of_run(executor: Executor, arguments: Mapping[str, Any]) -> Setting
 
 
 def differences(before: dict[str, Any], here: dict[str, Any]) -> str:
-    """Return what is otherwise than it was, in words, and what that means; nothing if all is the same.
+    """Describe the differences in the environment, and their effect; "" if there are none.
 
     >>> differences({"replicas": 1, "jax": "0.9"}, {"replicas": 2, "jax": "0.9"})
     'replicas 2 (1 before): from here not bit for bit'
@@ -63,10 +63,10 @@ def differences(before: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def direction(executor: Executor, keep_best: tuple | None) -> str:
-    """Return whether less or more of the number is better by which checkpoints are kept: "min" or "max".
+    """Return the direction in which the metric of `keep_best` improves: "min" or "max".
 
     Raises:
-        SpecificationError: neither the user nor Keras says.
+        SpecificationError: the direction is unknown.
     """
     name, _, mode = (*(keep_best or ("loss", 1)), "auto")[:3]
     bare = name.removeprefix("val_")

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: created anew, synced, renamed; and a folder that one process writes to."""
+"""Atomic files (created, synced, renamed), and the lock of a folder to which one process writes."""
 
 import contextlib
 import errno
@@ -32,17 +32,17 @@ def on_disk(must: str, attempt: str = "look at that path and its disk.") -> Iter
 
 
 class Lock:
-    """A folder's lock, held until it is released or the process ends, however it ends.
+    """A folder's lock, held until it is released or the process ends in any way.
 
     Attributes:
-        owner: what whoever comes meanwhile is told, and finds in the file.
+        owner: the content of the file, which other processes read and report.
 
     Raises:
-        CheckpointError: another process holds it, or this one.
+        CheckpointError: another process, or this process, holds the lock.
     """
 
     def __init__(self, folder: Path):
-        import fcntl  # which Windows lacks: who writes no checkpoints does without
+        import fcntl  # missing on Windows, where only checkpoints need it
 
         self._path = folder / "lock"
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -54,7 +54,7 @@ class Lock:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                must = f"One run at a time writes to {folder}."
+                must = f"One run at a time may write to {folder}."
                 received = f"a folder in use by {before or 'another process'}"
                 attempt = "wait for that run, or choose another folder."
                 if any(lock.is_of(self._file) for lock in _held):
@@ -72,7 +72,7 @@ class Lock:
         _held.add(self)
 
     def check(self) -> None:
-        """Refuse to write where the path names another folder by now, to which another run may write.
+        """Refuse to write if the path now names another folder, to which another run may write.
 
         Raises:
             CheckpointError: the folder, or the lock in it, was removed, renamed or replaced.
@@ -85,11 +85,11 @@ class Lock:
             raise CheckpointError(message(must, "another folder, or another lock in it", attempt))
 
     def is_of(self, file: int) -> bool:
-        """Whether this is held, and on the file of this descriptor."""
+        """Whether this lock is held on the file of this descriptor."""
         return self._file >= 0 and os.path.sameopenfile(self._file, file)
 
     def release(self) -> None:
-        """Let others write. More than once does nothing, and in a forked process the lock stays its parent's."""
+        """Release the lock. Repeated calls do nothing; in a forked process, the parent keeps the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             _close(file)
@@ -108,7 +108,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def create(path: Path) -> int:
-    """Return the descriptor of a new file; there must be none of that name, and its folder must be no link."""
+    """Return the descriptor of a new file; the file must not exist, and its folder must not be a link."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -118,14 +118,14 @@ def create(path: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and the missing ones above it, each of which survives a loss of power."""
+    """Make a folder and its missing parents, all synced to survive a power loss."""
     for missing in reversed([each for each in (path, *path.parents) if not os.path.isdir(each)]):
         missing.mkdir(exist_ok=True)
         sync_folder(missing.parent)
 
 
 def _close(file: int) -> None:
-    """Close a descriptor to which nothing was written; it is closed even where the system complains."""
+    """Close a descriptor to which nothing was written; errors are ignored, as it is closed anyway."""
     with contextlib.suppress(OSError):
         os.close(file)
 
@@ -138,7 +138,7 @@ def write_all(file: int, content: Any) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Let what was created, renamed and removed in a folder survive a loss of power."""
+    """Sync a folder, so that creations, renames and removals in it survive a power loss."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -147,11 +147,11 @@ def sync_folder(path: Path) -> None:
 
 
 def open_regular(path: Path, nbytes: int | None = None, most: int | None = None) -> int:
-    """Return the descriptor of a file that is to be read: a regular one, of exactly or of at most so many bytes.
+    """Open a regular file of exactly `nbytes`, or of at most `most` bytes, for reading; return its descriptor.
 
     Raises:
-        DamagedError: it is missing, a link, no regular file, or of another size.
-        OSError: it is there, and cannot be opened now.
+        DamagedError: it is missing, a link, not a regular file, or of another size.
+        OSError: it exists, and cannot be opened now.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -174,7 +174,7 @@ def open_regular(path: Path, nbytes: int | None = None, most: int | None = None)
 
 
 class Opened:
-    """The descriptor of an open file, closed when nobody holds this object any more."""
+    """The descriptor of an open file, closed when this object is garbage collected."""
 
     def __init__(self, file: int):
         self.file = file
@@ -185,10 +185,10 @@ def read_into(file: int, content: Any, offset: int | None = None) -> None:
     """Fill a writable bytes-like object from a file.
 
     Args:
-        offset: of the first byte that is wanted; None for where the file stands.
+        offset: the offset of the first byte; None for the file's current position.
 
     Raises:
-        DamagedError: the file ends before.
+        DamagedError: the file is too short.
     """
     view = memoryview(content).cast("B")
     while view:
@@ -201,7 +201,7 @@ def read_into(file: int, content: Any, offset: int | None = None) -> None:
 
 
 def read_all(path: Path, most: int) -> bytes:
-    """Return the bytes of a regular file, of which there are at most so many.
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
         DamagedError, OSError: see `open_regular`.
@@ -216,10 +216,10 @@ def read_all(path: Path, most: int) -> bytes:
 
 
 def check_room(folder: Path, nbytes: int) -> None:
-    """Refuse to write what there is no room for.
+    """Refuse to write more bytes than the disk has room for.
 
     Raises:
-        CheckpointError: as said.
+        CheckpointError: the disk is too full.
     """
     free = shutil.disk_usage(folder).free
     if nbytes > free:

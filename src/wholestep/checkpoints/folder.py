@@ -1,10 +1,10 @@
-"""A folder of checkpoints: each is there as a whole, or not at all; damaged ones are set aside.
+"""A folder of checkpoints: each is complete or does not exist; damaged checkpoints are set aside.
 
     lock   step-00000500/{manifest.json, 00000-of-00001-00.safetensors, ...}   bad-00000450-1/{..., why.json}
 
-A checkpoint is written beside the others under a name of its own, synced, and renamed: that is its commit. Then the
-files are read back and verified, and only then do older ones go. Entries that the library has not made are not counted,
-renamed or removed.
+A checkpoint is written under a temporary name, synced, and committed by a rename. Then its files are read back and
+verified, and only then are older checkpoints removed. Entries that the library has not made are not counted, renamed
+or removed.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ _BAD = re.compile(rf"bad-{_NUMBER}-[1-9][0-9]*")
 _REPLACED = re.compile(rf"\.replaced-{_NUMBER}")
 _LITTER = re.compile(r"\.(?:new|old)-[0-9a-f]{12}(?:-[0-9]+)?")
 _FILE = re.compile(r"manifest\.json|why\.json|[0-9]+-of-[0-9]+-[0-9]+\.safetensors")
-_STORE = re.compile(r"[\w+.-]+://|(?:gs|s3|hdfs|abfss?|https?):/")  # of two slashes, a Path leaves one
-_ROOM = 1 << 16  # bytes beside the arrays
+_STORE = re.compile(r"[\w+.-]+://|(?:gs|s3|hdfs|abfss?|https?):/")  # a Path drops one of two slashes
+_ROOM = 1 << 16  # bytes besides the arrays
 
 
 class Folder:
-    """A folder of checkpoints, by the number of updates before each.
+    """A folder of checkpoints, named by their numbers of updates.
 
     Attributes:
         folder: its absolute path.
 
     Raises:
-        SpecificationError: the folder is no path of a file system.
+        SpecificationError: the folder is not a path of a file system.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -66,14 +66,14 @@ class Folder:
         except UnicodeEncodeError:
             is_path = False
         if not is_path or _STORE.match(path):
-            must = "Checkpoints are written to, and read from, a file system: one can rename a folder and lock a file."
-            attempt = "a local or a network folder; a step-* folder may be copied from there as soon as it is there."
+            must = "Checkpoints need a file system, which can rename folders and lock files."
+            attempt = "a local or a network folder, from which complete step-* folders may be copied."
             raise SpecificationError(message(must, path if is_path else repr(folder), attempt))
-        with on_disk(f"{path} must be in a working directory that is there."):
+        with on_disk(f"{path} must be in a working directory that exists."):
             self.folder = Path(path).absolute()
 
     def steps(self) -> list[int]:
-        """Return the steps that are there, newest first; no manifest has been read.
+        """Return the steps of the checkpoints, newest first, without reading their manifests.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -81,7 +81,7 @@ class Folder:
         return sorted((_step_of(path) for path in self._entries(_STEP)), reverse=True)
 
     def path(self, step: int) -> Path:
-        """Return where the checkpoint of a step is, or would be."""
+        """Return the path of the checkpoint of a step; it may not exist."""
         return self.folder / f"step-{step:08d}"
 
     def bad(self) -> list[Path]:
@@ -93,7 +93,7 @@ class Folder:
         return sorted(self._entries(_BAD))
 
     def _entries(self, pattern: re.Pattern) -> list[Path]:
-        """Return the folders in this one that the library has made under such names."""
+        """Return the subfolders with such names that the library has made."""
         with on_disk(f"{self.folder} must be readable as a folder of checkpoints."):
             while True:
                 try:
@@ -104,15 +104,15 @@ class Folder:
                 ours = [path for path in paths if _is_ours(path)]
                 if ours or all(os.path.lexists(path) for path in paths):
                     return ours
-                # A writer has removed those that were listed, and written others.
+                # A writer has removed all listed checkpoints, and written others.
 
     # ---- writing ----
 
     def lock(self) -> Lock:
-        """Return the lock of the folder, which is made if there is none.
+        """Lock the folder, which is made if it does not exist.
 
         Raises:
-            CheckpointError: somebody else holds the lock, or the folder cannot be written to.
+            CheckpointError: another run holds the lock, or the folder cannot be written to.
         """
         must = f"Checkpoints need a folder that can be written to and locked: {self.folder}."
         attempt = "another folder, on Linux or macOS."
@@ -124,7 +124,7 @@ class Folder:
             raise CheckpointError(message(must, error, attempt)) from error
 
     def owner(self) -> str:
-        """Return who holds the lock, as `Lock.owner` says it; nothing if nobody ever did."""
+        """Return the last `Lock.owner` of the folder; "" if it was never locked."""
         try:
             return read_all(self.folder / "lock", _ROOM).decode(errors="replace")
         except (OSError, DamagedError):
@@ -139,13 +139,13 @@ class Folder:
         *,
         replaces: bool = False,
     ) -> Path:
-        """Write the checkpoint of a step, and return its folder once it has been read back and verified.
+        """Write the checkpoint of a step, read it back to verify it, and return its folder.
 
         Args:
-            replaces: whether it takes the place of one of this step.
+            replaces: whether it may replace a checkpoint of this step.
 
         Raises:
-            CheckpointError: it could not be written, or is there; the others are as they were.
+            CheckpointError: it could not be written, or exists; other checkpoints are unchanged.
         """
         token = self.new_token()
         files, leaves = self.fill(token, step, arrays)
@@ -153,20 +153,20 @@ class Folder:
 
     @staticmethod
     def new_token() -> str:
-        """Return a name for a checkpoint that is to be written, which no other has."""
+        """Return a unique name for a checkpoint to write."""
         return uuid.uuid4().hex[:12]
 
     def fill(
         self, token: str, step: int, arrays: Arrays, share: tuple[int, int] = (0, 1)
     ) -> tuple[list[FileFacts], list[Leaf]]:
-        """Write arrays for the checkpoint of a step, which nobody finds before its `commit`; return where they are.
+        """Write arrays for the checkpoint of a step, which does not exist before its `commit`; return their locations.
 
         Args:
-            token: names what is to be committed.
-            share: the number of this process, of so many, each of which writes a part.
+            token: the temporary name of the checkpoint.
+            share: the index of this process, and the number of processes that write.
 
         Raises:
-            CheckpointError: they could not be written.
+            CheckpointError: the arrays could not be written.
         """
         new, files, leaves = self._new(token), list[FileFacts](), list[Leaf]()
         contents = [content for name, array in arrays.items() for content in carrier.contents_of(name, array)]
@@ -182,7 +182,7 @@ class Folder:
         return files, leaves
 
     def commit(self, token: str, manifest: Manifest, *, replaces: bool) -> Path:
-        """Let a checkpoint be there whose arrays have been written, and return its folder once it has been verified.
+        """Commit a checkpoint whose arrays have been written; verify it, and return its folder.
 
         Raises:
             CheckpointError: see `write`.
@@ -192,24 +192,24 @@ class Folder:
         with self._told(token, step, manifest.nbytes):
             is_there = os.path.lexists(path)
             if is_there and not (replaces and path in self._entries(_STEP)):
-                raise FileExistsError(errno.EEXIST, f"there is a {path.name} already")
+                raise FileExistsError(errno.EEXIST, f"{path.name} exists already")
             carrier.check_leaves(manifest.files, manifest.leaves)
             manifests.write(new, manifest)
             sync_folder(new)
             if is_there:
-                os.rename(path, replaced)  # whoever comes next puts it back, or removes it
+                os.rename(path, replaced)  # the next `clear` restores it, or removes it
             os.rename(new, path)
             sync_folder(self.folder)
         try:
-            self.verify(step)  # else whoever comes next puts back what was replaced
+            self.verify(step)  # if it fails, the next `clear` restores the replaced checkpoint
         except DamagedError as error:
-            raise CheckpointError(f"{path} must be read back as it was written. {error} Try: another disk.") from error
+            raise CheckpointError(f"{path} must read back as it was written. {error} Try: another disk.") from error
         if is_there:
             _remove(replaced)
         return path
 
     def discard(self, token: str) -> None:
-        """Remove what was written and not committed."""
+        """Remove the files of a checkpoint that was not committed."""
         _remove(self._new(token))
 
     def _new(self, token: str) -> Path:
@@ -217,10 +217,10 @@ class Folder:
 
     @contextlib.contextmanager
     def _told(self, token: str, step: int, nbytes: int, share: tuple[int, int] = (0, 1)) -> Iterator[None]:
-        """Leave nothing of a checkpoint that cannot be written; of several processes' part, the caller removes it."""
+        """Remove a checkpoint that cannot be written; with several processes, the caller removes it."""
         must = f"The checkpoint of step {step} ({nbytes} bytes) could not be written to {self.folder}."
         try:
-            with on_disk(must, "look at that folder and its disk; the checkpoints before this one are as they were."):
+            with on_disk(must, "look at that folder and its disk; earlier checkpoints are unchanged."):
                 yield
         except BaseException as error:
             if share[1] == 1:
@@ -231,7 +231,7 @@ class Folder:
             raise
 
     def clear(self) -> None:
-        """Remove what writers left that were stopped. Only whoever holds the lock may.
+        """Remove the remains of interrupted writers. The caller must hold the lock.
 
         Raises:
             CheckpointError: the folder cannot be read, or changed.
@@ -241,7 +241,7 @@ class Folder:
             _remove(path)
 
     def _put_back(self) -> None:
-        """Let a checkpoint that was to be replaced be there again, unless the other one is, and is good."""
+        """Restore a checkpoint that was being replaced, unless its replacement exists and is good."""
         for path in self._entries(_REPLACED):
             step = _step_of(path)
             if os.path.lexists(self.path(step)):
@@ -251,17 +251,17 @@ class Folder:
                     continue
                 except DamagedError as error:
                     self.set_aside(step, str(error))
-            with on_disk(f"The checkpoint of step {step} must be called {self.path(step)} again."):
+            with on_disk(f"The checkpoint of step {step} must be renamed back to {self.path(step)}."):
                 path.rename(self.path(step))
 
     def remove(self, step: int) -> None:
-        """Remove the checkpoint of a step; nobody finds half of it.
+        """Remove the checkpoint of a step, atomically.
 
         Raises:
             CheckpointError: it cannot be removed.
         """
         old = self.folder / f".old-{uuid.uuid4().hex[:12]}"
-        attempt = "look at that folder; the newer ones are as they should be."
+        attempt = "look at that folder; newer checkpoints are good."
         with on_disk(f"An older checkpoint must be removed: {self.path(step)}.", attempt):
             os.rename(self.path(step), old)
         _remove(old)
@@ -269,23 +269,23 @@ class Folder:
     # ---- reading ----
 
     def manifest(self, step: int) -> Manifest:
-        """Return what the checkpoint of a step holds, without reading its arrays.
+        """Return the manifest of a step's checkpoint, without reading its arrays.
 
         Raises:
-            DamagedError: there is no manifest that verifies.
-            CheckpointError: it cannot be read now, or by this release; it may be good.
+            DamagedError: the manifest is missing or damaged.
+            CheckpointError: the checkpoint cannot be read now, or by this release; it may be good.
         """
         with self._reading(step):
             manifest = manifests.read(self.path(step))
         if manifest.step != step:
-            raise DamagedError(f"The manifest of {self.path(step).name} must be of its step. It is of {manifest.step}.")
+            raise DamagedError(f"The manifest of {self.path(step).name} must name its step. It names {manifest.step}.")
         return manifest
 
     def verify(self, step: int) -> Manifest:
-        """Read all of a checkpoint, and return what it holds.
+        """Read and verify all of a checkpoint, and return its manifest.
 
         Raises:
-            DamagedError: something is not what was written.
+            DamagedError: a file differs from what was written.
             CheckpointError: see `manifest`.
         """
         manifest = self.manifest(step)
@@ -297,14 +297,14 @@ class Folder:
     def read(
         self, step: int, check: Callable[[Manifest], None] = lambda manifest: None, share: tuple[int, int] = (0, 1)
     ) -> tuple[Manifest, dict[str, Numbers]]:
-        """Return what a checkpoint holds, and its arrays, all of which have been verified.
+        """Return the manifest of a checkpoint, and its arrays, all verified.
 
         Args:
-            check: raises an error if these are not the arrays that are wanted, before room is made for one of them.
-            share: the number of this process, of so many, which verify the files of pieces together.
+            check: raises an error for unsuitable arrays, before memory is allocated for them.
+            share: the index of this process, and the number of processes that share the verification of pieces.
 
         Raises:
-            DamagedError: something is not what was written.
+            DamagedError: a file differs from what was written.
             CheckpointError: see `manifest`.
         """
         manifest = self.manifest(step)
@@ -325,7 +325,7 @@ class Folder:
             if i % share[1] == share[0]:
                 carrier.verify(path, file)
             for j, (leaf, piece) in enumerate(carrier.open_pieces(path, file, leaves)):
-                is_own = (i + j) % share[1] == share[0]  # whoever saves them again, saves each once
+                is_own = (i + j) % share[1] == share[0]  # so that a later checkpoint has each piece once
                 pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
         for name, found in pieces.items():
             shape, dtype = manifest.arrays[name]
@@ -333,7 +333,7 @@ class Folder:
         return arrays
 
     def set_aside(self, step: int, why: str) -> Path:
-        """Keep a damaged checkpoint under a name that nobody reads, with the reason.
+        """Rename a damaged checkpoint to a bad-* folder, and write the reason there.
 
         Raises:
             CheckpointError: it cannot be renamed, or the reason cannot be written.
@@ -358,7 +358,7 @@ def _step_of(path: Path) -> int:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this is a folder with a file that the library names, or an empty one, or one that may not be read."""
+    """Whether this is a folder with a file of the library, an empty folder, or an unreadable folder."""
     if path.is_symlink():
         return False
     try:
@@ -371,5 +371,5 @@ def _is_ours(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # some of which `ignore_errors` lets through
+    with contextlib.suppress(OSError):  # `ignore_errors` lets some errors through
         shutil.rmtree(path, ignore_errors=True)

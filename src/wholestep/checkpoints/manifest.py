@@ -1,6 +1,6 @@
-"""The manifest: what a checkpoint holds, in one line of JSON, and that line's digest in the next.
+"""The manifest of a checkpoint: its content in one line of JSON, and the digest of that line in the next.
 
-A checkpoint without a manifest that verifies does not exist. What is unknown in one is kept, and shown.
+A checkpoint whose manifest is missing or damaged is damaged. Unknown entries of a manifest are kept, and shown.
 """
 
 import json
@@ -28,14 +28,14 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Args:
-        step: the number of updates before it.
-        files: of arrays.
-        leaves: the arrays in them.
-        facts: where the training stood, as JSON.
-        rest: whatever else the manifest says.
+        step: the number of updates before the checkpoint.
+        files: the files of arrays.
+        leaves: the arrays in the files.
+        facts: the state of the training besides the arrays, as JSON.
+        rest: all other entries.
     """
 
     step: int
@@ -46,7 +46,7 @@ class Manifest:
 
     @property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """By name, the shapes and dtypes of the arrays, of which there may be several pieces."""
+        """The full shape and the dtype of every array, by name."""
         return {leaf.name: (leaf.shape if leaf.whole is None else leaf.whole, leaf.dtype) for leaf in self.leaves}
 
     @property
@@ -56,7 +56,7 @@ class Manifest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a folder's files, synced."""
+    """Write and sync the manifest of a folder's files."""
     said = {
         **manifest.rest,
         "format": FORMATS[any(leaf.begin is not None for leaf in manifest.leaves)],
@@ -75,11 +75,11 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def read(folder: Path) -> Manifest:
-    """Return the manifest of a folder; no byte of an array is read.
+    """Return the manifest of a folder, without reading arrays.
 
     Raises:
-        DamagedError: it is missing, damaged, or says what cannot be.
-        CheckpointError: it is of an unknown format.
+        DamagedError: it is missing, damaged or inconsistent.
+        CheckpointError: its format is unknown.
     """
     said = _verified(folder / NAME)
     try:
@@ -93,21 +93,21 @@ def read(folder: Path) -> Manifest:
         if not isinstance(facts, dict) or not isinstance(said["leaves"], list):
             raise TypeError("facts and leaves")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedError(f"{NAME} does not say what a manifest says ({error!r}).") from error
+        raise DamagedError(f"{NAME} lacks an entry of a manifest, or has a wrong one ({error!r}).") from error
     check_leaves(files, leaves)
     return Manifest(step, files, leaves, facts, rest)
 
 
 def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
-    """Return what a manifest says of a file, or of an array in one."""
+    """Return the manifest entry of a file, or of an array in a file."""
     return {key: value for key, value in asdict(part).items() if value is not None}
 
 
 def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
-    """Return the files, and the arrays in them, that a manifest tells of.
+    """Return the files of a manifest, and the arrays in them.
 
     Raises:
-        KeyError, TypeError, ValueError: something is not as a manifest says it.
+        KeyError, TypeError, ValueError: an entry is missing or wrong.
     """
     return [_file(part) for part in said["files"]], [_leaf(part) for part in said["leaves"]]
 
@@ -121,7 +121,7 @@ def _verified(path: Path) -> dict[str, Any]:
     try:
         said = json.loads(line, object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path.name} is no JSON that can be read ({error}).") from error
+        raise DamagedError(f"{path.name} is not readable JSON ({error}).") from error
     if not isinstance(said, dict):
         raise DamagedError(f"{path.name} must hold a JSON object.")
     return said
@@ -169,7 +169,7 @@ def _refuse(constant: str) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return JSON in which numbers that are not finite are words.
+    """Return JSON in which numbers that are not finite are objects with a string.
 
     >>> infinite(finite({"best": float("-inf"), "word": "nan"}))
     {'best': -inf, 'word': 'nan'}
@@ -182,7 +182,7 @@ def finite(value: Any) -> Any:
 
 
 def infinite(value: Any) -> Any:
-    """Return what `finite` was given."""
+    """Undo `finite`."""
     if isinstance(value, dict):
         if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
             return float(value["float"])

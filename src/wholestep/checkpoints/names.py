@@ -1,4 +1,4 @@
-"""What the numbers of a snapshot are called in this process: Keras counts how often it gave a name."""
+"""Rename the metrics of a snapshot to their names in this process: Keras numbers repeated names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,11 +7,11 @@ from typing import Any
 
 from wholestep.checkpoints.snapshot import Snapshot, plain
 
-_BEFORE = re.compile(r"=?(?:val_)?")  # before a name: what the model makes of it itself, and of validation
+_BEFORE = re.compile(r"=?(?:val_)?")  # prefixes of names: of values that the model computes, and of validation
 
 
 def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
-    """Return a snapshot whose numbers are called as they are here, in its logs and its History.
+    """Return a snapshot with the metrics in its logs and its History renamed to their names here.
 
     Args:
         here: the names of the metrics and losses of this model.
@@ -34,7 +34,7 @@ def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
 
 
 def paired(before: Iterable[str], here: Iterable[str]) -> dict[str, str]:
-    """Return what each name is called here that is called otherwise: in their order, those with the same words.
+    """Return the changed names, from before to here; names that differ only in numbers are paired in order.
 
     >>> paired(["loss", "auc", "auc_1", "kl_1"], ["loss", "auc_1", "auc_2"])
     {'auc': 'auc_1', 'auc_1': 'auc_2'}

@@ -1,4 +1,4 @@
-"""Arrays that lie over several processes, each of which holds pieces; and who writes what."""
+"""Arrays that are sharded over processes, and the choice of the process that writes each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ class Piece:
     """A part of an array.
 
     Args:
-        begin: where it begins along every axis.
-        shape: its own.
+        begin: its start along every axis.
+        shape: the shape of the piece.
         read: returns its numbers.
-        is_own: whether this process is the one that writes it; others may hold the same.
+        is_own: whether this process writes the piece; other processes may hold copies.
     """
 
     begin: tuple[int, ...]
@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """An array of which this process holds pieces, or may read them.
+    """An array whose pieces this process holds, or can read.
 
     >>> halves = [Piece((i,), (2,), lambda i=i: np.arange(i, i + 2)) for i in (0, 2)]
     >>> Pieces((4,), np.dtype(int), halves)[1:3]
@@ -41,7 +41,7 @@ class Pieces:
     pieces: list[Piece]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Return a part of the array, put together from the pieces; `...` for all of it.
+        """Return a part of the array, joined from the pieces; `...` for the full array.
 
         Raises:
             CheckpointError: a piece is missing, or damaged.
@@ -60,7 +60,7 @@ class Pieces:
                 found[to] = piece.read()[_moved(common, piece.begin)]
                 missing -= found[to].size
         if missing:
-            raise CheckpointError(f"All pieces of an array must be at hand. {missing} numbers of {found.size} are not.")
+            raise CheckpointError(f"An array must have all its pieces. {missing} numbers of {found.size} are missing.")
         return found
 
 
@@ -72,17 +72,17 @@ Numbers: TypeAlias = np.ndarray | Pieces
 
 
 def is_whole(value: Any) -> bool:
-    """Whether this process holds all of a tensor; JAX's arrays may lie over several."""
+    """Whether this process holds all of a tensor; JAX's arrays may be sharded over processes."""
     return getattr(value, "is_fully_addressable", True) or value.is_fully_replicated
 
 
 def hollow(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array that takes no room."""
+    """Return an array that takes no memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def on_host(value: Any) -> Numbers:
-    """Return the numbers of a tensor, where they are: no copy, on a CPU. Of one that is not whole, the pieces."""
+    """Return a tensor as numpy, without a copy on a CPU; for a tensor sharded over processes, its pieces."""
     if is_whole(value):
         return np.asarray(value)
     pieces: dict[tuple, Piece] = {}
@@ -95,11 +95,11 @@ def on_host(value: Any) -> Numbers:
 
 
 def copied(numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, are_own: bool) -> Numbers:
-    """Return numbers in memory of their own.
+    """Return a copy of an array, or of its pieces.
 
     Args:
-        copy: returns a copy of an array, by what tells it from the others of these numbers.
-        are_own: whether only pieces are kept that this process writes.
+        copy: returns a copy of an array, given a suffix that identifies the piece.
+        are_own: whether to copy only the pieces that this process writes.
     """
     if isinstance(numbers, np.ndarray):
         return copy("", numbers)
@@ -110,7 +110,7 @@ def copied(numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, a
 
 
 def own_copy(name: str, value: Any) -> Numbers:
-    """Return the numbers of a tensor, or its pieces, in memory of their own, whatever the tensor is called."""
+    """Return a copy of a tensor, or of its pieces; the name is not used."""
     return copied(on_host(value), lambda _, array: np.array(array), are_own=False)
 
 
@@ -119,11 +119,11 @@ def _itself(array: np.ndarray) -> np.ndarray:
 
 
 class Deal:
-    """Which process writes an array that all of them hold: the one that has least to write so far.
+    """Assign each array that all processes hold to the process with the fewest bytes to write so far.
 
     Args:
-        index: the number of this process.
-        count: how many there are.
+        index: the index of this process.
+        count: the number of processes.
 
     >>> first, second = Deal(0, 2), Deal(1, 2)
     >>> [(first.takes(nbytes), second.takes(nbytes)) for nbytes in (10, 4, 4, 8)]
@@ -135,7 +135,7 @@ class Deal:
         self._dealt = [0] * count
 
     def takes(self, nbytes: int) -> bool:
-        """Deal out the next array, in the same order in all processes; return whether this one writes it."""
+        """Assign the next array, in the same order in all processes; return whether this process writes it."""
         least = self._dealt.index(min(self._dealt))
         self._dealt[least] += nbytes
         return least == self._index

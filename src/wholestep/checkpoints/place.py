@@ -1,4 +1,4 @@
-"""Where a call and its data stand, and what else goes with a run."""
+"""The position of a call and of its data, and other state of a run."""
 
 from dataclasses import dataclass, field, is_dataclass
 from types import UnionType
@@ -6,13 +6,13 @@ from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 
 class Keeps(Protocol):
-    """Whatever goes with a run: callbacks, and what a loop of one's own has."""
+    """State that is saved with a run: callbacks, and the objects of a custom loop."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return nested numbers, words and arrays."""
+        """Return nested numbers, strings and arrays."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore such a state."""
 
 
 class Watch(Protocol):
@@ -20,25 +20,25 @@ class Watch(Protocol):
 
     @property
     def unknown(self) -> list[str]:
-        """The callbacks of which nobody knows a state: they start anew where a run goes on."""
+        """The callbacks whose state cannot be saved: they start anew in a resumed run."""
 
     def changes(self, state: dict[str, Any] | None) -> list[str]:
-        """Return which callbacks are other ones than those of a state, or set otherwise, in words."""
+        """Describe the callbacks that differ from a saved state, or in their settings."""
 
 
 @dataclass
 class Place:
-    """Where a call of `fit` or `steps` stands.
+    """The position of a call of `fit` or `steps`.
 
     Args:
-        call: which of them; nothing between calls.
+        call: "fit" or "steps"; empty between calls.
         epoch: the call's epoch.
-        done: how many updates of it have been carried out.
-        began: the epoch of the data in which it began.
-        is_open: whether callbacks have been told that it begins.
-        logs: what callbacks are told at its end, once all its updates and its validation have been carried out.
-        told: how many callbacks have been told so.
-        latest: the numbers of the last update, where a snapshot was taken after it.
+        done: the number of updates of the epoch so far.
+        began: the epoch of the data at its start.
+        is_open: whether callbacks have received its start.
+        logs: the logs for callbacks at its end, after all its updates and its validation.
+        told: the number of callbacks that have received these logs.
+        latest: the logs of the last update, if a snapshot was taken after it.
     """
 
     call: str = ""
@@ -53,15 +53,15 @@ class Place:
 
 @dataclass
 class DataPlace:
-    """Where the data of a run stand.
+    """The position of a run in its data.
 
     Args:
         position: the epoch and the number of the next batch in it.
-        largest: by the shapes of a row, the most rows that a ready-made batch has had.
-        num_batches: the batches of an epoch, if that is known.
-        layout: which rows make which batch, in words; see `wholestep.data.facts`.
-        last: a digest of the last batch that was used, of ready-made ones; none if that is not to be looked at.
-        state: where a stream stood after that batch, if the stream can tell.
+        largest: by row shapes, the most rows of a ready-made batch so far.
+        num_batches: the number of batches in an epoch, if known.
+        layout: a description of the rows and batches; see `wholestep.data.facts`.
+        last: a digest of the last ready-made batch used; empty if it is not to be compared.
+        state: the stream's state after that batch, if the stream has one.
     """
 
     position: tuple[int, int] = (0, 0)
@@ -73,13 +73,13 @@ class DataPlace:
 
 
 def parsed(kind: Any, said: Any) -> Any:
-    """Return JSON as a value of a type. Names that a dataclass lacks, as of a later release, are left out.
+    """Return JSON as a value of a type. Names that a dataclass lacks, as from a later release, are dropped.
 
     >>> parsed(DataPlace, {"position": [0, 3], "num_batches": None, "news": 1}).position
     (0, 3)
 
     Raises:
-        TypeError: it is of another type.
+        TypeError: it has another type.
     """
     origin, of, is_record = get_origin(kind), get_args(kind), is_dataclass(kind)
     if kind is Any or (origin is UnionType and said is None):

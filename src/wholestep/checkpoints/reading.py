@@ -1,4 +1,4 @@
-"""From a folder to a snapshot: the newest checkpoint that is good, of this model."""
+"""Read the newest good checkpoint of a folder."""
 
 import os
 from collections.abc import Callable
@@ -19,10 +19,10 @@ _GONE = "gone"
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that has been read, every byte of it verified.
+    """A checkpoint that has been read and verified.
 
     Args:
-        aside: what was damaged, and newer.
+        aside: descriptions of newer checkpoints, which are damaged.
     """
 
     manifest: Manifest
@@ -34,16 +34,16 @@ class Found:
 def newest(
     common: CommonFolder, check: Callable[[Snapshot, Manifest], None], *, sets_aside: bool, step: int | None = None
 ) -> Found | None:
-    """Return the newest checkpoint that is good, in the eyes of all processes; None if there is none at all.
+    """Return the newest checkpoint that is good in all processes; None if the folder has no checkpoint.
 
     Args:
-        check: raises a SpecificationError if it is another model's, or of other data; is given arrays without room.
-            Only a DamagedError of its own makes this checkpoint a damaged one.
-        sets_aside: whether damaged ones are renamed; only whoever holds the lock may.
-        step: of the only one that is wanted.
+        check: raises a SpecificationError for a snapshot of another model or other data; gets hollow arrays. If it
+            raises a DamagedError, the checkpoint counts as damaged.
+        sets_aside: whether to rename damaged checkpoints, for which the caller must hold the lock.
+        step: the step of the only checkpoint to read.
 
     Raises:
-        CheckpointError: there are some, and all are damaged; or one cannot be read here, which may be good.
+        CheckpointError: all checkpoints are damaged; or one, which may be good, cannot be read here.
         SpecificationError: what `check` raises.
     """
     folder, together = common.folder, common.together
@@ -57,7 +57,7 @@ def newest(
         check(Snapshot(arrays, manifest.facts), manifest)
 
     tried: list[int] = []
-    # A writer may have removed all that were there, once it had written others.
+    # A writer may have removed all listed checkpoints after writing others.
     while (steps := together.first(folder.steps, what) if step is None else [step]) != tried:
         tried = steps
         for one in steps:
@@ -71,11 +71,11 @@ def newest(
                 name = together.first(partial(_set_aside, folder, one, whys[0], really=sets_aside), what)
                 aside.append(f"{name} ({whys[0].rstrip('.')})")
         if aside:
-            must = f"One checkpoint in {folder.folder} at least must be good."
-            try_next = "copy one back from elsewhere; or begin anew in another folder."
+            must = f"At least one checkpoint in {folder.folder} must be good."
+            try_next = "copy a good one there; or begin anew in another folder."
             raise CheckpointError(message(must, "; ".join(aside), try_next))
     if steps:
-        must = f"Checkpoints that are listed in {folder.folder} must be there to be read."
+        must = f"Checkpoints that are listed in {folder.folder} must exist."
         raise CheckpointError(message(must, f"steps {steps}, all gone", "again."))
     return None
 
@@ -83,36 +83,36 @@ def newest(
 def _attempt(
     folder: Folder, step: int, fits: Callable[[Manifest], None], share: tuple[int, int], *, is_only: bool
 ) -> tuple[tuple[Manifest, dict[str, Numbers]], str]:
-    """Return what a checkpoint holds, and why it is not good, if it is not: then there may be another one."""
+    """Return the content of a checkpoint and ""; or, if it is damaged, the reason."""
     try:
         return folder.read(step, fits, share), ""
     except DamagedError as error:
         if is_only:
             raise CheckpointError(f"{folder.path(step)} must be good. {error}") from error
-        # Its writer may have removed it meanwhile.
+        # A writer may have removed it meanwhile.
         return (Manifest(step, [], [], {}, {}), {}), str(error) if os.path.lexists(folder.path(step)) else _GONE
 
 
 def _set_aside(folder: Folder, step: int, why: str, *, really: bool) -> str:
-    """Return what a damaged checkpoint is called now."""
+    """Set a damaged checkpoint aside, and return its name."""
     return (folder.set_aside(step, why) if really else folder.path(step)).name
 
 
 def check_any(folder: Folder) -> None:
-    """Refuse to begin where nothing is left but what has been set aside.
+    """Refuse a folder in which all checkpoints have been set aside.
 
     Raises:
-        CheckpointError: as said.
+        CheckpointError: no checkpoint is left.
     """
     if folder.bad() and not folder.steps():
         names = ", ".join(path.name for path in folder.bad())
-        must = f"One checkpoint in {folder.folder} at least must be good."
+        must = f"At least one checkpoint in {folder.folder} must be good."
         attempt = "look at their why.json; to begin anew, move them away, or choose another folder."
-        raise CheckpointError(message(must, f"{names} alone", attempt))
+        raise CheckpointError(message(must, f"{names} only", attempt))
 
 
 def locate(path: str | os.PathLike) -> tuple[Folder, int | None]:
-    """Return the folder of checkpoints that a path names, and the step, if the path is that of a checkpoint."""
+    """Return the folder of checkpoints of a path, and the step, if the path is a checkpoint."""
     folder = Folder(path)
     parent = Folder(folder.folder.parent)
     for step in parent.steps() if folder.folder.name.startswith("step-") else ():

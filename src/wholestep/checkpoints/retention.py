@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, and those of the best epochs."""
+"""The choice of checkpoints to keep: the newest, and the best."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,14 +8,14 @@ from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.errors import DamagedError
 
-_WATCHED = "watched"  # in a manifest, beside what the folder needs
+_WATCHED = "watched"  # an entry of a manifest
 
 
 class Value(NamedTuple):
-    """What a checkpoint is judged by.
+    """The metric by which checkpoints are compared.
 
     Args:
-        number: of its epoch.
+        number: its value in the checkpoint's epoch.
         mode: "min" if less is better, else "max".
     """
 
@@ -24,7 +24,7 @@ class Value(NamedTuple):
 
 
 def best_first(values: Mapping[int, Value]) -> list[int]:
-    """Return the steps, the best first; of equal ones the earlier. What is not a number is never among them.
+    """Return the steps, the best first, and the earlier of equal steps first; NaNs are left out.
 
     >>> best_first({4: Value(0.5, "min"), 8: Value(0.3, "min"), 12: Value(0.3, "min"), 16: Value(float("nan"), "min")})
     [8, 12, 4]
@@ -36,7 +36,7 @@ def best_first(values: Mapping[int, Value]) -> list[int]:
 
 
 def to_remove(steps: Iterable[int], keep: int, values: Mapping[int, Value], num_best: int) -> list[int]:
-    """Return the steps that go: all but the `keep` newest and the `num_best` best.
+    """Return the steps to remove: all but the `keep` newest and the `num_best` best.
 
     >>> to_remove([1, 2, 3, 4], 1, {1: Value(0.1, "min"), 2: Value(0.2, "min")}, 1)
     [2, 3]
@@ -47,12 +47,12 @@ def to_remove(steps: Iterable[int], keep: int, values: Mapping[int, Value], num_
 
 
 def as_told(name: str, value: Value) -> dict:
-    """Return what a manifest says of a checkpoint's value."""
+    """Return the manifest entry of a checkpoint's value."""
     return {_WATCHED: {"name": name, "number": value.number, "mode": value.mode}}
 
 
 def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
-    """Return what a manifest says by which its checkpoint is judged; None if it says nothing of that name."""
+    """Return the value in a manifest; None if there is none of this name."""
     told = manifest.rest.get(_WATCHED)
     if not isinstance(told, dict) or (name is not None and told.get("name") != name):
         return None
@@ -63,10 +63,10 @@ def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
 
 
 def values_of(folder: Folder, name: str) -> dict[int, Value]:
-    """Return by step what the checkpoints of a folder are judged by. Damaged ones are left out.
+    """Return the values of a folder's checkpoints by step, without damaged checkpoints.
 
     Raises:
-        CheckpointError: one cannot be read now, and may be the best.
+        CheckpointError: a checkpoint, which may be the best, cannot be read now.
     """
     values = {}
     for step in folder.steps():

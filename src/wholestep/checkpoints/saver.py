@@ -1,4 +1,4 @@
-"""Who saves a run at the boundaries of a call, and lets it go on from what was saved before."""
+"""The saver of a call: it saves the run at boundaries, and resumes it from a saved one."""
 
 import math
 import signal
@@ -36,17 +36,17 @@ from wholestep.safety.interrupts import Ended, TerminatedWaiting, Termination, u
 class Saver:
     """Saves a run at the boundaries of one call of `fit` or `steps`.
 
-    On the caller's thread it waits for the device and copies the state; a thread writes. Inside of its block the folder
-    is locked, and SIGTERM is taken note of until the next boundary. Several processes save at the same boundaries.
+    The caller's thread waits for the device and copies the state; another thread writes. Inside of its block the folder
+    is locked, and SIGTERM is held back until the next boundary. Several processes save at the same boundaries.
 
     Args:
         call: "fit" or "steps".
-        batches: of the call.
-        check: raises a SpecificationError if a snapshot is another model's.
+        batches: the batches of the call.
+        check: raises a SpecificationError for a snapshot of another model.
 
     Raises:
-        SpecificationError: the run cannot go on so; nothing has been changed.
-        CheckpointError: the folder is in use, holds what it must not, or all in it is damaged.
+        SpecificationError: the run cannot resume with these arguments; nothing has been changed.
+        CheckpointError: the folder is in use, has checkpoints despite resume=False, or only damaged ones.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Saver:
         self._mode = "min"
         self._has_seen = False
         self._ends = False  # whether SIGTERM has come, to this process or another
-        self._saved = 0  # the number of the update after which the newest checkpoint was taken
-        self._name = 0  # and the step that it is called by
-        self._stood = self._here  # and where the run stood
+        self._saved = 0  # the number of updates at the newest checkpoint
+        self._name = 0  # the step in its name
+        self._stood = self._here  # the position of the run
         self._since = time.monotonic()
 
     def __enter__(self) -> "Saver":
         if self._run.is_under_way:
-            must = "One call at a time moves a run with checkpoints."
+            must = "One call at a time may train a run with checkpoints."
             raise SpecificationError(message(must, f"{self._call} inside of another call", "leave checkpoints out."))
         with slowly(self._processes):
             how = ("every_steps", "every_seconds", "keep", "keep_best", "resume", "learning_rate")
@@ -103,7 +103,7 @@ class Saver:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._termination.__exit__()
         try:
-            # A process of several cannot know whether the others come to this boundary.
+            # With several processes, the others may not come to this boundary.
             if isinstance(error, TerminatedWaiting) and self._processes.count == 1:
                 self._ends = True
                 self._save(None)
@@ -112,7 +112,7 @@ class Saver:
         except Exception as failure:
             if error is None or isinstance(error, GeneratorExit):
                 raise
-            error.add_note(f"Beside this, {type(failure).__name__}: {failure}")
+            error.add_note(f"In addition, {type(failure).__name__}: {failure}")
         finally:
             self._writer.then(self._common.release)
         if error is None:
@@ -120,16 +120,16 @@ class Saver:
             if self._ends:
                 raise Ended
         if self._termination.has_come and isinstance(error, GeneratorExit):
-            signal.raise_signal(signal.SIGTERM)  # whoever left the loop would not see an error
+            signal.raise_signal(signal.SIGTERM)  # the code that left the loop would not see an error
 
     # ---- going on ----
 
     def open(self, executor: Executor, watch: Watch | None = None, **arguments: Any) -> None:
-        """Say from where the run goes on, if it does, and what is otherwise than it was.
+        """Print where the run resumes, if it does, and the differences to the saved run.
 
         Args:
             watch: the callbacks.
-            arguments: of the call, as far as they decide what is trained, or how.
+            arguments: the arguments of the call that affect the training.
         """
         self._facts, self._stood = facts_of(executor), self._here
         self._settings = settings_of_run(executor, arguments)
@@ -140,16 +140,16 @@ class Saver:
             print(self._start.told(self._facts, self._settings, watch), file=sys.stderr, flush=True)
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
-        """Refuse, before the first update, what could not be kept at the first save.
+        """Refuse, before the first update, state that the first save could not write.
 
         Args:
-            callbacks: those of the user's own that tell their state, each with its name.
+            callbacks: user-defined callbacks with a `get_state()`, each with its name.
 
         Raises:
-            SpecificationError: what a `get_state()` returns is no nest of numbers, words and arrays.
-            CheckpointError: it has an array of what no file holds.
+            SpecificationError: a `get_state()` does not return nested numbers, strings and arrays.
+            CheckpointError: a state has an array of a dtype that files cannot hold.
         """
-        self._common.together.all(partial(self._check, callbacks), "looking what is to be saved")
+        self._common.together.all(partial(self._check, callbacks), "checking the state to be saved")
 
     def _check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
         states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
@@ -162,18 +162,18 @@ class Saver:
     # ---- saving ----
 
     def left(self) -> int:
-        """Return how many updates may go by before a boundary must be met."""
+        """Return the number of updates until the next required boundary."""
         every = self._asked.every_steps
         return sys.maxsize if every is None else every - self._run.number % every
 
     def is_due(self) -> bool:
-        """Ask all processes whether the run is to be saved at this boundary, or something is to be raised."""
+        """Ask all processes whether to save the run, or raise an error, at this boundary."""
         every = self._asked.every_steps
         is_wanted = self._ask("between updates")
         return is_wanted or (every is not None and self._run.number % every == 0 and self._has_moved)
 
     def _ask(self, boundary: str, *, now: bool = False) -> bool:
-        """Ask all processes whether there is a reason to save, and take note if it is that they are to end."""
+        """Ask all processes for reasons to save, and record whether the processes must end."""
         seconds = self._asked.every_seconds
         is_late = seconds is not None and time.monotonic() - self._since >= seconds
         signs = Signs(self._termination.has_come, self._writer.has_failed, is_late)
@@ -191,50 +191,50 @@ class Saver:
         return place.epoch, place.done, place.logs is None
 
     def save(self) -> None:
-        """Save the run, as it stands at this boundary; the callbacks know of every update.
+        """Save the run at this boundary, after callbacks have received all updates.
 
         Raises:
-            CheckpointError: the checkpoint before this one could not be written.
-            SystemExit: SIGTERM has come, and all is written.
+            CheckpointError: the previous checkpoint could not be written.
+            SystemExit: SIGTERM has come, and the checkpoint is written.
         """
         self._save(None)
 
     def look(self) -> None:
-        """Save the run if the process is to end, and end it; see `save`."""
+        """Save the run and end the process if SIGTERM has come; see `save`."""
         self._ask("in a validation")
         if self._ends:
             self._save(None)
 
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
-        """Save the run at the end of an epoch, if that is due or the epoch is one of the best; see `save`."""
+        """Save the run at the end of an epoch, if a save is due or the epoch is among the best; see `save`."""
         value = self._value(logs)
         if self._is_best(value) or self.is_due():
             self._save(value)
 
     def finish(self) -> None:
-        """Save the run at the end of its call, and wait until all is written.
+        """Save the run at the end of its call, and wait until it is written.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: the checkpoint could not be written.
         """
         self._save(None)
         with slowly(self._processes):
             self._writer.wait()
         if self._asked.keep_best is not None and not self._has_seen:
-            must = f"keep_best needs {self._asked.keep_best[0]} at the end of an epoch. None was kept as the best."
-            warn(message(must, "other numbers", "a name that the logs have."))
+            must = f"keep_best needs {self._asked.keep_best[0]} in the logs of an epoch. No best checkpoint was kept."
+            warn(message(must, "other logs", "a name in the logs."))
 
     def _value(self, logs: Mapping[str, Any]) -> Value | None:
         if self._asked.keep_best is None:
             return None
         name = self._asked.keep_best[0]
         own = float(logs[name]) if name in logs and self._processes.index == 0 else None
-        number = self._processes.broadcast(own, f"sharing {name}, by which the best checkpoints are kept")
+        number = self._processes.broadcast(own, f"sharing {name} of keep_best")
         self._has_seen |= number is not None
         return None if number is None else Value(number, self._mode)
 
     def _is_best(self, value: Value | None) -> bool:
-        """Whether an epoch belongs to those that stay, and is not saved as one yet."""
+        """Whether an epoch is among the best, and is not saved yet."""
         if self._asked.keep_best is None or value is None or math.isnan(value.number):
             return False
         if not self._has_moved and self._name in self._values:
@@ -250,7 +250,7 @@ class Saver:
         if self._has_moved or (is_elsewhere and self._name > 0):
             number, has_moved = self._run.number, self._has_moved
             snapshot = self._run.snapshot(self._common.copies(self._room))
-            # A dynamic loss scale may count back; the newest checkpoint is the one with the highest name all the same.
+            # A dynamic loss scale may count back; the newest checkpoint must still have the highest name.
             name = max(number, self._name + 1) if has_moved else self._name
             rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": self._facts, "content": self._start.content}
             rest |= {"settings": self._settings, "rates": self._start.rates}
@@ -268,7 +268,7 @@ class Saver:
             raise Ended
 
     def _retain(self, values: dict[int, Value]) -> None:
-        """Let older checkpoints go."""
+        """Remove older checkpoints."""
         folder, asked = self._common.folder, self._asked
         num_best = 0 if asked.keep_best is None else asked.keep_best[1]
         for old in retention.to_remove(folder.steps(), asked.keep, values, num_best):

@@ -1,4 +1,4 @@
-"""What a user says of checkpoints: where, how often, and which ones stay."""
+"""The user's choices for checkpoints: where, how often, and which to keep."""
 
 import os
 from collections.abc import Mapping
@@ -16,29 +16,29 @@ _MODES = ("auto", "min", "max")
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a training saves itself, how often, and what stays of it; for `fit` and `steps`.
+    """Where and how often `fit` and `steps` save checkpoints, and which checkpoints are kept.
 
-    A checkpoint is the whole run. Who calls `fit` or `steps` again with the same arguments, in another process too,
-    goes on from the newest one, with the same bits. One is also written at the end, and when SIGTERM comes, which then
-    ends the process with exit code 143; Ctrl-C saves nothing. Checkpoints are written by a thread while training goes
-    on. Not in them: Python's and numpy's global random numbers.
+    A checkpoint holds the whole run. A call of `fit` or `steps` with the same arguments, also in another process,
+    resumes from the newest checkpoint, with the same bits. A checkpoint is also written at the end, and after SIGTERM,
+    which then ends the process with exit code 143; Ctrl-C saves nothing. A thread writes the checkpoints while training
+    continues. They do not include the global random states of Python and numpy.
 
     Args:
         folder: a local or network folder, made if it is missing. One run at a time writes to it. A relative path is
-            that of the working directory as it is now.
-        every_steps: a checkpoint when the number of the last update is a multiple of this.
-        every_seconds: a checkpoint when so many seconds have gone by since the last one; None for no such.
-        keep: how many of the newest stay.
-        keep_best: (name, number) or (name, number, mode): so many epochs whose number of this name is best stay as
-            well, for `fit`: ("val_loss", 2). The mode is "min", "max", or "auto" for what Keras knows of the metric.
-        resume: whether the call goes on from the newest checkpoint; if not, the folder must have none.
-        learning_rate: what the run trains with from here on. A run that goes on has the learning rate that was saved,
-            unless this is another one than it was given before. Not for an optimizer with a schedule.
-        also: what goes with the run besides, by name: objects with `get_state()`, which returns nested numbers, words
-            and arrays, and `set_state(state)`. Of several processes, what the first one's say is kept for all.
+            resolved in the current working directory at once.
+        every_steps: save when the number of updates is a multiple of this.
+        every_seconds: save when this many seconds have passed since the last checkpoint; None for never.
+        keep: the number of newest checkpoints to keep.
+        keep_best: (name, number) or (name, number, mode): `fit` also keeps this number of epochs with the best value of
+            this metric: ("val_loss", 2). The mode is "min", "max", or "auto" for Keras' direction of the metric.
+        resume: whether to resume from the newest checkpoint; if not, the folder must have no checkpoint.
+        learning_rate: the learning rate from here on. A resumed run has the saved learning rate, unless this differs
+            from the rate given before. Not for an optimizer with a schedule.
+        also: further state to save, by name: objects with `get_state()`, which returns nested numbers, strings and
+            arrays, and `set_state(state)`. With several processes, the state of process 0 is saved for all.
 
     Raises:
-        SpecificationError: a choice that cannot mean anything.
+        SpecificationError: an invalid choice.
 
     >>> import tempfile, keras, numpy as np, wholestep as ws
     >>> x, y = np.arange(24, dtype="float32").reshape(8, 3), np.ones((8, 1), "float32")
@@ -87,25 +87,25 @@ class Checkpoints:
 
     @classmethod
     def of(cls, given: "str | os.PathLike | Checkpoints | None") -> "Checkpoints | None":
-        """Return what a call's argument `checkpoints` says: a path stands for all other choices as they are."""
+        """Return a call's argument `checkpoints`; a path means the defaults in that folder."""
         return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
 
     @property
     def best(self) -> Path:
-        """The checkpoint of the epoch whose number was best so far, as `keep_best` names it.
+        """The path of the best checkpoint so far, by the metric of `keep_best`.
 
         Raises:
             SpecificationError: there is no `keep_best`.
-            CheckpointError: there is no such checkpoint.
+            CheckpointError: no checkpoint has this metric.
         """
         if self.keep_best is None:
-            must = "The best checkpoint is the best by a number."
+            must = "The best checkpoint needs a metric."
             raise SpecificationError(message(must, "no keep_best", 'keep_best=("val_loss", 1).'))
         folder = Folder(self.folder)
         values = values_of(folder, self.keep_best[0])
         ordered = best_first(values)
         if not ordered:
-            must = f"The best checkpoint needs one that was saved at an epoch's end with {self.keep_best[0]}."
+            must = f"The best checkpoint must have been saved at an epoch's end with {self.keep_best[0]}."
             raise CheckpointError(message(must, f"none in {self.folder}", "train with keep_best."))
         return folder.path(ordered[0])
 
@@ -123,7 +123,7 @@ def _check_also(also: object) -> None:
         raise SpecificationError(message("also must be a dict of objects by name.", shown(also), '{"name": object}.'))
     for name, held in also.items():
         if name == "callbacks":
-            must = "The callbacks go with a run as they are."
+            must = "The name callbacks is reserved: callbacks are saved with a run."
             raise SpecificationError(message(must, "also={'callbacks': ...}", "another name."))
         if not all(callable(getattr(held, verb, None)) for verb in ("get_state", "set_state")):
             must = f"{name} must have get_state() and set_state(state)."

@@ -1,4 +1,4 @@
-"""`wholestep checkpoint`: what is in a folder of checkpoints, and whether it is good. Needs no Keras."""
+"""`wholestep checkpoint`: list, verify and show checkpoints. Needs no Keras."""
 
 import argparse
 import json
@@ -15,9 +15,9 @@ from wholestep.checkpoints.retention import value_in
 from wholestep.errors import CheckpointError, SpecificationError
 
 _TEXT = {
-    "ls": "list the checkpoints of a folder, and what has been set aside",
+    "ls": "list the checkpoints of a folder, also damaged ones",
     "verify": "read every byte of the checkpoints, and compare the digests",
-    "show": "show what the newest checkpoint, or the one that is named, holds",
+    "show": "show the content of the newest, or of the named, checkpoint",
 }
 
 
@@ -28,7 +28,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, call in {"ls": _list, "verify": _verify, "show": _show}.items():
         own = kinds.add_parser(name, help=_TEXT[name], description=f"{_TEXT[name].capitalize()}.")
-        own.add_argument("path", help="a folder of checkpoints, or one checkpoint's own folder")
+        own.add_argument("path", help="a folder of checkpoints, or a single checkpoint in it")
         own.add_argument("--json", action="store_true", help="print JSON")
         own.set_defaults(command=lambda arguments, call=call: _run(arguments, call))
 
@@ -47,18 +47,18 @@ def _run(arguments: argparse.Namespace, call: Callable) -> int:
 def _say(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # whoever reads has read enough, as `head` has; what is left must not fail at the end
+    except BrokenPipeError:  # closed by a reader such as `head`; the flush at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _asked(path: str) -> tuple[Folder, list[int]]:
-    """Return the folder of a path, and the steps that are asked for, newest first."""
+    """Return the folder of a path, and the steps to read, newest first."""
     folder = Folder(path)
     parent, name = Folder(folder.folder.parent), folder.folder.name
     named = [step for step in parent.steps() if parent.path(step).name == name]
     steps = named or folder.steps()
     if not steps and not folder.bad():
-        raise CheckpointError(f"There must be a checkpoint to look at. Received: none in {path}. Try: another path.")
+        raise CheckpointError(f"The path must hold a checkpoint. Received: none in {path}. Try: another path.")
     return (parent if named else folder), steps
 
 
@@ -71,14 +71,14 @@ def _verify(folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
 
 
 def _each(folder: Folder, steps: list[int], read: Callable[[int], Manifest]) -> tuple[Any, bool, list[str]]:
-    """Return what is told of each checkpoint and of what has been set aside, as JSON and in lines."""
+    """Return a description of each checkpoint, also damaged ones, as JSON and as lines."""
     told = []
     for step in steps:
         one: dict[str, Any] = {"name": folder.path(step).name, "step": step}
         try:
             manifest = read(step)
         except CheckpointError as error:
-            if os.path.lexists(folder.path(step)):  # its writer may have removed it meanwhile
+            if os.path.lexists(folder.path(step)):  # a writer may have removed it meanwhile
                 told.append(one | {"bad": str(error)})
             continue
         value = value_in(manifest)

@@ -1,4 +1,4 @@
-"""A snapshot: numpy arrays by name, and JSON. Whatever is kept of a run is one of the two."""
+"""A snapshot of a run: numpy arrays by name, and JSON."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from wholestep.checkpoints.place import DataPlace, Place, parsed
 from wholestep.errors import DamagedError, SpecificationError, message
 from wholestep.model.findings import Findings
 
-FACTS = "facts"  # before the names of arrays that stand in the JSON
+FACTS = "facts"  # the prefix of arrays that the JSON refers to
 GROUPS = ("params", "slots", "buffers", "metrics")
-_ARRAY, _BYTES = "array", "bytes"  # {"array": name} stands in the JSON for an array, {"bytes": name} for bytes
+_ARRAY, _BYTES = "array", "bytes"  # {"array": name} in the JSON represents an array, {"bytes": name} bytes
 _PLAIN = (
     type(None),
     bool,
@@ -24,17 +24,17 @@ _PLAIN = (
     str,
     np.float64,
     np.str_,
-)  # JSON keeps these; others derived from them it does not
+)  # JSON keeps these, but not their subclasses
 _RESERVED = ({_ARRAY}, {_BYTES}, {"float"})  # the last is a number that is not finite, in a manifest
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a training stood, as values that any file format can hold.
+    """The state of a training, as values that any file format can hold.
 
     Args:
-        arrays: by name, such as "params/0"; `Pieces` of one that lies over several processes.
-        facts: what `json.dumps` takes; numbers that are not finite are Python's.
+        arrays: by name, such as "params/0"; `Pieces` for an array that is sharded over processes.
+        facts: JSON, in which floats may be NaN or infinite.
     """
 
     arrays: dict[str, Numbers]
@@ -47,7 +47,7 @@ class RunFacts:
 
     Args:
         layout: the name and the shape of each number of a report.
-        paths: of the variables, by group.
+        paths: the paths of the variables, by group.
     """
 
     number: int
@@ -63,10 +63,10 @@ class RunFacts:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "RunFacts":
-        """Return the facts of a snapshot, with the arrays that stand in them.
+        """Return the facts of a snapshot, with their arrays.
 
         Raises:
-            DamagedError: no run has written such facts.
+            DamagedError: the facts are not those of a run.
         """
         try:
             facts: RunFacts = parsed(cls, put_together(snapshot.facts, snapshot.arrays))
@@ -75,12 +75,12 @@ class RunFacts:
                 if held != {f"{group}/{i}" for i in range(len(facts.paths[group]))}:
                     raise ValueError(f"{len(held)} arrays of {group}, and {len(facts.paths[group])} paths")
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedError(f"The manifest does not say of a run what it must ({error!r}).") from error
+            raise DamagedError(f"The manifest lacks facts of a run ({error!r}).") from error
         return facts
 
 
 def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
-    """Return nested numbers, words and arrays as JSON, the arrays being put into `arrays`, each under a name.
+    """Return nested numbers, strings and arrays as JSON; the arrays are added to `arrays` by name.
 
     >>> arrays = {}
     >>> taken_apart({"wait": 2, "best_weights": [np.ones(2)]}, "stop", arrays)
@@ -89,7 +89,7 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
     {'wait': 2, 'best_weights': [array([1., 1.])]}
 
     Raises:
-        SpecificationError: something is neither.
+        SpecificationError: something else is in the nest.
     """
     if type(value) in _PLAIN:
         return value
@@ -103,14 +103,14 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
     is_other = isinstance(value, int | float | str | bytearray | memoryview | np.ma.MaskedArray)
     array = np.array(None if is_other else value)
     if array.dtype == object:
-        must = "What is kept must be numbers, words and arrays, in dicts and lists."
+        must = "A state must be numbers, strings and arrays, in dicts and lists."
         attempt = "leave it out, or keep its parts: an enumeration's value, bytes(buffer), an array's data and mask."
         raise SpecificationError(message(must, f"{type(value).__name__} as {name}", attempt))
     return {_ARRAY: _put_in(arrays, name, array)}
 
 
 def _put_in(arrays: dict[str, Numbers], name: str, array: np.ndarray) -> str:
-    """Put an array under a name of its own, and return it: {"a/b": ..., "a": {"b": ...}} has one name for two."""
+    """Add an array by a unique name, and return the name: {"a/b": ..., "a": {"b": ...}} has the same path twice."""
     while name in arrays:
         name += "+"
     arrays[name] = array
@@ -118,7 +118,7 @@ def _put_in(arrays: dict[str, Numbers], name: str, array: np.ndarray) -> str:
 
 
 def put_together(value: Any, arrays: Mapping[str, Numbers]) -> Any:
-    """Return what `taken_apart` took apart, with lists for all sequences."""
+    """Undo `taken_apart`, with lists for all sequences."""
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
             array = arrays[value[_ARRAY]][...]
@@ -130,10 +130,10 @@ def put_together(value: Any, arrays: Mapping[str, Numbers]) -> Any:
 
 
 def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) -> dict[str, list[Numbers]]:
-    """Return the arrays of a snapshot by groups, those of these Keras variables and those of the epoch.
+    """Return the arrays of a snapshot by group: of these Keras variables, and of the epoch's sums.
 
     Raises:
-        SpecificationError: they are of other variables: another number of them, other shapes, other names.
+        SpecificationError: the snapshot is of other variables: other numbers, shapes or names.
     """
     kept: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
     for name, held in kept.items():
@@ -143,34 +143,34 @@ def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) ->
         known = [(plain(v.path), tuple(v.shape)) for v in variables]
         paths = snapshot.facts["paths"][name]
         given = [(plain(path), array.shape) for path, array in zip(paths, kept[name], strict=True)]
-        given = given[: len(known)] if name == "buffers" else given  # what an objective assigns besides is found later
+        given = given[: len(known)] if name == "buffers" else given  # variables that an objective assigns come later
         if known != given:
             differing = [f"{one} and {two}" for one, two in zip(given, known, strict=False) if one != two][:3]
             received = "; ".join(differing) or f"{len(given)} in the snapshot, {len(known)} here"
             must = f"A snapshot must be of the same model and optimizer ({name})."
-            raise SpecificationError(message(must, received, "build and compile them as they were."))
+            raise SpecificationError(message(must, received, "build and compile them in the same way."))
         for variable, array in zip(variables, kept[name], strict=False):
             _check_fits(variable, array)
     return kept
 
 
 def _check_fits(variable: keras.Variable, array: Numbers) -> None:
-    """Refuse whole numbers that a variable cannot hold: engines keep seeds and counters in integers of other sizes."""
+    """Refuse integers that a variable cannot hold: engines keep seeds and counters in integers of other sizes."""
     dtype = dtype_of(variable)
-    if isinstance(array, Pieces):  # of numbers with a fraction: seeds and counters lie in all processes
+    if isinstance(array, Pieces):  # floats: seeds and counters are not sharded
         return
     if dtype != array.dtype and dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array):
-        must = f"{variable.path} must hold the numbers that it held."
-        raise SpecificationError(message(must, f"{array.dtype} numbers beyond {dtype}", "go on with the same engine."))
+        must = f"{variable.path} must be able to hold the saved numbers."
+        raise SpecificationError(message(must, f"{array.dtype} numbers beyond {dtype}", "resume with the same engine."))
 
 
 def dtype_of(variable: keras.Variable) -> np.dtype:
-    """Return numpy's own name for the dtype of a variable, or, of one that numpy lacks, the array library's."""
+    """Return the numpy dtype of a variable; for a dtype that numpy lacks, the dtype of ml_dtypes."""
     return keras.ops.convert_to_numpy(keras.ops.zeros((), variable.dtype)).dtype
 
 
 def plain(path: str) -> str:
-    """Return a variable's path without the numbers by which Keras tells equal names of one process apart.
+    """Return a variable's path without the numbers that Keras appends to equal names in a process.
 
     >>> plain("adam_2/sequential_3_dense_12_kernel_momentum")
     'adam/sequential_dense_kernel_momentum'
@@ -181,5 +181,5 @@ def plain(path: str) -> str:
 def _check_keys(value: Mapping, name: str) -> None:
     strange = [key for key in value if type(key) not in (str, np.str_)]
     if strange or set(value) in _RESERVED:
-        must = "The names in what is kept must be words, and not 'array', 'bytes' or 'float' alone."
+        must = "The keys of a state must be strings, and not only 'array', 'bytes' or 'float'."
         raise SpecificationError(message(must, f"{strange or list(value)} in {name}", "str(key)."))

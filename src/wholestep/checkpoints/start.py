@@ -1,4 +1,4 @@
-"""From where a call goes on: the newest checkpoint of its folder, what the user restored by hand, or its beginning."""
+"""The start of a call: the newest checkpoint of its folder, a manually restored one, or the beginning."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,19 +20,19 @@ from wholestep.errors import CheckpointError, SpecificationError, message
 from wholestep.run import Run
 
 Check = Callable[[Snapshot], None]
-_WHAT = "looking from where the run goes on"
+_WHAT = "looking for the checkpoint to resume from"
 
 
 class Start:
-    """From where a call of `fit` or `steps` goes on.
+    """The point from which a call of `fit` or `steps` starts or resumes.
 
     Args:
-        check: raises a SpecificationError if a snapshot is another model's.
+        check: raises a SpecificationError for a snapshot of another model.
 
     Attributes:
-        found: the checkpoint from which it goes on; None if there is none.
-        content: what tells the call's data from others.
-        rates: the learning rates that the run was given, by the names of the optimizers.
+        found: the checkpoint from which it resumes, if any.
+        content: digests of the call's data.
+        rates: the learning rates that the scripts of the run set, by the names of the optimizers.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Start:
         self._words_of_rates: list[str] = []
         self._asked, self._run, self._common = asked, run, common
         self._call, self._batches, self._check = call, batches, check
-        self._given_up = 0  # updates of this process that the folder does not know of
+        self._given_up = 0  # updates of this process that are in no checkpoint
 
     def find(self) -> int:
-        """Let the run stand where it goes on, and return the step by which that is called, 0 for a beginning.
+        """Restore the run to its starting point, and return the step of that checkpoint, 0 for a beginning.
 
         Raises:
-            SpecificationError: the run cannot go on so; nothing has been changed.
-            CheckpointError: the folder holds what it must not, or all in it is damaged.
+            SpecificationError: the run cannot resume with these arguments; nothing has been changed.
+            CheckpointError: the folder has checkpoints despite resume=False, or only damaged ones.
         """
         self.content, self.rates = content_of(self._batches), rates_of(self._model)
         if self._asked.learning_rate is not None and "optimizer" not in self.rates:
-            must = "learning_rate is for a model whose optimizer has a number as its learning rate."
-            raise SpecificationError(message(must, "one with a schedule, or none", "change the schedule itself."))
+            must = "learning_rate needs an optimizer with a constant learning rate."
+            raise SpecificationError(message(must, "a schedule, or no optimizer", "change the schedule itself."))
         step = self._find()
         if (rate := self._asked.learning_rate) is not None and rate != self._given.get("optimizer"):
             variable = rate_variable(self._model.optimizer)
@@ -79,7 +79,7 @@ class Start:
         if not self._asked.resume:
             together.all(self._check_empty, _WHAT)
             return 0
-        if run.restored is not None:  # by hand, and that is where it goes on
+        if run.restored is not None:  # by hand: it resumes from there
             together.all(self._check_restored, _WHAT)
             return run.number
         self.found = found = newest(self._common, self._check_found, sets_aside=True)
@@ -98,65 +98,65 @@ class Start:
         folder = self._common.folder
         if folder.steps() or folder.bad():
             must = "resume=False begins anew in an empty folder."
-            attempt = "another folder; or leave resume out, to go on."
+            attempt = "another folder; or leave resume out, to resume."
             raise CheckpointError(message(must, f"{len(folder.steps())} checkpoints in {folder.folder}", attempt))
 
     def _check_restored(self) -> None:
         steps, number = self._common.folder.steps(), self._run.number
         if steps and steps[0] != number:
-            must = "A run that was restored by hand saves in a folder without other checkpoints."
+            must = "A manually restored run must save to a folder without other checkpoints."
             received = f"update {number}, and step {steps[0]} in {self._asked.folder}"
             raise SpecificationError(message(must, received, "another folder; or do not restore by hand."))
 
     def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
-        """Refuse other data and another model, before anything changes."""
+        """Refuse other data, another optimizer and another model, before anything changes."""
         facts = RunFacts.of(snapshot)
         if facts.place.call:
             check_goes_on(facts.place, facts.data, self._call, self._batches)
             if differing := unlike(manifest.rest.get("content") or self.content, self.content):
-                must = f"A run goes on from {self._asked.folder} with the data that it had."
-                attempt = "pass the same data; trainer.restore(path) goes on with data that were mended."
+                must = f"A run must resume from {self._asked.folder} on the same data."
+                attempt = "pass the same data; or resume on changed data with trainer.restore(path)."
                 raise SpecificationError(message(must, "; ".join(differing), attempt))
         kind = type(getattr(self._model, "optimizer", None)).__name__
         if (before := (manifest.rest.get("settings") or {}).get("optimizer", kind)) != kind:
-            must = f"A run goes on from {self._asked.folder} with the same optimizer."
+            must = f"A run must resume from {self._asked.folder} with the same optimizer."
             attempt = f'{before}; or another folder, after trainer.restore("{self._asked.folder}", only="weights").'
-            raise SpecificationError(message(must, f"{kind}, and {before} before", attempt))
+            raise SpecificationError(message(must, f"{kind} (saved: {before})", attempt))
         self._check(snapshot)
 
     @property
     def _given(self) -> dict[str, float]:
-        """The learning rates that the saved run was given."""
+        """The learning rates that the script of the saved run set."""
         return {} if self.found is None else self.found.manifest.rest.get("rates") or {}
 
     def told(self, facts: dict[str, Any], settings: Settings, watch: Watch | None) -> str:
-        """Return the line that says from where the run goes on, and what is otherwise than it was.
+        """Return the line with the checkpoint from which the run resumes, and the differences to the saved run.
 
         Args:
-            facts: the circumstances as they are now.
-            settings: as they are now.
+            facts: the current environment.
+            settings: the current settings.
             watch: the callbacks.
         """
         found, place = self.found, self._run.place
         assert found is not None
-        told = [f"wholestep: goes on from {found.path}, after update {self._run.number}"]
+        told = [f"wholestep: resumes from {found.path}, after update {self._run.number}"]
         told[0] += f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
-        told += [f"given up: {self._given_up} updates since then"] if self._given_up > 0 else []
+        told += [f"discarded: {self._given_up} later updates"] if self._given_up > 0 else []
         told += [f"set aside: {', '.join(found.aside)}"] if found.aside else []
         otherwise = differences(found.manifest.rest.get("run") or {}, facts)
-        told += [f"otherwise than before: {otherwise}"] if otherwise else []
+        told += [f"changed environment: {otherwise}"] if otherwise else []
         kept = found.snapshot.facts["also"]
         told += self._words_of_rates
         changed = changes(found.manifest.rest.get("settings") or settings, settings)
         changed += [] if watch is None else watch.changes(put_together(kept.get("callbacks"), found.snapshot.arrays))
-        told += [f"set otherwise: {', '.join(changed)}"] if changed else []
+        told += [f"changed settings: {', '.join(changed)}"] if changed else []
         anew = [name for name in self._asked.also or () if name not in kept]
         anew += [] if watch is None else watch.unknown
         return "; ".join([*told, f"starts anew: {', '.join(anew)}"] if anew else told)
 
 
 def _unused(name: str, rate: float, now: float) -> str:
-    """Return that a run goes on with the learning rate that was saved, not the script's."""
+    """Return the line that says that the script's learning rate is not used."""
     is_main = name == "optimizer"
     told = f"learning rate{'' if is_main else f' of {name}'} {now}, as saved"
     way = f"pass Checkpoints(folder, learning_rate={rate})" if is_main else "assign it in on_train_begin"

@@ -1,4 +1,4 @@
-"""What the processes of a run agree on, before one of them acts on it: with one process, nothing is asked."""
+"""Agreement of the processes of a run; a single process does not communicate."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,17 +10,17 @@ from wholestep.errors import CheckpointError, SpecificationError, WholestepError
 from wholestep.processes.protocol import Exchange, Processes
 
 T = TypeVar("T")
-_SECONDS = 1.0  # between two questions
-_MOST = 1 << 6  # boundaries between them
+_SECONDS = 1.0  # between two exchanges
+_MOST = 1 << 6  # boundaries between two exchanges
 
 
 class Signs(NamedTuple):
-    """What may be on at a boundary.
+    """The reasons to save at a boundary.
 
     Args:
         terminated: SIGTERM has come.
-        failed: the checkpoint before this could not be written.
-        late: the time for another one has come.
+        failed: the previous checkpoint could not be written.
+        late: `every_seconds` have passed.
     """
 
     terminated: bool
@@ -29,22 +29,22 @@ class Signs(NamedTuple):
 
 
 class Together:
-    """The processes of a run where one of them may fail, or know what the others do not. All ask in the same order."""
+    """Calls that all processes of a run make in the same order, and that fail in all if one fails."""
 
     def __init__(self, exchange: Exchange):
         self._exchange = exchange
         self._pauses: dict[str, _Pause] = {}
-        self.share = exchange.index, exchange.count  # the number of this process, of so many
+        self.share = exchange.index, exchange.count  # the index of this process, and the number of processes
         self.is_first = exchange.index == 0
 
     def all(self, call: Callable[[], T], what: str) -> T:
         """Make a call in every process, and return this one's result.
 
         Args:
-            what: says in words what all are doing; see `Exchange`.
+            what: describes the call; see `Exchange`.
 
         Raises:
-            Exception: what the call raised, in this process; a WholestepError in the others.
+            Exception: the call's error, in this process; a WholestepError in the others.
         """
         if self.share[1] == 1:
             return call()
@@ -62,26 +62,26 @@ class Together:
         return result[0]
 
     def first(self, call: Callable[[], T], what: str) -> T:
-        """Make a call in process 0, and return its result, which JSON can hold, in all; see `all`."""
+        """Make a call in process 0, and return its JSON result in all processes; see `all`."""
         found = self.all(call if self.is_first else lambda: None, what)
         return self._exchange.broadcast(found, what)  # type: ignore[return-value]
 
     def gather(self, value: T, what: str) -> list[T]:
-        """Return the values of all processes, by their numbers; JSON can hold each."""
+        """Return the JSON values of all processes, by index."""
         return self._exchange.all_gather(value, what)
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Close the exchange."""
         self._exchange.close()
 
     def ask(self, boundary: str, signs: Signs, *, now: bool = False) -> Signs:
-        """Return what is on in any process, the time being process 0's.
+        """Return the signs that are set in any process; `late` is process 0's.
 
-        Several processes ask each other about once a second, and in between nothing is on.
+        Several processes exchange their signs about once a second; in between, no sign is returned.
 
         Args:
-            boundary: what kind of boundary all of them have come to.
-            now: whether they ask in any case.
+            boundary: the kind of boundary, the same in all processes.
+            now: whether to exchange in any case.
         """
         if self.share[1] == 1:
             return signs
@@ -96,7 +96,7 @@ class Together:
 
 
 class _Pause:
-    """How many boundaries go by between two questions; the same number in all processes."""
+    """The number of boundaries between two exchanges, the same in all processes."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
@@ -105,12 +105,12 @@ class _Pause:
 
     @property
     def is_over(self) -> bool:
-        """Whether all ask at this boundary, which is counted."""
+        """Count a boundary, and return whether the processes exchange their signs there."""
         self._gone += 1
         return self._gone >= self._num
 
     def begin(self, seconds: float) -> None:
-        """Begin anew, the boundaries since the last question having taken so long on process 0's clock."""
+        """Begin anew; `seconds` is the time since the last exchange on process 0's clock."""
         by_time = self._gone * _SECONDS / max(seconds, 1e-6)
         self._num, self._gone = int(min(max(1, by_time), 2 * self._num, _MOST)), 0
         self.since = time.monotonic()
@@ -118,7 +118,7 @@ class _Pause:
 
 @contextmanager
 def slowly(processes: Processes) -> Iterator[None]:
-    """Let nobody take this process for lost while it writes or reads a checkpoint."""
+    """Keep this process from counting as lost while it writes or reads a checkpoint."""
     before = processes.doing
     processes.set_status("saving, or reading a checkpoint")
     try:

@@ -9,35 +9,35 @@ from wholestep.executor import Executor
 
 
 class Unsaved:
-    """What `Saver` is, for a call without checkpoints."""
+    """The counterpart of `Saver` for a call without checkpoints."""
 
     also: Mapping[str, Keeps] = {}
 
     def is_due(self) -> bool:
-        """Ask whether the run is to be saved at this boundary."""
+        """Return False: no save is due."""
         return False
 
     def left(self) -> int:
-        """Return how many updates may go by before a boundary must be met."""
+        """Return the largest integer: no boundary is required."""
         return sys.maxsize
 
     def open(self, executor: Executor, watch: Watch | None = None, **arguments: Any) -> None:
-        """Say from where the run goes on."""
+        """Do nothing."""
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
-        """Refuse what could not be kept."""
+        """Do nothing."""
 
     def save(self) -> None:
-        """Save the run."""
+        """Do nothing."""
 
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
-        """Save the run, if that is due."""
+        """Do nothing."""
 
     def look(self) -> None:
-        """Look whether the process is to end."""
+        """Do nothing."""
 
     def finish(self) -> None:
-        """Save the run at the end of its call."""
+        """Do nothing."""
 
     def __enter__(self) -> "Unsaved":
         return self

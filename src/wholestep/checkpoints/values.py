@@ -1,4 +1,4 @@
-"""Numbers of a snapshot that are put back into Keras variables, each in its own place."""
+"""Assign arrays of a snapshot to Keras variables."""
 
 from collections.abc import MutableMapping
 
@@ -9,11 +9,11 @@ from wholestep import engines
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.snapshot import dtype_of, plain
 
-Assigned = MutableMapping[int, keras.Variable]  # by their ids
+Assigned = MutableMapping[int, keras.Variable]  # by id
 
 
 def put(kept: list[Numbers], variables: list[keras.Variable], assigned: Assigned) -> None:
-    """Assign these arrays, of which there may be more than variables, to the variables that are not `assigned` yet.
+    """Assign arrays to the variables that are not `assigned` yet; further arrays are ignored.
 
     Engines keep seeds and counters in integers of other sizes; their values fit in all of them.
     """
@@ -27,7 +27,7 @@ def put(kept: list[Numbers], variables: list[keras.Variable], assigned: Assigned
 def claimed(
     left: list[tuple[str, Numbers]], variables: list[keras.Variable], assigned: Assigned
 ) -> list[tuple[str, Numbers]]:
-    """Assign to each variable the first array of its path and shape, see `put`; return the arrays that are left."""
+    """Assign to each variable the first array of its path and shape, see `put`; return the remaining arrays."""
     for variable in variables:
         like = plain(variable.path), tuple(variable.shape)
         i = next((i for i, (path, array) in enumerate(left) if (plain(path), array.shape) == like), None)

@@ -1,4 +1,4 @@
-"""One thread that writes while training goes on, and the room in which it finds what it writes."""
+"""The thread that writes during training, and the host memory with the copies that it writes."""
 
 import sys
 import threading
@@ -9,17 +9,17 @@ import numpy as np
 
 from wholestep.checkpoints.pieces import Numbers, copied, on_host
 
-_SHORT = 1.0  # seconds that nobody need hear of
+_SHORT = 1.0  # seconds of waiting without a message
 
 
 class Room:
-    """Room on the host for a copy of a state. It is kept, as memory that was never touched costs five times as much."""
+    """Host memory for a copy of a state. It is reused, as writing to fresh memory takes five times as long."""
 
     def __init__(self) -> None:
         self._held: dict[str, np.ndarray] = {}
 
     def copy(self, name: str, value: Any) -> Numbers:
-        """Return a copy of a tensor, or of the pieces that this process writes, in the room that they had before."""
+        """Return a copy of a tensor, or of its pieces that this process writes, in the memory of the last copy."""
         return copied(on_host(value), lambda part, array: self._copy(name + part, array), are_own=True)
 
     def _copy(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -31,7 +31,7 @@ class Room:
 
 
 class Writer:
-    """Writes one thing at a time, in a thread that a script waits for when it ends.
+    """Runs one write at a time, in a thread for which the script waits at its end.
 
     >>> writer, written = Writer(), []
     >>> writer.start(lambda: written.append("all"))
@@ -48,32 +48,32 @@ class Writer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether there is an error that nobody has been told of."""
+        """Whether there is an error that has not been raised yet."""
         return self._error is not None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin to write. Nothing may be under way; see `wait`."""
+        """Start to write. The last write must have ended; see `wait`."""
         assert self._thread is None, "the writer is at work"
         thread = threading.Thread(target=self._work, args=(work,), name="wholestep-writer")
         thread.start()
         self._thread = thread
 
     def wait(self, *, tells: bool = False) -> None:
-        """Wait until all is written.
+        """Wait until the last write has ended.
 
         Args:
-            tells: whether it is said, once, that the training waits.
+            tells: whether to print, once, that training waits.
 
         Raises:
-            CheckpointError: it could not be written. Or whatever else went wrong; told once.
+            CheckpointError: the checkpoint could not be written; or any other error of the write, once.
         """
         if self._thread is not None:
             self._thread.join(_SHORT if tells else None)
             if tells and not self._has_told and self._thread.is_alive():
                 self._has_told = True
                 self._tell(
-                    "wholestep: training waits for the checkpoint before this one to be written; "
-                    "saving less often, or to a faster disk, would spare that (said once)"
+                    "wholestep: training waits until the previous checkpoint is written; "
+                    "saving less often, or to a faster disk, avoids this (shown once)"
                 )
             self._thread.join()
             self._thread = None
@@ -82,7 +82,7 @@ class Writer:
             raise error
 
     def then(self, call: Callable[[], None]) -> None:
-        """Make a call as soon as nothing is under way, which is now unless `wait` was interrupted."""
+        """Make a call as soon as no write is running: now, unless `wait` was interrupted."""
         thread = self._thread
         if thread is None or not thread.is_alive():
             call()
@@ -94,7 +94,7 @@ class Writer:
             work()
         except BaseException as error:
             self._error = error
-            if not threading.main_thread().is_alive():  # nobody is there to be told
+            if not threading.main_thread().is_alive():  # no caller is left to raise it
                 self._tell(f"{type(error).__name__}: {error}")
 
 

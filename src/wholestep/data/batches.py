@@ -20,14 +20,14 @@ from wholestep.tree import Tree
 class Batches:
     """The batches of a source, epoch after epoch.
 
-    Which rows make update t of epoch e is a pure function of (seed, e, t): a full permutation of the rows, another one
-    each epoch, whatever the microbatches or the machine. Batches that the user made (`keras.utils.PyDataset`,
-    generators, `tf.data.Dataset`, `DataLoader`) are taken as they are; a PyDataset's are shuffled among themselves.
+    The rows of update t of epoch e are a pure function of (seed, e, t): each epoch is a new permutation of all rows,
+    independent of microbatches and machine. Ready-made batches (`keras.utils.PyDataset`, generators,
+    `tf.data.Dataset`, `DataLoader`) are used unchanged; a PyDataset's batches are shuffled among themselves.
 
-    With `tokens`, rows of like length make a batch, in one of a few fixed shapes, each a program of its own: as many
-    rows as the budget allows, padded to that shape. The rows of a shape and the batches of all shapes are permuted each
-    epoch. Every row is used once: one that is too long is an error, and a shape's last batch may be shorter. Numbers
-    keep their values: what holds several dtypes comes in one that holds them all.
+    With `tokens`, rows of similar length make a batch, padded to one of a few fixed shapes, with as many rows as the
+    budget allows; each shape compiles one program. The rows of a shape and the batches of all shapes are permuted each
+    epoch. Every row is used once; a row that is too long is an error, and a shape's last batch may have fewer rows.
+    Leaves whose rows differ in dtype are loaded in their common dtype.
 
     Args:
         source: nested arrays with a leading row axis (sparse ones too), a sequence of rows (`__len__` and
@@ -35,27 +35,27 @@ class Batches:
             dict, tuple or list of them; a list of numbers is an array. A list of arrays is one array for each leaf of
             the rows; under `tokens` a list of vectors is a list of rows.
         batch_size: rows in an update, 32 if not given; not for ready-made batches. The last may be short: none is lost.
-        seed, shuffle: the seed of the order, a whole number, and whether rows are permuted; "batch": in their batch.
-        tokens: instead of `batch_size`, the places in a batch, padding included, of all its sequences together: rows
-            times the sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
-        length: how long every row is: int (rows,), which holds for every leaf of a row that has an axis; or a nest of
-            such arrays that names parts of a row, `{"source": ..., "target": ...}`, each of a length of its own; or a
-            function of a row that returns either: `lambda row: len(row["text"])`.
-        boundaries: the shapes: whole numbers, or nests of them where parts are named. None for the fewest, at most a
-            dozen, whose places are within 5 % of the dozen that pads least.
-        pad: what stands in the padding of ragged rows, or of arrays that are narrower than their shape: a number, or a
-            nest that names leaves, `{"labels": -100}`.
+        seed, shuffle: the integer seed of the order, and whether rows are permuted; "batch": within their batch.
+        tokens: instead of `batch_size`, the size of a batch, padding included, over all its sequences: rows times the
+            sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
+        length: the length of every row: int (rows,), for every leaf of a row that has an axis; or a nest of such
+            arrays with the length of each part of a row, `{"source": ..., "target": ...}`; or a function of a row that
+            returns its length or such a nest: `lambda row: len(row["text"])`.
+        boundaries: the shapes: integers, or nests of integers where `length` is a nest. None chooses the fewest
+            shapes, at most 12, whose padded size is within 5 % of the best 12 shapes.
+        pad: the padding value of ragged rows, and of arrays that are narrower than their shape: a number, or a nest
+            that names leaves, `{"labels": -100}`.
         truncate: whether sequences are cut off at the largest of the boundaries rather than refused.
         pack: whether several rows (dicts of sequences of one length) share a row as long as the longest, or as the one
-            boundary. `segment_ids` (from 1; 0 in the padding) and `positions` (from 0) come beside their leaves, int32.
-        transform: a function of every batch that is loaded, under `tokens` as it was padded or packed, `segment_ids`
-            and `positions` included; without `tokens`, of all arrays at once.
+            boundary. Adds the int32 leaves `segment_ids` (from 1; 0 in the padding) and `positions` (from 0).
+        transform: a function of every loaded batch; with `tokens`, of the padded or packed batch, `segment_ids` and
+            `positions` included. Arrays without `tokens` are transformed once, as a whole.
 
     Raises:
-        SpecificationError: a batch size below 1, or one for batches that are ready-made; a seed that is no whole
-            number; a length, boundary or padding that does not belong to these rows.
-        BatchError: the source holds no rows, or leaves of different length; a row that no shape holds, that takes more
-            places than the budget, or whose length the function does not tell.
+        SpecificationError: a batch size below 1, or any for ready-made batches; a seed that is not an integer; a
+            length, boundary or padding that does not belong to these rows.
+        BatchError: the source holds no rows, or leaves of different length; a row that no shape holds, that exceeds
+            the budget, or for which the `length` function fails.
 
     >>> import numpy as np
     >>> data = Batches({"x": np.arange(10)}, batch_size=4, seed=7)
@@ -102,7 +102,7 @@ class Batches:
             self.sampler = fixed_size(self.source, batch_size, seed, shuffle)
         self.position: tuple[int, int] = (0, 0)
         self._stream: Stream | None = Stream(self.source) if isinstance(self.source, BatchStream) else None
-        self.unused: list = []  # ready-made batches that a feed has loaded, but its loop did not use
+        self.unused: list = []  # ready-made batches that a feed loaded and its loop did not use
 
     def __repr__(self) -> str:
         num = "an unknown number of batches" if self.num_batches is None else f"{self.num_batches} batches"
@@ -110,12 +110,12 @@ class Batches:
 
     @property
     def arrays(self) -> Tree | None:
-        """The source's arrays, if that is what it is."""
+        """The source's arrays; None for any other source."""
         return self.source.arrays if isinstance(self.source, Arrays) else None
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches in an epoch; None if only running through them can tell."""
+        """The number of batches in an epoch; None if unknown."""
         if isinstance(self.source, IndexedBatches | BatchStream):
             return self.source.num_batches
         return self.sampler.num_batches
@@ -133,13 +133,13 @@ class Batches:
     def __len__(self) -> int:
         """The number of batches in an epoch."""
         if (num := self.num_batches) is None:
-            raise TypeError("This source does not tell how many batches it has.")
+            raise TypeError("This source has no known number of batches.")
         return num
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Go to a position; the next batch is the one of this epoch and step. A stream runs forward to it.
+        """Go to a position: the next batch is batch `step` of `epoch`. A stream runs forward to it.
 
-        The position after the last batch is the beginning of the next epoch. An iterator has but its next batch.
+        The position after the last batch is the beginning of the next epoch. An iterator keeps its next batch.
 
         Raises:
             BatchError: there is no such position; a stream is then at the beginning of its epoch.
@@ -155,7 +155,7 @@ class Batches:
         self.position = position
 
     def _run_to(self, stream: Stream, epoch: int, step: int) -> Tree:
-        """Let a stream begin again, unless it is at its beginning, and run forward to a step."""
+        """Restart a stream, unless it is at its beginning, and run forward to a step."""
         if self.position[1] or self.unused:
             stream.restart()
             self.unused = []
@@ -167,9 +167,9 @@ class Batches:
         return last
 
     def run_forward(self, epoch: int, step: int) -> Tree:
-        """Go from the beginning to a position; all that changes on the way is changed again. Return a stream's last.
+        """Run from the beginning to a position, with all side effects of the data. Return a stream's last batch.
 
-        A data set is told of every epoch, as it may shuffle then; so every pass of a stream is run through.
+        The epoch hooks of a data set are called for every epoch, as they may shuffle; a stream runs every pass.
 
         Raises:
             BatchError: there is no such position.
@@ -186,14 +186,14 @@ class Batches:
 
     @property
     def stream_state(self) -> Any:
-        """The state of a stream after the batch that was taken last, if the stream has one."""
+        """The state of a stream after the last batch taken; None if the stream has no state."""
         if self._stream is None:
             return None
         self._stream.begin()
         return self._stream.state
 
     def go_on(self, position: tuple[int, int], state: object) -> None:
-        """Go to a position at which a stream said that this is its state."""
+        """Restore a stream's position and the state that it had there."""
         assert self._stream is not None
         self._stream.go_on(state)
         self.position = position
@@ -204,7 +204,7 @@ class Batches:
             self.seek(0)
 
     def in_order(self) -> "Batches":
-        """Return the same batches in one order for all epochs, from the first on; an iterator's are itself."""
+        """Return the same batches in one order for all epochs, from the first; for an iterator, itself."""
         if self._stream is not None and not self._stream.begins_again:
             return self
         ordered = copy.copy(self)
@@ -216,7 +216,7 @@ class Batches:
         return ordered
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
-        """Return the row numbers of a batch, int64 of shape (rows,); of a PyDataset, its own number."""
+        """Return the row numbers of a batch, int64 (rows,); for a PyDataset, the batch's number."""
         self._check(epoch, step)
         return self.sampler.rows(epoch, step)
 
@@ -250,7 +250,7 @@ class Batches:
         return batch
 
     def take(self, position: tuple[int, int], places: np.ndarray | slice = slice(None)) -> tuple[Tree, tuple[int, int]]:
-        """Return the batch at a position and the position after it; a stream has only its next one."""
+        """Return the batch at a position and the position after it; for a stream, its next batch."""
         if self.unused:
             batch = self.unused.pop(0)
             return batch.host, batch.end
@@ -264,7 +264,7 @@ class Batches:
         return batch, after
 
     def after(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the position after this one; after the last batch of an epoch stands the next epoch."""
+        """Return the next position; after the last batch of an epoch, the start of the next epoch."""
         num = self.num_batches
         return (epoch, step + 1) if num is None or step + 1 < num else (epoch + 1, 0)
 
@@ -274,7 +274,7 @@ class Batches:
             raise _no_such_place(epoch, step, num)
 
     def example(self) -> Tree:
-        """Return a first batch, for its shapes. Uses nothing up."""
+        """Return a batch, for its shapes, without consuming it."""
         with waiting():
             if self._stream is None:
                 return self.load(0, 0)
@@ -291,11 +291,11 @@ class Batches:
 
     @property
     def has_ended(self) -> bool:
-        """Whether an iterator was seen to end: it cannot begin again."""
+        """Whether an iterator has ended; it cannot restart."""
         return self._stream is not None and self._stream.has_ended and not self._stream.begins_again
 
     def is_spent(self) -> bool:
-        """Whether an iterator has no more batches. Waits for its next one, which it keeps."""
+        """Whether an iterator has no more batches. Waits for its next batch, and keeps it."""
         if self._stream is None or self._stream.begins_again or self.unused:
             return False
         with waiting():
@@ -309,6 +309,6 @@ def _no_such_place(epoch: object, step: object, num: int | None) -> BatchError:
 
 
 def sized(source: object, batch_size: int | None, **how: Any) -> Batches:
-    """Return the batches of a source; the batch size is for those that are not ready-made."""
+    """Return the batches of a source; `batch_size` is ignored for ready-made batches."""
     batches = Batches(source, **how)
     return batches if batches.is_ready or batch_size is None else Batches(source, batch_size, **how)

@@ -1,4 +1,4 @@
-"""What a feed yields: the rows of an update as they were loaded, and the block of updates that is made of such."""
+"""Types of a feed: the batch of an update as it was loaded, and the block of updates made from batches."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,19 +12,19 @@ from wholestep.tree import Tree
 
 
 class Batch(NamedTuple):
-    """The rows of one update on the host, before it is known how the update is carried out.
+    """The rows of one update on the host, before the update is planned.
 
     Args:
-        host: nested arrays; of resident data all rows there are.
-        data: the same on the device, if they are resident.
+        host: nested arrays of the update's rows; for resident data, of all rows.
+        data: the same arrays on the device, if they are resident.
         rows: row numbers in `host`, int32 (rows,).
-        full: the rows of an update of this shape that is not short; for ready-made batches the most so far.
+        full: the rows of a full batch of this shape; for ready-made batches, the most so far.
         ids: row numbers in the user's source, (rows,); None for ready-made batches. A packed row has several.
         own: which rows of a loaded batch `host` holds, ascending; None if all.
         start: the position in the source.
         end: the position after it.
-        state: where a stream stood after it, if the stream can tell.
-        kind: the shapes of its rows, of a ready-made batch whose `full` is the most so far of these.
+        state: the stream's state after this batch, if the stream has one.
+        kind: the row shapes of a ready-made batch, for which `full` is counted; else empty.
     """
 
     host: Tree
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
     @property
     def is_resident(self) -> bool:
-        """Whether `host` is all rows there are, to be used again."""
+        """Whether `host` holds all rows of the data."""
         return self.data is not None
 
     @property
@@ -50,24 +50,24 @@ class Batch(NamedTuple):
 
     @property
     def signature(self) -> tuple:
-        """What programs depend on: how the arrays are nested, their dtypes and shapes; of loaded ones not the rows."""
+        """The nesting, dtypes and shapes on which programs depend, for loaded arrays without the rows."""
         return _signature(self.host, 0 if self.is_resident else 1)
 
     @property
     def names(self) -> np.ndarray | None:
-        """What the rows in `host` are called in an error; None for their places."""
+        """The row numbers that errors show for the rows in `host`; None to show their indices."""
         if self.is_resident or self.ids is None:
             return self.own
         return self.ids if self.own is None else self.ids[self.own]
 
     def some(self, places: np.ndarray | slice) -> Tree:
-        """Return the rows at these places of the update, on the host; not of one that was loaded in part."""
+        """Return the rows at these places of the update, on the host. The update must be loaded in full."""
         assert self.own is None
         rows = self.rows[places]
         return tree.map_leaves(lambda leaf: np.asarray(leaf)[rows], self.host)
 
     def padded(self, num_rows: int) -> "Batch":
-        """Return the update with so many rows, by repeating them, and loaded arrays with it; they are to weigh nothing.
+        """Return the update filled up to `num_rows` by repeating its rows; the caller gives the repeats weight 0.
 
         >>> import numpy as np
         >>> batch = Batch(np.array([7, 8]), None, np.arange(2), 2, None, None, (0, 0), (0, 1))
@@ -84,19 +84,19 @@ class Batch(NamedTuple):
 
 
 class Planned(Protocol):
-    """What a feed must know of how an update is carried out."""
+    """The part of an update's program that a feed uses."""
 
     @property
     def cut(self) -> Cut:
-        """How its rows are shared out."""
+        """The cut of its rows into microbatches."""
 
     @property
     def length(self) -> int:
-        """How many updates a table names."""
+        """The number of updates in a table."""
 
     @property
     def num_stacked(self) -> int:
-        """How many updates that were loaded have room in its data; of resident data 1."""
+        """The number of loaded updates that its data can hold; 1 for resident data."""
 
 
 Plan = Callable[[Batch], Planned]
@@ -104,11 +104,11 @@ Check = Callable[[Batch], None]
 
 
 class Device(Protocol):
-    """What a feed must know of an engine."""
+    """The part of an engine that a feed uses."""
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas share the rows of an update."""
+        """The number of replicas that share the rows of an update."""
 
     @property
     def own_replicas(self) -> list[int]:
@@ -118,22 +118,22 @@ class Device(Protocol):
         """Put host arrays on the device."""
 
     def resident(self, data: Tree) -> Tree:
-        """Put arrays on the device, or on each of several, to be used again and again."""
+        """Put arrays on every device, for repeated use."""
 
     def staged(self, data: Tree) -> Tree:
-        """Return host arrays in the form that a program takes soonest."""
+        """Return host arrays in the form that a program takes fastest."""
 
     def shard(self, data: Tree, shares: np.ndarray) -> Any:
         """Put rows on the replicas that work on them: int (replicas, rows of a replica)."""
 
 
 class Table(NamedTuple):
-    """The rows of some updates.
+    """The row indices of some updates.
 
     Args:
         rows: int32 (updates, places); places beyond a count are padding.
-        counts: the real rows of each update, int32 (updates,).
-        placed: both as a program takes them.
+        counts: the number of rows of each update without padding, int32 (updates,).
+        placed: both arrays as a program takes them.
     """
 
     rows: np.ndarray
@@ -142,11 +142,11 @@ class Table(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What feeds leave to the next ones.
+    """The tables and batch sizes that later feeds reuse.
 
     Args:
-        tables: by the length of a program, its cut, and the rows of an update.
-        largest: by the shapes of a row, the most rows that a ready-made batch has had.
+        tables: by the length of a program, its cut, and the number of rows of an update.
+        largest: by row shapes, the most rows of a ready-made batch so far.
     """
 
     tables: dict[tuple[int, Cut, int], Table]
@@ -154,17 +154,17 @@ class Known(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What one dispatch gets, finished: nothing of it is left to be decided.
+    """The complete input of one dispatch.
 
     Args:
-        program: carries the block out.
+        program: computes the updates of the block.
         data: nested arrays, as the program takes them.
-        table: names the rows of these updates in the data, and of others.
+        table: the row indices of these updates, and of others, in the data.
         first: the first of these updates in the table.
-        num: how many they are.
-        follow: how many others of the table are wanted next.
-        looks: whether somebody may look at the state between these updates and those that follow.
-        batches: the data on the host: of each update, or one that stands for all where data are resident.
+        num: the number of these updates.
+        follow: how many further updates of the table are needed next.
+        looks: whether the state may be read between these updates and the next ones.
+        batches: the batch of each update; for resident data, a single example.
         start: the position in the source of the first of these updates.
         end: the position after the last.
     """
@@ -181,7 +181,7 @@ class Block(NamedTuple):
     looks: bool = False
 
     def names(self, update: int) -> np.ndarray:
-        """Return what the rows of an update are called in the user's source, (rows,); places, if they have no name."""
+        """Return the numbers of an update's rows in the user's source, (rows,); for ready-made batches, indices."""
         if self.batches[0].is_resident:
             return self.table.rows[self.first + update][: self.table.counts[self.first + update]]
         batch = self.batches[update]
@@ -189,7 +189,7 @@ class Block(NamedTuple):
 
 
 def stage(engine: Device, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:
-    """Return the data of an update as a program takes them, and the rows there of every place, int32 (places,)."""
+    """Return the data of an update as a program takes them, and the row index of every place, int32 (places,)."""
     if batch.is_resident:
         return batch.data, np.resize(batch.rows, cut.places)
     if engine.num_replicas == 1:
@@ -202,11 +202,11 @@ def stage(engine: Device, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:
 
 @lru_cache(maxsize=64)
 def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """Share out the places of an update to replicas: of each microbatch, the first part to the first, and so on.
+    """Share out the places of an update to replicas: replica r works on part r of each microbatch.
 
     Returns:
-        The places of each replica, int (replicas, places of a replica), and where every place lies in its replica's
-        share, int32 (places,). Parts are of one size; what a microbatch lacks for that is filled with its last place.
+        The places of each replica, int (replicas, places of a replica), and the index of every place in its replica's
+        share, int32 (places,). Parts have one size; a microbatch that is too short for that repeats its last place.
 
     >>> shares, rows = share_out(Cut(((2, 3),), 6), 2)
     >>> shares.tolist(), rows.tolist()

@@ -1,4 +1,4 @@
-"""Length buckets under a token budget: rows of like length make a batch, in one of a few fixed shapes."""
+"""Length buckets under a token budget: a batch holds rows of similar length, in a few fixed shapes."""
 
 from dataclasses import dataclass, replace
 
@@ -14,10 +14,10 @@ from wholestep.tree import Tree
 
 @dataclass(frozen=True)
 class Buckets:
-    """Which rows make a batch, if every batch is to have one of a few shapes.
+    """Batches of rows in buckets: every batch has one of a few shapes.
 
-    Which rows these are is a pure function of (seed, epoch, step): within a bucket the rows are permuted, and so are
-    the batches of all buckets among themselves. Nothing is kept of an epoch, so a batch costs only its own rows.
+    The rows of a batch are a pure function of (seed, epoch, step): the rows of each bucket are permuted, and so are the
+    batches of all buckets. No permutation is stored, so the cost of a batch depends on its rows only.
 
     Args:
         shapes: the padded length of each sequence, int64 (buckets, sequences).
@@ -60,11 +60,11 @@ class Buckets:
         return self.by_bucket[start + places].astype(np.int64)
 
     def ids(self, epoch: int, step: int) -> np.ndarray:
-        """Return what the rows of a batch are called in errors: their numbers."""
+        """Return the row numbers that errors show."""
         return self.rows(epoch, step)
 
     def full_size(self, epoch: int, step: int) -> int:
-        """Return how many rows the other batches of this one's shape have."""
+        """Return the number of rows in a full batch of this batch's shape."""
         return int(self.sizes[self._find(epoch, step)[0]])
 
     def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
@@ -72,7 +72,7 @@ class Buckets:
         return self.sequences.padded(self.rows(epoch, step)[places], self.shapes[self._find(epoch, step)[0]])
 
     def in_order(self) -> "Buckets":
-        """Return the same batches one bucket after the other, the rows of each in their own order."""
+        """Return the same buckets one after the other, the rows of each in ascending order."""
         return replace(self, shuffle=False)
 
     def _find(self, epoch: int, step: int) -> tuple[int, int]:
@@ -89,7 +89,7 @@ def make_buckets(
 
     Args:
         tokens: the places in a batch, padding included, of all sequences together.
-        boundaries: the shapes; None for those that pad least.
+        boundaries: the shapes; None chooses the shapes that pad least.
         truncate: whether longer sequences are cut off rather than refused.
 
     Raises:
@@ -118,7 +118,7 @@ def make_buckets(
 
 
 def ends(counts: np.ndarray) -> np.ndarray:
-    """Return where each of several runs starts, and the end."""
+    """Return the start of each of several consecutive parts of these sizes, and the end."""
     return np.concatenate([[0], np.cumsum(counts)])
 
 

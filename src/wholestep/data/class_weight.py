@@ -1,4 +1,4 @@
-"""Class weights: a weight of its own for the rows of each class."""
+"""Class weights: one sample weight for all rows of a class."""
 
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -11,7 +11,7 @@ from wholestep.tree import Tree
 
 
 def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
-    """Return the transform (x, y) -> (x, y, weight of the row's class), a class not named weighing 1.
+    """Return the transform (x, y) -> (x, y, weight of the row's class); other classes weigh 1.
 
     Raises:
         SpecificationError: not a mapping of class numbers to finite weights.

@@ -8,10 +8,10 @@ from wholestep.data.ready import BatchStream, IndexedBatches, Kept
 
 
 def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:
-    """Let batches stand where this epoch of a run begins, unless they stand within it already.
+    """Move batches to the start of this epoch of a run, unless they are within it already.
 
     Args:
-        once: whether an epoch ends where a pass over the data does, though it has fewer steps then.
+        once: whether an epoch ends with a pass over the data, even after fewer steps.
     """
     num, (at, step) = batches.num_batches, batches.position
     if steps_per_epoch is None or num is None:
@@ -28,14 +28,14 @@ def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, on
 
 
 def kept(batches: Batches) -> Batches:
-    """Return batches that `in_order` begin with the first each time: those of an iterator are kept as they come."""
+    """Return batches whose `in_order` always starts at the first batch; an iterator's batches are cached."""
     once = isinstance(batches.source, BatchStream) and not batches.source.begins_again
     return Batches(Kept(iter(batches))) if once else batches
 
 
 @contextmanager
 def ending_workers(batches: Batches) -> Iterator[None]:
-    """End the workers of a PyDataset after a part of a run, however it was left."""
+    """End the workers of a PyDataset when the block is left."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What describes data in short words, so that whoever goes on with them later knows them again."""
+"""Short descriptions of data, by which a resumed run recognizes the data that it had."""
 
 import numpy as np
 import xxhash
@@ -9,11 +9,11 @@ from wholestep.data.ready import BatchStream
 from wholestep.data.sampler import FixedSize
 from wholestep.tree import Tree
 
-_MOST_COPIED = 16 << 20  # bytes at once, unless one row alone has more
+_MOST_COPIED = 16 << 20  # bytes at once, unless a single row has more
 
 
 def layout_of(batches: Batches) -> dict[str, str]:
-    """Return what says which rows make which batch: their number, the rule, the order. Reads no rows.
+    """Return the shapes, the number of rows, the batching rule and the order. Reads no rows.
 
     >>> layout_of(Batches({"x": np.zeros((10, 2), "float32")}, 4, seed=7))["rows"]
     '10 rows, 4 in a batch, seed 7'
@@ -37,7 +37,7 @@ def layout_of(batches: Batches) -> dict[str, str]:
 
 
 def content_of(batches: Batches) -> dict[str, str]:
-    """Return a digest of each array that the data are; none where rows are loaded, as they may be made anew."""
+    """Return a digest of each array; {} if rows are loaded, as they may be generated anew."""
     if batches.arrays is None:
         return {}
     leaves = [(name, leaf) for name, leaf in tree.named_leaves(batches.arrays) if leaf.dtype != object]
@@ -45,7 +45,7 @@ def content_of(batches: Batches) -> dict[str, str]:
 
 
 def digest_of(batch: Tree) -> str:
-    """Return a digest of a batch: of all its numbers, and of how they are nested."""
+    """Return a digest of a batch: its numbers and their nesting."""
     content = xxhash.xxh3_128()
     for name, leaf in tree.named_leaves(batch):
         array = np.asarray(leaf)
@@ -55,7 +55,7 @@ def digest_of(batch: Tree) -> str:
 
 
 def _digest_in_order(array: np.ndarray) -> str:
-    """Return a digest of the numbers of an array, row by row; what lies otherwise in memory is copied in pieces."""
+    """Return a digest of an array's numbers in C order; a non-contiguous array is copied in pieces."""
     if array.flags.c_contiguous:
         return _digest(_bytes_of(array))
     content, each = xxhash.xxh3_128(), max(1, _MOST_COPIED // array[:1].nbytes)

@@ -1,4 +1,4 @@
-"""The way of batches to the device: resident data are named by row numbers, others are loaded when their turn comes."""
+"""Feeds bring batches to the device: as row numbers of resident data, or loaded as they are needed."""
 
 from wholestep import tree
 from wholestep.data.batches import Batches

@@ -1,7 +1,7 @@
-"""Processes that load batches of a `keras.utils.PyDataset`: they have the data set as it was when they began.
+"""Processes that load batches of a `keras.utils.PyDataset`, each from a copy of the data set as it was at its start.
 
-They are forks. A fork has none of the engine's threads, so a data set in it is to use numpy alone. Where the engine has
-a GPU, a fork may hang in the driver (keras-team/keras#20619): there new processes get the data set by pickling.
+They are forks. A fork has none of the engine's threads, so its data set must use numpy only. Where the engine has a
+GPU, a fork may hang in the driver (keras-team/keras#20619): there, new processes get the data set by pickling.
 """
 
 import multiprocessing
@@ -31,8 +31,8 @@ _seed: int
 class Forks:
     """Processes that load batches by their numbers.
 
-    What is drawn by `np.random` and `random` depends on the number of the batch, and on no process: forks that went on
-    with the numbers of their parent would all draw the same.
+    `np.random` and `random` are seeded by the number of the batch: with the generators of their parent, all forks would
+    draw the same numbers.
     """
 
     def __init__(self, get: Callable[[int], Any], num: int):
@@ -45,9 +45,9 @@ class Forks:
         """Begin to load a batch.
 
         Raises:
-            BatchError: a process was ended, or the data set cannot be pickled, as it must be where there is a GPU.
+            BatchError: a process died, or the data set cannot be pickled, which is necessary with a GPU.
         """
-        with self._told(), warnings.catch_warnings():  # JAX and Python say that threads are not copied
+        with self._told(), warnings.catch_warnings():  # JAX and Python warn of threads
             warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
             warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             self._executor = self._executor or self._begun()
@@ -55,14 +55,14 @@ class Forks:
                 return self._executor.submit(_load, number)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 self.end()
-                must = "Beside a GPU, a PyDataset is pickled for its processes."
+                must = "With a GPU, a PyDataset must be picklable."
                 attempt = "define its class in a module, and open files in __getitem__; or load in threads."
                 raise BatchError(message(must, error, attempt)) from error
 
     def _begun(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context(_start_method())
-        self._over = context.Pipe(duplex=False)  # no event: that waits for all who wait for it, also for one killed
-        seed = int(np.random.randint(2**31))  # as keras.utils.set_random_seed says
+        self._over = context.Pipe(duplex=False)  # an Event would wait for killed processes too
+        seed = int(np.random.randint(2**31))  # seeded by keras.utils.set_random_seed
         arguments = self._get, seed, os.getpid(), self._over[0]
         return ProcessPoolExecutor(self._num, context, _begin, arguments)
 
@@ -70,30 +70,30 @@ class Forks:
         """Return a batch once it is loaded, and raise what its loading raised.
 
         Raises:
-            BatchError: a process was ended.
+            BatchError: a process died.
         """
         with self._told():
             return _awaited(future)
 
     def end(self) -> None:
-        """End the processes at once: one that waits for the engine would do so for ever."""
+        """End the processes at once: a process that waits for the engine would never finish."""
         executor, self._executor = self._executor, None
         if executor is not None:
-            self._over[1].send_bytes(b"over")  # which nobody reads: all see that there is something
+            self._over[1].send_bytes(b"over")  # never read: every process polls for it
             executor.shutdown(cancel_futures=True)
             for end in self._over:
                 end.close()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Say in here that a process was ended, and end the others."""
+        """Raise a BatchError if a process died, and end the others."""
         try:
             yield
         except BrokenProcessPool as error:
             self.end()
             must = "The processes of a PyDataset must live until its batches are loaded."
             attempt = (
-                "see whether the system had too little memory; beside a GPU, let the script do its work under "
+                "see whether the system ran out of memory; with a GPU, put the script's work under "
                 'if __name__ == "__main__"; or load in threads, without use_multiprocessing.'
             )
             raise BatchError(message(must, error, attempt)) from error
@@ -105,7 +105,7 @@ def _start_method() -> str:
 
 
 def _begin(get: Callable[[int], Any], seed: int, parent: int, over: Connection) -> None:
-    """Begin a process. Signals are its parent's business."""
+    """Set up a process; its parent handles the signals."""
     global _get, _seed
     _get, _seed = get, seed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -131,9 +131,9 @@ def _awaited(future: Future) -> Any:
         try:
             return future.result(_PATIENCE)
         except TimeoutError:
-            if future.done():  # meanwhile; or the error is the data set's own
+            if future.done():  # it finished meanwhile, or the data set raised the error
                 break
-            must = f"A batch must come from the processes of a PyDataset; for {_PATIENCE:.0f} s none has."
+            must = f"The processes of a PyDataset must return a batch; none came for {_PATIENCE:.0f} s."
             attempt = (
                 "make batches with numpy alone: a fork cannot use keras.ops, jax or tensorflow. Or load in threads."
             )
@@ -142,11 +142,11 @@ def _awaited(future: Future) -> Any:
 
 
 def warn_of_copies(data: Any) -> None:
-    """Warn of generators of random numbers that a data set holds: each process draws the same from its copy."""
+    """Warn of random generators in a data set: each process draws the same numbers from its copy."""
     kinds = np.random.Generator, np.random.RandomState, random.Random
     for name, value in vars(data).items():
         if isinstance(value, kinds):
-            must = "What a data set draws must not be the same in each of its processes."
+            must = "The processes of a data set must draw different random numbers."
             received = f"{type(data).__name__}.{name}, a {type(value).__name__}: each process has a copy of it"
-            attempt = "draw by np.random, which is seeded for each batch; or make a generator in __getitem__."
+            attempt = "use np.random, which is seeded for each batch; or make a generator in __getitem__."
             warn(message(must, received, attempt))

@@ -1,4 +1,4 @@
-"""Leaves of data: what users pass as arrays, rows and batches, with numpy arrays of numbers for leaves."""
+"""Leaves of data: user-passed arrays, rows and batches are converted to numpy arrays of numbers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from wholestep.tree import Tree
 _ATTEMPTS = {
     "O": "leave out what is None; pass rows of uneven length as a list, with tokens=... and length=...",
     "U": "encode strings as integers first: call the model's TextVectorization, StringLookup or Hashing on the data, "
-    "as in dataset.map(layer) or Batches(..., transform=...), and train the model that takes what it returns; the "
+    "as in dataset.map(layer) or Batches(..., transform=...), and train the model on the layer's output; the "
     "TensorFlow engine takes text as it is.",
     "c": "the real and the imaginary part as two features, np.stack([z.real, z.imag], axis=-1).",
 }
@@ -33,7 +33,7 @@ def text_as_arrays(source: Tree) -> Tree:
     if type(source) is dict:
         return {name: text_as_arrays(part) for name, part in source.items()}
     is_text = isinstance(source, list) and source and all(isinstance(each, str | bytes) for each in source)
-    return np.array(source, dtype=object) if is_text else source  # or each takes the longest one's room
+    return np.array(source, dtype=object) if is_text else source  # else each string takes the room of the longest
 
 
 def raw_batch(batch: Tree) -> Tree:
@@ -46,7 +46,7 @@ def without_none(batch: Tree) -> Tree:
     """Drop the last parts of (x, y, sample_weight) that are None.
 
     Raises:
-        BatchError: a part that is None stands before one that is not, or there are more than three parts.
+        BatchError: a None comes before another part, or there are more than three parts, some of them None.
     """
     if not isinstance(batch, tuple) or all(part is not None for part in batch):
         return batch
@@ -77,7 +77,7 @@ def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, lis
     """Return (path, its part of each row) for every leaf of these rows.
 
     Raises:
-        BatchError: a row that is not nested like `like`.
+        BatchError: a row is not nested like `like`.
     """
     paths = [path for path, _ in keras.tree.flatten_with_path(with_arrays(like))]
     flat = [keras.tree.flatten_with_path(with_arrays(row)) for row in loaded]
@@ -91,7 +91,7 @@ def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, lis
 
 
 def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarray | None:
-    """Return one leaf of these rows as one array; None of rows that have None there.
+    """Return one leaf of these rows as one array; None if all rows have None there.
 
     Raises:
         BatchError: the rows' parts differ in shape.
@@ -125,12 +125,12 @@ def to_numpy(leaf: object) -> np.ndarray:
 
 
 def _of_pandas(leaf: Any) -> np.ndarray:
-    """Return a table as an array, and a column as one of shape (rows, 1), as Keras does."""
+    """Return a table as an array; a pandas column as an array of shape (rows, 1), as in Keras."""
     if type(leaf).__module__.partition(".")[0] != "pandas":
         return np.asarray(leaf.to_numpy())
     array = np.asarray(leaf.to_numpy())
     if array.dtype == object and leaf.ndim == 2 and all(dtype.kind in _NUMBERS for dtype in leaf.dtypes):
-        array = np.asarray(leaf.to_numpy(dtype=keras.config.floatx()))  # numbers and truth values beside each other
+        array = np.asarray(leaf.to_numpy(dtype=keras.config.floatx()))  # numbers mixed with booleans
     return array[:, None] if leaf.ndim == 1 else array
 
 
@@ -138,7 +138,7 @@ def checked(batch: Tree) -> Tree:
     """Return a batch that can be trained on: of numbers and, on TensorFlow, of text and ragged rows.
 
     Raises:
-        BatchError: it holds anything else.
+        BatchError: it holds other data.
     """
     batch = tree.map_leaves(lambda leaf: leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf), batch)
     if all(leaf.dtype.kind in _NUMBERS for leaf in tree.leaves(batch)):
@@ -191,10 +191,10 @@ def is_nest_of_arrays(source: object) -> bool:
 
 
 def is_array(leaf: object) -> bool:
-    """Whether this is a leaf that holds a number for each row, or can be turned into one."""
+    """Whether this is an array, or can be turned into an array."""
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "to_numpy") or _is_column(leaf)
 
 
 def _is_column(leaf: object) -> bool:
-    """Whether this is a column of a Hugging Face dataset, of which `[:]` is the content."""
+    """Whether this is a column of a Hugging Face dataset, whose content is `[:]`."""
     return type(leaf).__name__ == "Column" and type(leaf).__module__.startswith("datasets.")

@@ -1,4 +1,4 @@
-"""How long the sequences of every row are: from arrays, from a nest of arrays, or from a function of a row."""
+"""The lengths of the sequences of every row: from arrays, a nest of arrays, or a function of a row."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -23,12 +23,12 @@ def measure(source: Arrays | IndexedRows, length: Tree | Callable[[Tree], Tree],
 
     Args:
         length: int (rows,), a nest of such arrays that names parts of a row, or a function of a row.
-        pad: what stands in the padding: one value, or a nest that names parts of a row; 0 where it names none.
+        pad: the padding value, or a nest of values for parts of a row; 0 for the other parts.
 
     Raises:
         SpecificationError: lengths or paddings that do not belong to these rows.
-        BatchError: arrays that are narrower than their lengths say, or not equally wide; a row whose length the
-            function does not tell.
+        BatchError: arrays that are narrower than their lengths, or not equally wide; a row for which the function
+            fails.
     """
     named = _evaluated(source, length) if callable(length) else _flat(length)
     paths = tuple(path for path, _ in named)
@@ -87,9 +87,9 @@ def _rows(source: Arrays | IndexedRows) -> Iterator[tuple[int, Tree]]:
 def _asked(length: Callable, row: Tree, number: int) -> Any:
     try:
         return length(row)
-    except Exception as error:  # whatever a user's function may raise
+    except Exception as error:  # a user's function may raise anything
         received = f"{type(error).__name__}: {error}, for row {number}"
-        raise BatchError(message("length must tell how long every row is.", received, "look at this row.")) from error
+        raise BatchError(message("length must return every row's length.", received, "look at this row.")) from error
 
 
 def _number(label: str, value: Tree, row: int) -> int:
@@ -170,7 +170,7 @@ def _check_widths(sequences: Sequences) -> None:
                 message(
                     "Arrays that share a length must be equally wide.",
                     received,
-                    "name the sequences that have lengths of their own: length={'source': ..., 'target': ...}.",
+                    "name every sequence: length={'source': ..., 'target': ...}.",
                 )
             )
         longest = int(np.argmax(lengths))

@@ -1,4 +1,4 @@
-"""The way of batches to the device that are loaded when their turn comes, and a little before."""
+"""The feed of batches that are loaded as they are needed, and a few ahead."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,18 +13,18 @@ from wholestep.errors import BatchError, message
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.tree import Tree
 
-_UNDER_WAY = 5  # blocks that may turn out not to have been applied, so that their batches are wanted again
-_PART = 16  # one of so many that may go in a dispatch is stacked: enough to hide what a dispatch costs
+_UNDER_WAY = 5  # blocks whose updates may be discarded, so that their batches are needed again
+_PART = 16  # 1/16 of the updates that fit a dispatch are stacked: enough to hide its cost
 
 
 class Loaded:
-    """Batches that are loaded while the device works on those before; a block stacks some that are alike.
+    """Batches that are loaded while the device computes earlier ones; a block stacks batches of one program.
 
-    With several processes, each loads only the rows that its own replicas work on, as soon as the plan is known.
+    With several processes, each loads only the rows of its own replicas, as soon as the plan is known.
 
     Args:
-        known: of other feeds, to be used and added to.
-        why: the data do not stay on the device.
+        known: tables and batch sizes of earlier feeds; updated.
+        why: the reason why the data do not stay on the device.
     """
 
     def __init__(
@@ -37,24 +37,24 @@ class Loaded:
         self._check = check
         self._programs: dict[tuple[int, int], Planned] = {}  # by the rows of an update, full and real
         self._known = known or Known({}, {})
-        self._largest = dict(self._known.largest)  # of what is drawn; a run knows what was sent
+        self._largest = dict(self._known.largest)  # counts drawn batches; `known` counts sent ones
         self._is_open = False
         self._drawn: Drawn | None = None
 
     def blocks(
         self, num: int | None, size: Callable[[], int], *, once: bool = False, ahead: Callable[[], int] | None = None
     ) -> Iterator[Block]:
-        """Yield blocks of at most size() updates, and far fewer where many may go: the first waits for the last.
+        """Yield blocks of at most size() updates, and a fraction of a large size(): a block waits for its last batch.
 
-        Whoever has used a block moves the batches' position to that after it.
+        The consumer of a block moves `batches.position` to the end of the block.
 
         Args:
-            num: how many updates in all (None: to the end of the epoch).
-            once: whether they end with the epoch in any case.
-            ahead: if somebody may look at the state after each block, how many updates would be sent at once all the
-                same: so many are drawn, unless a batch may depend on what is done with those before.
+            num: the number of updates in all (None: to the end of the epoch).
+            once: whether the blocks end with the epoch in any case.
+            ahead: if the state may be read after each block, returns the number of updates to send at once anyway:
+                that many batches are drawn, unless a batch may depend on the updates before it.
         """
-        self._end: tuple[int, int] | None = None  # the place after a stream that has ended
+        self._end: tuple[int, int] | None = None  # the position after the end of a stream
         source, drawn = self.batches.source, Drawn(self._load(num, once))
         self._drawn = drawn
         looks = ahead is not None and not (isinstance(source, BatchStream) and source.may_depend_on_the_loop)
@@ -73,7 +73,7 @@ class Loaded:
                 self._put_back(drawn.kept)
 
     def note_sent(self, block: Block) -> None:
-        """Take note that a block was sent; of several that are handed out, draw the next while the device works."""
+        """Record that a block was sent; if it is one of several parts, draw the next batches meanwhile."""
         for batch in block.batches:
             if batch.kind:
                 self._known.largest[batch.kind] = max(self._known.largest.get(batch.kind, 0), batch.full)
@@ -81,26 +81,26 @@ class Loaded:
             self._drawn.draw(block.num + block.follow)
 
     def in_hand(self, full: Callable[[Tree], int]) -> Block:
-        """Return the one batch there is; `full` says to how many rows it may be filled up."""
+        """Return the block of a single batch; `full` returns the number of rows up to which it may be padded."""
         host, after = self.batches.take((0, 0))
         batch = self._batch(host, None, (0, 0), after, full(host))
         return self.block(self._planned(batch), [batch])
 
     def go_back(self, block: Block, done: int) -> None:
-        """Stand behind the first `done` updates of a block again: the others were not carried out."""
+        """Move the position to after the first `done` updates of a block: the others were not applied."""
         self.batches.position = block.start[0], block.start[1] + done
         if not self._is_open:
             self._put_back([*block.batches])
 
     def _planned(self, batch: Batch) -> Planned:
-        """Return the program of an update, which has been checked."""
+        """Return the program of an update, after checking its batch."""
         program = self._plan(batch)
         self._programs[batch.full, batch.num_rows] = program
         self._check(batch)
         return program
 
     def _alike(self, drawn: Drawn, program: Planned, most: int) -> list[Batch]:
-        """Return the next update, which has been planned, and at most so many in all that go with it."""
+        """Return the next batch, which is planned, and the batches that fit its block, at most `most` in all."""
         alike = [drawn[0]]
         while len(alike) < most and drawn.has(len(alike)) and self._follows(drawn[len(alike)], alike[-1], program):
             alike.append(drawn[len(alike)])
@@ -108,18 +108,18 @@ class Loaded:
         return alike
 
     def _follows(self, batch: Batch, last: Batch, program: Planned) -> bool:
-        """Whether an update is the next of its epoch, as long as the last, and of the same program."""
+        """Whether a batch directly follows the last in its epoch, with as many rows and the same program."""
         if batch.start != last.end or batch.start[0] != last.start[0] or batch.num_rows != last.num_rows:
             return False
-        if batch.signature != last.signature:  # whose plan may change the state, of which this block is made
+        if batch.signature != last.signature:  # planning it may change the state that this block uses
             return False
         try:
             return self._planned(batch) is program
-        except Exception:  # it is raised when the batch is the first of its block, and all before are carried out
+        except Exception:  # raised again when the batch comes first in its block, after all earlier updates
             return False
 
     def block(self, program: Planned, batches: list[Batch]) -> Block:
-        """Return the block of updates alike: filled up, and put where their program takes them."""
+        """Return the block of batches of one program: padded, and placed for the program."""
         first, cut = batches[0], program.cut
         whole = [b.padded(cut.rows) for b in batches] if self._engine.num_replicas == 1 else batches
         room, key = program.num_stacked, (program.length, cut, first.num_rows)
@@ -136,7 +136,7 @@ class Loaded:
         return Block(program, data, self._known.tables[key], 0, len(batches), tuple(batches), *ends)
 
     def _put_back(self, loaded: list[Batch]) -> None:
-        """Let ready-made batches that were not used wait for the next call; others can be loaded again."""
+        """Keep ready-made batches that were not used for the next call; others can be loaded again."""
         batches = self.batches
         unused = [batch for batch in loaded if batch.start >= batches.position]
         batches.unused = unused + batches.unused if batches.is_ready else []

@@ -1,4 +1,4 @@
-"""Which rows make update t of epoch e: a pure function of (seed, epoch), O(1) memory for any number of rows.
+"""The order of rows in an epoch: a pure function of (seed, epoch), in O(1) memory for any number of rows.
 
 A keyed bijection of 0..n-1 (a balanced Feistel network on the next power of four, walking its cycles until the value
 is below n: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). No permutation is ever stored, so a batch
@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 _ROUNDS = 6
-_CHUNK = 4096  # rows: what a few batches ask for is named at once, which takes hardly longer
+_CHUNK = 4096  # row numbers that are computed at once, which takes hardly longer than those of one batch
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -20,8 +20,8 @@ class Order:
     """The order of `num_rows` rows in every epoch.
 
     Args:
-        stream: tells orders of one seed apart.
-        block: how many rows are permuted among themselves; 0 for all of them.
+        stream: distinguishes orders of one seed.
+        block: the number of adjacent rows that are permuted among themselves; 0 for all rows.
 
     >>> order = Order(num_rows=10, seed=7)
     >>> sorted(order.rows(epoch=0, start=0, stop=10).tolist())
@@ -50,7 +50,7 @@ class Order:
 
 @lru_cache(maxsize=16)
 def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
-    """Return the row numbers at some places of an epoch, not to be changed: others may ask for them."""
+    """Return the row numbers of a chunk of an epoch, read-only, as they are cached."""
     rows = _permuted(order, epoch, number * _CHUNK, min((number + 1) * _CHUNK, order.num_rows))
     rows.flags.writeable = False
     return rows
@@ -69,9 +69,9 @@ def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
 def permute(
     places: np.ndarray, num: int | np.ndarray, seed: int, epoch: int, stream: int | np.ndarray = 0
 ) -> np.ndarray:
-    """Return what stands at these places, uint64 (places,), when 0..num-1 are permuted.
+    """Return the values at these places, uint64 (places,), of a permutation of 0..num-1.
 
-    `num` and `stream` are one number, or one for each place: then the places belong to several permutations.
+    `num` and `stream` are numbers, or arrays with a number for each place: then places have separate permutations.
     """
     num = np.atleast_1d(np.asarray(num, np.uint64))
     assert np.all(places < num), "a place beyond the last: its cycle would never come back"
@@ -85,12 +85,12 @@ def permute(
 
 
 def _at(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the values at these places, or the one that holds for all."""
+    """Return the values at these places, or the single value for all places."""
     return values if values.shape[-1] == 1 else values[..., places]
 
 
 def _half_bits(num: np.ndarray) -> np.ndarray:
-    """Half the bits, rounded up, that 0..num-1 need."""
+    """Return half the number of bits, rounded up, of 0..num-1."""
     bits = np.frexp(np.maximum(num, 2) - 1)[1]
     return np.maximum((bits + 1) // 2, 1).astype(np.uint64)
 

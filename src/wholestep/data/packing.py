@@ -1,8 +1,8 @@
-"""Packing: several short sequences in one row, told apart by segment ids and positions.
+"""Packing: several short sequences in one row, distinguished by segment ids and positions.
 
-Which lengths go together is found once, on the histogram of lengths, so that it costs the same for any number of rows
+The lengths that share a row are found once, on the histogram of lengths, at the same cost for any number of rows
 (best-fit decreasing on counts, after Krell, Kosec, Perez and Fitzgibbon, "Efficient sequence packing without
-cross-contamination", 2021). Which row of a length fills which place is a permutation of its own each epoch.
+cross-contamination", 2021). The rows of each length are permuted anew in every epoch.
 """
 
 from bisect import bisect_left, insort
@@ -23,7 +23,7 @@ BESIDE = ("segment_ids", "positions")
 
 
 class RowLayout(NamedTuple):
-    """Where the rows of a batch lie: row i of the source begins at [at[i], starts[i]]. All int64 (segments,)."""
+    """The layout of a batch: source row rows[i] begins at [at[i], starts[i]]. All int64 (segments,)."""
 
     rows: np.ndarray
     at: np.ndarray
@@ -38,11 +38,11 @@ class RowLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class Patterns:
-    """Which lengths share a packed row, and how many packed rows there are of each kind.
+    """The lengths that share a packed row, and the number of packed rows of each pattern.
 
     Pattern p has the slots first_slot[p] .. first_slot[p+1]-1; each slot takes `each` sequences of one `length`. The
-    packs of the pattern have the numbers first_pack[p] .. first_pack[p+1]-1, and the first of them takes the places
-    `first_place` and on among all rows of that length.
+    packs of the pattern are first_pack[p] .. first_pack[p+1]-1; the first pack takes the places from `first_place` on
+    among all rows of that length.
     """
 
     first_pack: np.ndarray
@@ -52,7 +52,7 @@ class Patterns:
     first_place: np.ndarray
 
     def places(self, packs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (at, length, place) for every sequence in these packs: in packs[at] stands that one of its length."""
+        """Return (at, length, place) of every sequence: packs[at] holds sequence number `place` of its length."""
         pattern = np.searchsorted(self.first_pack, packs, side="right") - 1
         at, slot = _spread(self.first_slot[pattern], np.diff(self.first_slot)[pattern])
         each = self.each[slot]
@@ -63,13 +63,13 @@ class Patterns:
 
 @dataclass(frozen=True)
 class Packs:
-    """Which rows make a batch, if several of them share a packed row. A pure function of (seed, epoch, step).
+    """Batches of packed rows, each with several rows of the source. A pure function of (seed, epoch, step).
 
     Args:
         width: places in a packed row.
         size: packed rows in a full batch.
         by_length: the row numbers, shortest first (rows,).
-        starts: where in `by_length` the rows of each length start, and the end, int64 (longest + 2,).
+        starts: the start in `by_length` of the rows of each length, and the end, int64 (longest + 2,).
     """
 
     sequences: Sequences
@@ -110,7 +110,7 @@ class Packs:
         return self._layout(epoch, step).rows
 
     def ids(self, epoch: int, step: int) -> np.ndarray:
-        """Return what the packed rows of a batch are called in errors: the rows in each, an object array."""
+        """Return for each packed row the row numbers that errors show, an object array."""
         layout = self._layout(epoch, step)
         parts = np.split(layout.rows, np.flatnonzero(np.diff(layout.at)) + 1)
         names = np.empty(len(parts), object)
@@ -120,7 +120,7 @@ class Packs:
     def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its packed rows at these places, as numpy arrays.
 
-        `segment_ids` (0 in padding) and `positions` come beside the leaves.
+        Adds the leaves `segment_ids` (0 in padding) and `positions`.
         """
         layout = self._layout(epoch, step).only(places)
         shape = (int(layout.at[-1]) + 1, self.width)
@@ -132,7 +132,7 @@ class Packs:
         return self.sequences.packed(*layout, shape, dict(zip(BESIDE, (segments, positions), strict=True)))
 
     def in_order(self) -> "Packs":
-        """Return the same packed rows in an order that is the same each epoch."""
+        """Return the same packed rows in one order for all epochs."""
         return replace(self, shuffle=False)
 
     def _layout(self, epoch: int, step: int) -> RowLayout:
@@ -153,7 +153,7 @@ def make_packs(
 
     Args:
         tokens: the places in a batch, padding included.
-        boundaries: the one length of a packed row; None for the longest row's.
+        boundaries: the length of a packed row; None for the length of the longest row.
         truncate: whether longer sequences are cut off rather than refused.
 
     Raises:
@@ -182,16 +182,16 @@ def make_packs(
 
 
 def find_patterns(counts: np.ndarray, width: int) -> Patterns:
-    """Return how so many sequences of each length share packed rows of this width.
+    """Return how counts[length] sequences of each length share packed rows of this width.
 
-    The longest come first; each goes where the least room is left that still holds it. An empty sequence takes one
-    place, so that no row is lost.
+    The longest come first; each goes to the packed row with the least room that still holds it. An empty sequence takes
+    one place, so that no row is lost.
 
     >>> patterns = find_patterns(np.array([0, 0, 2, 0, 1, 1]), width=8)  # lengths 2, 2, 4 and 5
     >>> patterns.first_pack.tolist(), patterns.first_slot.tolist(), patterns.length.tolist()
     ([0, 1, 2], [0, 2, 4], [5, 2, 4, 2])
     """
-    rooms: list[int] = []  # every room that is left somewhere, the smallest first
+    rooms: list[int] = []  # the distinct rooms left in packed rows, ascending
     packs: dict[int, list[tuple[int, tuple]]] = {}  # room left -> (number of packs, their slots)
     for length in np.flatnonzero(counts)[::-1].tolist():
         left, need = int(counts[length]), max(length, 1)
@@ -249,14 +249,14 @@ def _check(sequences: Sequences) -> None:
     row, num = sequences.row, len(sequences.lengths)
     if not isinstance(row, dict) or set(BESIDE) & set(row):
         received = type(row).__name__ if not isinstance(row, dict) else f"keys {', '.join(map(str, row))}"
-        must = "Packed rows must be dicts: segment_ids and positions come beside their leaves."
+        must = "Packed rows must be dicts: segment_ids and positions are added to their leaves."
         raise SpecificationError(message(must, received, "give rows such as {'tokens': ...}."))
     if num > 1:
-        must = "Rows that are packed must hold one sequence, as source and target would not stay side by side."
+        must = "Rows that are packed must hold one sequence, as source and target would not stay aligned."
         raise SpecificationError(message(must, f"{num} lengths", "leave out pack=True for buckets."))
     for (label, leaf), owner in zip(tree.named_leaves(row, "row"), sequences.owner, strict=True):
         if owner is None:
-            must = f"{label} must have an axis that the length is of: a value per row has no place in a packed row."
+            must = f"{label} must have an axis of the length: a packed row has no place for one value per row."
             raise SpecificationError(
                 message(must, f"shape {leaf.shape}", "repeat it for every place, or leave out pack.")
             )

@@ -1,4 +1,4 @@
-"""Batches as the user made them: to be had by number, or one after the other."""
+"""Ready-made batches: by number, or one after the other."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from wholestep.tree import Tree
 
 @dataclass(frozen=True)
 class IndexedBatches:
-    """Batches as the user made them, to be had by number (`keras.utils.PyDataset`)."""
+    """Ready-made batches that are loaded by number (`keras.utils.PyDataset`)."""
 
     batches: Any
     transform: Callable[[Tree], Tree]
@@ -26,7 +26,7 @@ class IndexedBatches:
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches in an epoch; None if there is no end."""
+        """The number of batches in an epoch; None if it is infinite."""
         return length_of(self.batches, lambda batches: batches.num_batches)
 
     def load(self, rows: np.ndarray) -> Tree:
@@ -37,16 +37,16 @@ class IndexedBatches:
         return checked(self.transform(tree.map_leaves(np.array, batch)))  # a copy, as in BatchStream
 
     def expect(self, numbers: Callable[[int], np.ndarray]) -> None:
-        """Let workers load the next of an epoch.
+        """Let the workers load the next batches of an epoch.
 
         Args:
-            numbers: returns the numbers of the next so many batches.
+            numbers: returns the numbers of the next n batches, given n.
         """
         if self.workers is not None:
             self.workers.expect(numbers(self.workers.most).tolist())
 
     def begin_epoch(self) -> None:
-        """Tell the data set that an epoch begins."""
+        """Call the data set's `on_epoch_begin`."""
         self._changes(self.batches.on_epoch_begin)
 
     def _changes(self, hook: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class IndexedBatches:
         hook()
 
     def run_forward(self, epoch: int, step: int) -> None:
-        """Tell the data set of all epochs before this one, and of this one if some of it is over."""
+        """Call the data set's epoch hooks up to a position."""
         for _ in range(epoch):
             self.begin_epoch()
             self.end_epoch()
@@ -63,13 +63,13 @@ class IndexedBatches:
             self.begin_epoch()
 
     def end_epoch(self) -> None:
-        """Tell the data set that an epoch is over."""
+        """Call the data set's `on_epoch_end`."""
         self._changes(self.batches.on_epoch_end)
 
 
 @dataclass
 class BatchStream:
-    """Batches as the user made them, one after the other. An iterator that ends cannot begin again."""
+    """Ready-made batches, one after the other. An iterator cannot restart."""
 
     batches: Iterable
     transform: Callable[[Tree], Tree]
@@ -89,27 +89,27 @@ class BatchStream:
 
     @property
     def may_depend_on_the_loop(self) -> bool:
-        """Whether a batch may depend on what was done with those before, as of a generator; loaders run ahead too."""
+        """Whether a batch may depend on earlier updates, as of a generator. Loaders prefetch, so theirs cannot."""
         return not is_loader(self.batches) and not type(self.batches).__module__.startswith("grain.")
 
     def __iter__(self) -> Iterator[Tree]:
         return self.drawn_from(iter(self.batches))
 
     def drawn_from(self, iterator: Iterator) -> Iterator[Tree]:
-        """Draw the batches of an iterator over these, prepared."""
+        """Yield the batches of an iterator over the source, converted and transformed."""
         told, num = self.num_batches, 0
         for batch in iterator:
             num += 1
             # A copy: a generator may fill the same arrays again while this batch waits for its turn.
             yield checked(self.transform(tree.map_leaves(np.array, raw_batch(batch))))
         if self.begins_again and told not in (None, num):
-            must = "The length of the data must be the number of batches; all that came were used."
+            must = "The length of the data must be the number of batches; all batches were used."
             received = f"{num} batches of {type(self.batches).__name__}, whose length says {told}"
             warn(message(must, received, "mend its __len__, or leave it out."))
 
 
 class Kept:
-    """The batches of an iterator, from the first on whenever they are asked for: what came is kept on the host."""
+    """The batches of an iterator, cached on the host, so that every iteration starts at the first batch."""
 
     def __init__(self, batches: Iterator):
         self._rest = batches
@@ -130,7 +130,7 @@ class Kept:
 
 
 def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
-    """Return who loads batches for a data set that asks for several threads, or for processes."""
+    """Return the workers of a data set that uses several threads, or processes; else None."""
     num, most, get = batches.workers, max(batches.workers, batches.max_queue_size), batches.__getitem__
     if batches.use_multiprocessing and num > 0:
         warn_of_copies(batches)
@@ -139,7 +139,7 @@ def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
 
 
 def is_loader(source: object) -> bool:
-    """Whether this is a `tf.data.Dataset`, a torch `DataLoader` or a grain loader, which gives batches."""
+    """Whether this is a `tf.data.Dataset`, a torch `DataLoader` or a grain loader, which yields batches."""
     is_torch = type(source).__module__.startswith("torch.utils.data.dataloader")
     return hasattr(source, "element_spec") or is_torch or _is_batched(source)
 
@@ -152,15 +152,15 @@ def _is_batched(source: object) -> bool:
 
 
 def length_of(source: object, ask: Callable = len) -> Any:
-    """Return the length that a source tells, a whole number from 0; None if it tells that there is none.
+    """Return the length of a source, an integer from 0; None if the source says None.
 
     Raises:
-        BatchError: it tells anything else.
+        BatchError: the length is anything else.
     """
     cause: Exception | None = None
     try:
         length = ask(source)
-    except (ValueError, OverflowError) as error:  # what Python says to a length below 0
+    except (ValueError, OverflowError) as error:  # raised by Python for a length below 0
         length, cause = str(error), error
     if cause is None and (length is None or is_count(length, 0)):
         return length
@@ -169,16 +169,16 @@ def length_of(source: object, ask: Callable = len) -> Any:
 
 
 class RowError(BatchError):
-    """A source has no row, or batch, of a number below its own length."""
+    """A source lacks a row, or batch, below its length."""
 
     def __init__(self, what: str, length: int | None, error: Exception, place: str = ""):
-        must = "A data set must have every row, or batch, below its own length."
+        must = "A data set must have every row, or batch, below its length."
         received = f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
         super().__init__(message(must, received, "mend its __getitem__, or its __len__."))
         self.parts = (what, length, error)
 
     def at(self, epoch: int, step: int) -> "RowError":
-        """Return the same, with the place in the data."""
+        """Return the same error, with the position in the data."""
         return RowError(*self.parts, f" in step {step} of epoch {epoch}")
 
 
@@ -186,7 +186,7 @@ def read(get: Callable, number: int | list[int], what: str, length: int | None) 
     """Return a row, or a batch, by its number.
 
     Raises:
-        RowError: there is none.
+        RowError: it does not exist.
     """
     try:
         return get(number)

@@ -1,4 +1,4 @@
-"""The way of arrays to the device where they stay there: an update names rows of them."""
+"""The feed of arrays that stay on the device: an update names their rows."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,15 +9,15 @@ from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, Check, Device, Plan, Planned, Table
 from wholestep.data.sampler import FixedSize
 
-_MOST_NAMED = 1 << 16  # row numbers that are computed at once, unless one dispatch takes more
+_MOST_NAMED = 1 << 16  # row numbers that are computed at once, unless a dispatch takes more
 
 
 class Resident:
     """Arrays that stay on the device; a block names rows.
 
     Args:
-        plan: says how an update is carried out.
-        check: refuses data that no update may use.
+        plan: returns the program of an update.
+        check: raises an error for data that no update may use.
     """
 
     def __init__(self, engine: Device, batches: Batches, plan: Plan, check: Check):
@@ -30,8 +30,8 @@ class Resident:
         self._check = check
         self._data = engine.resident(batches.arrays)
         self._num_full = self.order.num_rows // self.size
-        self._named: tuple[tuple[int, int], int, Table] | None = None  # the first update, how many, and their rows
-        self._examples: dict[bool, Batch] = {}  # of full updates, and of the short one
+        self._named: tuple[tuple[int, int], int, Table] | None = None  # first update, number of updates, rows
+        self._examples: dict[bool, Batch] = {}  # for full updates, and for the short one
         self._checked = False
 
     def blocks(
@@ -40,9 +40,8 @@ class Resident:
         """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the epoch).
 
         Args:
-            once: whether they end with the epoch in any case.
-            ahead: if somebody may look at the state after each block, how many updates would be sent at once all the
-                same; no matter here, where none has to be drawn for it.
+            once: whether the blocks end with the epoch in any case.
+            ahead: given if the state may be read after each block; its value is not used, as nothing is drawn.
         """
         (epoch, step), per_epoch = self.batches.position, len(self.batches)
         left = per_epoch - step if num is None else num
@@ -53,10 +52,10 @@ class Resident:
             left, (epoch, step) = left - block.num, block.end
 
     def note_sent(self, block: Block) -> None:
-        """Do nothing: the rows of the next updates are there."""
+        """Do nothing: the rows of the next updates are on the device."""
 
     def go_back(self, block: Block, done: int) -> None:
-        """Stand behind the first `done` updates of a block again: the others were not carried out."""
+        """Move the position to after the first `done` updates of a block: the others were not applied."""
         self.batches.position = block.start[0], block.start[1] + done
 
     def _block(self, epoch: int, step: int, num: int, left: int) -> Block:
@@ -79,12 +78,12 @@ class Resident:
         return Batch(self.batches.arrays, self._data, rows, self.size, None, None, (epoch, step), (epoch, step + 1))
 
     def _rows(self, epoch: int, step: int, num: int) -> np.ndarray:
-        """Return the rows of so many updates of one size, int32 (updates, rows)."""
+        """Return the rows of `num` updates of one size, int32 (updates, rows)."""
         stop = min((step + num) * self.size, self.order.num_rows)
         return self.order.rows(epoch, step * self.size, stop).astype(np.int32).reshape(num, -1)
 
     def _table(self, program: Planned, epoch: int, step: int, num: int) -> tuple[int, int, Table]:
-        """Return where in a table the update stands, how many updates the table names, and the table."""
+        """Return the index of the update in a table, the number of updates in the table, and the table."""
         places = program.cut.places
         if self._named is not None:
             (known, start), many, table = self._named
@@ -97,7 +96,7 @@ class Resident:
         return 0, many, table
 
     def _short(self, program: Planned, epoch: int, step: int) -> tuple[int, int, Table]:
-        """Return the same of the last update of an epoch, if it has fewer rows."""
+        """Return the same for the short last update of an epoch."""
         return 0, 1, self._filled(self._rows(epoch, step, 1), program)
 
     def _filled(self, rows: np.ndarray, program: Planned) -> Table:

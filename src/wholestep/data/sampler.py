@@ -1,4 +1,4 @@
-"""Which rows make a batch: equally many, of like lengths, or packed. A pure function of (seed, epoch, step)."""
+"""The rows of a batch: a fixed number, of similar lengths, or packed. A pure function of (seed, epoch, step)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _SIZE = "batch_size=32, or leave it out; labels are part of the source: Batches(
 
 
 class LengthOptions(NamedTuple):
-    """What a user may say of batches under a token budget, as in `Batches`."""
+    """The options of batches under a token budget, as in `Batches`."""
 
     length: Tree | Callable[[Tree], Tree] = None
     boundaries: Tree = None
@@ -30,7 +30,7 @@ class LengthOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Batches of equally many rows; the last of an epoch may be shorter. Ready-made batches are rows of their own."""
+    """Batches of `size` rows; the last of an epoch may have fewer. A ready-made batch counts as one row."""
 
     source: Arrays | SparseArrays | IndexedRows | IndexedBatches
     order: Order
@@ -48,11 +48,11 @@ class FixedSize:
 
     @property
     def batch_shapes(self) -> list[tuple[int, ...]]:
-        """None: there is no token budget."""
+        """The empty list: there is no token budget."""
         return []
 
     def full_size(self, epoch: int, step: int) -> int:
-        """Return how many rows a full batch has."""
+        """Return the number of rows in a full batch."""
         return self.size
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
@@ -61,7 +61,7 @@ class FixedSize:
         return order.rows(epoch, step * self.size, min((step + 1) * self.size, order.num_rows))
 
     def ids(self, epoch: int, step: int) -> np.ndarray:
-        """Return what the rows of a batch are called in errors: their numbers."""
+        """Return the row numbers that errors show."""
         return self.rows(epoch, step)
 
     def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
@@ -72,12 +72,12 @@ class FixedSize:
         return self.source.load(self.rows(epoch, step)[places])
 
     def _order_now(self) -> Order:
-        """Return the order of as many ready-made batches as there are now: a hook may change that between epochs."""
+        """Return the order for the current number of ready-made batches, which hooks may change between epochs."""
         num = self.source.num_batches if isinstance(self.source, IndexedBatches) else None
         return self.order if num in (None, self.order.num_rows) else replace(self.order, num_rows=num)
 
     def in_order(self) -> "FixedSize":
-        """Return the same batches from the first row to the last."""
+        """Return batches of the rows in ascending order."""
         return replace(self, order=replace(self.order, shuffle=False))
 
 
@@ -85,10 +85,10 @@ Sampler = FixedSize | Buckets | Packs
 
 
 def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool | str) -> FixedSize:
-    """Return batches of `batch_size` rows, 32 if it is None; ready-made batches as they are.
+    """Return batches of `batch_size` rows, 32 if it is None; ready-made batches unchanged.
 
     Raises:
-        SpecificationError: a size below 1, or one for batches that are ready-made.
+        SpecificationError: a size below 1, or an unknown `shuffle`.
     """
     if isinstance(source, IndexedBatches):
         num = source.num_batches
@@ -96,7 +96,7 @@ def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool 
     assert isinstance(source, Arrays | SparseArrays | IndexedRows)
     if isinstance(shuffle, str) and shuffle != "batch":
         must = 'shuffle must be True, False or "batch".'
-        raise SpecificationError(message(must, shown(shuffle), "choose one of them."))
+        raise SpecificationError(message(must, shown(shuffle), "shuffle=True, or leave it out."))
     size = 32 if batch_size is None else count("batch_size", batch_size, _SIZE)
     size = min(size, source.num_rows)
     return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 0), size)
@@ -106,7 +106,7 @@ def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, sh
     """Return batches of at most `tokens` places.
 
     Raises:
-        SpecificationError: options that cannot be met by such rows.
+        SpecificationError: options that do not fit the rows.
         BatchError: a row that is too long.
     """
     tokens = count("tokens", tokens, "the places of a batch, such as 4096.")
@@ -114,8 +114,8 @@ def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, sh
         must = "tokens needs the length of every row."
         raise SpecificationError(message(must, "no length", "length=lambda row: len(row['tokens'])."))
     if options.truncate and options.boundaries is None:
-        must = "truncate=True needs boundaries, to say where rows are cut off."
-        raise SpecificationError(message(must, "no boundaries", "boundaries=[..., the longest that is kept]."))
+        must = "truncate=True needs boundaries at which rows are cut off."
+        raise SpecificationError(message(must, "no boundaries", "boundaries=[..., the longest kept length]."))
     assert isinstance(source, Arrays | IndexedRows)
     sequences = measure(source, options.length, options.pad)
     if options.pack:
@@ -127,10 +127,10 @@ def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, sh
 
 
 def refuse_sizes(is_ready: bool, batch_size: object, tokens: object, options: LengthOptions) -> None:
-    """Refuse sizes for ready-made batches, two kinds of size at once, and wishes that only a token budget can meet.
+    """Refuse sizes for ready-made batches, both sizes at once, and length options without a token budget.
 
     Raises:
-        SpecificationError: as said.
+        SpecificationError: such sizes or options were given.
     """
     sizes = [f"{name}={size}" for name, size in (("batch_size", batch_size), ("tokens", tokens)) if size is not None]
     if is_ready and sizes:
@@ -141,7 +141,7 @@ def refuse_sizes(is_ready: bool, batch_size: object, tokens: object, options: Le
         raise SpecificationError(message(must, " and ".join(sizes), attempt))
     if len(sizes) > 1:
         must = "A batch is measured in rows or in tokens."
-        raise SpecificationError(message(must, " and ".join(sizes), "leave one of them out."))
+        raise SpecificationError(message(must, " and ".join(sizes), "leave batch_size or tokens out."))
     wished = [name for name, value in options._asdict().items() if value is not LengthOptions._field_defaults[name]]
     if tokens is None and wished:
         must = "Batches by length need a token budget."

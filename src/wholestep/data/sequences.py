@@ -1,4 +1,4 @@
-"""Rows that hold sequences: how long each of them is, which leaves belong to it, and what fills it up."""
+"""Rows that hold sequences: their lengths, leaves and padding."""
 
 from dataclasses import dataclass, replace
 
@@ -11,21 +11,21 @@ from wholestep.data.source import Arrays, IndexedRows
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
-_NAME_ALL = "name the sequences that have lengths of their own: length={'source': ..., 'target': ...}."
+_NAME_ALL = "name every sequence: length={'source': ..., 'target': ...}."
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences in the rows of a source, each with a length of its own.
+    """The sequences in the rows of a source, each with its length.
 
     Args:
         source: ragged rows, or arrays that are padded along axis 1.
         lengths: int32 (sequences, rows); none is above `limits`.
-        paths: where in a row the length of each sequence was given, () for one length that holds for the whole row.
-        row: a row, for its structure and dtypes; none of its sequences is empty, if there is such a row.
-        owner: for each leaf of a row the number of its sequence, None if it belongs to none.
-        pads: for each leaf what stands in its padding.
-        limits: how many places of each sequence are kept, int64 (sequences,).
+        paths: the path in a row of each sequence's length, () for one length of the whole row.
+        row: a row, for its structure and dtypes; without empty sequences, if there is such a row.
+        owner: for each leaf of a row the number of its sequence; None for a leaf outside of sequences.
+        pads: for each leaf its padding value.
+        limits: the longest kept length of each sequence, int64 (sequences,).
     """
 
     source: Arrays | IndexedRows
@@ -42,7 +42,7 @@ class Sequences:
         return self.lengths.sum(axis=0, dtype=np.int32)
 
     def cut(self, limits: np.ndarray) -> "Sequences":
-        """Return the same sequences, cut off after so many places."""
+        """Return the same sequences, cut off at these lengths."""
         return replace(self, lengths=np.minimum(self.lengths, limits[:, None].astype(np.int32)), limits=limits)
 
     def describe(self, row: int) -> str:
@@ -52,7 +52,7 @@ class Sequences:
 
     @property
     def widths(self) -> np.ndarray:
-        """How wide the arrays of each sequence are, int64 (sequences,)."""
+        """The width of the arrays of each sequence, int64 (sequences,)."""
         assert isinstance(self.source, Arrays)
         leaves = tree.leaves(self.source.arrays)
         return np.array([leaves[self.owner.index(s)].shape[1] for s in range(len(self.paths))])
@@ -72,7 +72,7 @@ class Sequences:
         return self._loaded(self._nested(leaves))
 
     def packed(self, rows: np.ndarray, at: np.ndarray, starts: np.ndarray, shape: tuple, beside: dict) -> Tree:
-        """Return the rows' only sequence laid at[i], starts[i] in arrays of this (rows, length), with more beside."""
+        """Return the rows' only sequence placed at [at[i], starts[i]] in arrays of this shape, with further leaves."""
         columns = enumerate(self._columns(rows))
         return self._loaded(
             self._nested([self._lay(i, rows, column, at, starts, shape) for i, (_, column) in columns]) | beside
@@ -125,7 +125,7 @@ class Sequences:
 
 
 def _sliced(leaf: np.ndarray, rows: np.ndarray, s: int | None, shape: np.ndarray, pad: float) -> np.ndarray:
-    """Return these rows of an array, as wide as its sequence is padded; what the array lacks is filled up."""
+    """Return these rows of an array, cut or padded to the width of its sequence."""
     if s is None:
         return leaf[rows]
     kept = leaf[rows, : shape[s]]

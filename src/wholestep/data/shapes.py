@@ -1,4 +1,4 @@
-"""A few fixed shapes for rows of many lengths: those that pad least, or those that were given.
+"""A few fixed shapes for rows of many lengths: the shapes that pad least, or given ones.
 
 A shape is the padded length of each sequence of a row. Rows of one shape are computed by one program.
 """
@@ -13,7 +13,7 @@ from wholestep.checks import is_count
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
-NONE = 255  # the number of no shape
+NONE = 255  # the shape number of a row that fits no shape
 LONGEST = 2**27  # so that the lengths of a row add up in 32 bits
 _MOST = 12
 _ENOUGH = 1.05
@@ -26,12 +26,12 @@ def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
 
     Rows are sorted by the sum of their lengths and cut into groups; a group's shape is the longest of each of its
     sequences, and its cost is its rows times the places of that shape. Dynamic programming finds the cuts of least
-    cost, and the fewest shapes are taken whose cost is within 5 % of that of twelve. It looks at cuts on a grid that
-    grows by 3 %, so up to about that much is lost against the very best.
+    cost, and the fewest shapes are taken whose cost is within 5 % of the cost of 12 shapes. Cuts are on a grid that
+    grows by 3 %, so the cost is up to about 3 % above the optimum.
 
     Args:
         lengths: int32 (sequences, rows).
-        tokens: no shape has more places, if that can be had.
+        tokens: the most places of a shape, if possible.
 
     >>> best(np.array([[40, 39, 40, 90, 88, 90]], np.int32), tokens=512).ravel().tolist()
     [40, 90]
@@ -47,28 +47,26 @@ def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def given(boundaries: Tree, paths: tuple[tuple, ...]) -> np.ndarray:
-    """Return the shapes that the user gave: int64 (shapes, sequences).
+    """Return the user's shapes: int64 (shapes, sequences).
 
     Args:
-        boundaries: a sequence of whole numbers, the same for every sequence, or of nests that name each of them.
-        paths: where in a row the lengths were named.
+        boundaries: a list of integers for all sequences, or of nests with an integer for each sequence.
+        paths: the paths of the lengths in a row.
 
     Raises:
-        SpecificationError: no shape, too many, or one that does not name every sequence.
+        SpecificationError: no shape, too many, or a shape that does not name every sequence.
     """
     several = isinstance(boundaries, Iterable) and not isinstance(boundaries, dict | str)
     shapes = [_shape(boundary, paths) for boundary in (boundaries if several else [boundaries])]
     if not 0 < len(shapes) < NONE:
         raise SpecificationError(
-            message(
-                f"boundaries must be 1 to {NONE - 1} shapes.", len(shapes), "leave them out for those that pad least."
-            )
+            message(f"boundaries must be 1 to {NONE - 1} shapes.", len(shapes), "leave them out: the best are chosen.")
         )
     return _sorted(np.array(shapes, np.int64))
 
 
 def assign(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Return for each row the shape of fewest places that holds it, uint8 (rows,); NONE for a row that none holds.
+    """Return for each row the number of the smallest shape that holds it, uint8 (rows,); NONE if no shape does.
 
     Args:
         lengths: int32 (sequences, rows).
@@ -84,13 +82,13 @@ def assign(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 
 
 def _sorted(shapes: np.ndarray) -> np.ndarray:
-    """Return the shapes without doubles, the smallest first."""
+    """Return the distinct shapes, the smallest first."""
     shapes = np.unique(shapes, axis=0)
     return shapes[np.argsort(shapes.sum(axis=1), kind="stable")]
 
 
 def _on_a_grid(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows in each cell of the grid, (cells,), and the longest sequences in it, (cells, sequences)."""
+    """Return the number of rows in each cell of the grid, (cells,), and its longest sequences, (cells, sequences)."""
     sums = lengths.sum(axis=0, dtype=np.int32)
     edges, most = [1], int(sums.max())
     while edges[-1] < most:
@@ -115,7 +113,7 @@ def _costs(counts: np.ndarray, longest: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def _groups(totals: list[np.ndarray], cuts: list[np.ndarray], longest: np.ndarray) -> np.ndarray:
-    """Return the shapes of the fewest groups that cost little more than the most."""
+    """Return the shapes of the fewest groups that cost little more than the most groups."""
     num = next(k for k, total in enumerate(totals) if total[-1] <= _ENOUGH * totals[-1][-1])
     shapes, end = [], len(longest) - 1
     for k in range(num, 0, -1):

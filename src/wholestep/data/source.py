@@ -1,4 +1,4 @@
-"""Where rows come from: arrays, a sequence of rows, ready-made batches, or a stream of them."""
+"""Sources of rows: arrays, a sequence of rows, ready-made batches, or a stream of batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class SparseArrays:
-    """Nested arrays with one leading row axis, of which some are sparse; batches of them are dense."""
+    """Nested arrays with one leading row axis, some of them sparse; their batches are dense."""
 
     arrays: Tree
     num_rows: int
@@ -59,7 +59,7 @@ class SparseArrays:
 
 @dataclass(frozen=True)
 class IndexedRows:
-    """A sequence with `__len__` and `__getitem__`, one row an item."""
+    """A sequence with `__len__` and `__getitem__`, whose items are rows."""
 
     items: Any
     num_rows: int
@@ -68,7 +68,7 @@ class IndexedRows:
     def load(self, rows: np.ndarray) -> Tree:
         """Return these items, stacked."""
         loaded = self._get(rows)
-        if isinstance(loaded, dict):  # a Hugging Face dataset gives columns
+        if isinstance(loaded, dict):  # a Hugging Face dataset returns columns
             batch = {k: stack((k,), rows, v, _UNEVEN) for k, v in loaded.items()}
         else:
             columns = by_leaf(loaded, rows, loaded[0])
@@ -77,7 +77,7 @@ class IndexedRows:
         return checked(self.transform(batch))
 
     def each(self, rows: np.ndarray) -> list:
-        """Return these items one by one, as they are."""
+        """Return these items unchanged, as a list."""
         loaded = self._get(rows)
         if isinstance(loaded, dict):
             return [dict(zip(loaded, values, strict=True)) for values in zip(*loaded.values(), strict=True)]
@@ -94,13 +94,13 @@ Source = Arrays | SparseArrays | IndexedRows | IndexedBatches | BatchStream
 
 
 def open_source(source: object, transform: Callable[[Tree], Tree] | None = None, *, by_length: bool = False) -> Source:
-    """Return the source behind whatever a user may pass; `transform` is applied to every loaded batch.
+    """Return the source of a user's data; `transform` is applied to every loaded batch.
 
     Args:
-        by_length: whether rows are of uneven length: then a list of vectors is a list of rows.
+        by_length: whether rows have uneven lengths: then a list of vectors is a list of rows.
 
     Raises:
-        BatchError: nothing of the kind, no rows, or leaves of different length.
+        BatchError: data of an unknown kind, no rows, or leaves of different length.
     """
     transform, source = transform or _same, text_as_arrays(source)
     if isinstance(source, keras.utils.PyDataset):
@@ -148,10 +148,10 @@ def _rows_of(leaf: np.ndarray | SparseRows, rows: np.ndarray) -> np.ndarray:
 
 
 def _is_list_of_rows(source: object, by_length: bool) -> bool:
-    """A list of nested items is a sequence of rows; a list of arrays is one row of several leaves.
+    """Whether a list holds a nested item for each row, rather than an array for each leaf.
 
-    So is a list of arrays and nests of arrays with as many rows, as the inputs of a model may be. A leaf that is a
-    vector holds a number for each row; as these have no length, vectors are rows where one is needed.
+    A list of arrays and nests of arrays with the same number of rows, such as a model's inputs, holds leaves. A vector
+    as a leaf holds a number for each row, which has no length; so with `by_length`, vectors are rows.
     """
     if not isinstance(source, list):
         return False

@@ -1,4 +1,4 @@
-"""Sparse arrays among the data: they stay sparse on the host, and each batch of their rows is made dense."""
+"""Sparse arrays in the data: they stay sparse on the host, and each batch is made dense."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +17,12 @@ def is_sparse(leaf: object) -> bool:
 
 
 def has_sparse(data: Tree) -> bool:
-    """Whether some leaf is sparse, or rows of one."""
+    """Whether some leaf is sparse."""
     return any(isinstance(leaf, SparseRows) or is_sparse(leaf) for leaf in tree.leaves(data))
 
 
 def sliceable(leaf: Any) -> Any:
-    """Return a leaf of which rows can be taken."""
+    """Return a leaf whose rows can be sliced."""
     return SparseRows.of(leaf) if is_sparse(leaf) else leaf
 
 
@@ -34,12 +34,12 @@ def dense(leaf: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """The rows of a sparse array, of which only the entries are kept.
+    """The rows of a sparse array, as its entries only.
 
     Args:
-        shape: of the array, whose first axis counts the rows.
-        begins: where the entries of a row begin: int64 (rows + 1,).
-        places: where in its flat row an entry is: int64 (entries,).
+        shape: the array's shape; the first axis counts the rows.
+        begins: the index of each row's first entry, and the end: int64 (rows + 1,).
+        places: the index of each entry in its flat row: int64 (entries,).
         entries: (entries,). Entries at the same place are added up, as SciPy and JAX do.
 
     >>> rows = SparseRows((3, 2), np.array([0, 1, 1, 3]), np.array([1, 0, 1]), np.array([5, 6, 7]))
@@ -67,7 +67,7 @@ class SparseRows:
         if not shape:
             must = "A sparse array must have an axis of rows."
             raise BatchError(message(must, "one without axes", "pass an array of shape (rows, ...)."))
-        is_inside = np.all(at < np.array(shape), axis=1)  # JAX fills up with entries behind the end
+        is_inside = np.all(at < np.array(shape), axis=1)  # JAX pads with entries outside of the shape
         at, entries = at[is_inside], entries[is_inside]
         order = np.argsort(at[:, 0], kind="stable")
         at, entries = at[order], entries[order]
@@ -84,7 +84,7 @@ class SparseRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "SparseRows":
-        """Return some rows one after the other."""
+        """Return consecutive rows."""
         begin, end, step = rows.indices(len(self))
         assert step == 1
         end = max(begin, end)
@@ -96,7 +96,7 @@ class SparseRows:
         """Return these rows, dense."""
         counts = self.begins[rows + 1] - self.begins[rows]
         to = np.repeat(np.arange(len(rows)), counts)
-        # The n-th entry of all is the n-th of its own row, counted from where that row begins.
+        # Entry n of the result is entry n - (entries of the rows before) of its row.
         start = np.repeat(self.begins[rows] - np.cumsum(counts) + counts, counts)
         taken = start + np.arange(len(to))
         found = np.zeros((len(rows), int(np.prod(self.shape[1:], dtype=np.int64))), self.dtype)
@@ -105,7 +105,7 @@ class SparseRows:
 
 
 def _entries_of(leaf: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Return where the entries are, int64 (entries, axes), the entries, and the shape."""
+    """Return the indices of the entries, int64 (entries, axes), the entries, and the shape."""
     if hasattr(leaf, "tocoo"):
         held = leaf.tocoo()
         at = held.coords if hasattr(held, "coords") else (held.row, held.col)

@@ -1,4 +1,4 @@
-"""Batches that were drawn from their source, and several of them as the data of one dispatch."""
+"""Batches drawn from their source, and stacked as the data of one dispatch."""
 
 import math
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from wholestep.data.block import Batch, Device
 from wholestep.safety.interrupts import TerminatedWaiting, waiting
 
 MOST_STACKED = 16
-_MOST_BYTES = 1 << 20  # a single update is sent with the room of all
+_MOST_BYTES = 1 << 20  # of a dispatch, which has this size even for a single update
 
 
 class Drawn:
-    """What is drawn from an iterator: those that have left in a block, which may be wanted again, and those that wait.
+    """A queue of batches drawn from an iterator; it also keeps the last that left, which may be needed again.
 
     Args:
-        items: the iterator; nobody else may draw from it.
+        items: the iterator; it must have no other consumer.
     """
 
     def __init__(self, items: Iterator[Batch]):
@@ -30,9 +30,9 @@ class Drawn:
         self._error: Exception | TerminatedWaiting | None = None
 
     def has(self, i: int) -> bool:
-        """Whether there is an item i among those that wait; draws what is missing.
+        """Whether item i is in the queue, after drawing up to it.
 
-        An error in the iterator is raised when nothing waits any more: all that came before it is to be carried out.
+        An error in the iterator is raised once the queue is empty: all batches before the error are computed first.
         """
         self.draw(i + 1)
         if self._error is not None and len(self.kept) == self._num_left:
@@ -40,7 +40,7 @@ class Drawn:
         return len(self.kept) > self._num_left + i
 
     def draw(self, num: int) -> None:
-        """Let so many items wait, if there are so many."""
+        """Fill the queue up to `num` items, if the iterator has them."""
         while self._error is None and len(self.kept) < self._num_left + num:
             try:
                 # An interrupt inside of a generator would end the generator, and between two lines lose an item.
@@ -52,11 +52,11 @@ class Drawn:
                 self._error = error
 
     def __getitem__(self, i: int) -> Batch:
-        """Return item i of those that wait."""
+        """Return item i of the queue."""
         return self.kept[self._num_left + i]
 
     def leave(self, num: int, keep: int) -> None:
-        """Let the first `num` of those that wait leave; of all that have left, the last `keep` are kept."""
+        """Remove the first `num` items from the queue, and keep the last `keep` of all removed items."""
         self._num_left += num
         spare = max(0, self._num_left - keep)
         self._num_left -= spare
@@ -64,12 +64,12 @@ class Drawn:
 
 
 def most_stacked(batch: Batch, most: int) -> int:
-    """Return how many updates on loaded batches like this one have room in the data of a dispatch, of so many."""
+    """Return how many updates on batches of this size the data of a dispatch can hold, at most `most`."""
     return max(1, min(most, MOST_STACKED, _MOST_BYTES // max(1, tree.num_bytes(batch.host))))
 
 
 def stack(engine: Device, batches: list[Batch], room: int) -> Any:
-    """Return the data of updates alike as a program with room for so many takes them; anything where no update is.
+    """Return the stacked data of batches for a program with this room; unused room holds arbitrary values.
 
     >>> import numpy as np
     >>> class Host:
@@ -85,25 +85,25 @@ def stack(engine: Device, batches: list[Batch], room: int) -> Any:
 
 
 def stacked_rows(batch: Batch, cut: Cut, room: int) -> np.ndarray:
-    """Return where the rows of every update lie in stacked data, int32 (room, places)."""
+    """Return the row indices of every update in stacked data, int32 (room, places)."""
     starts = np.arange(0, room * batch.num_rows, batch.num_rows, dtype=np.int32)
     return starts[:, None] + np.resize(batch.rows, cut.places)
 
 
 def _one_after_another(room: int, *leaves: np.ndarray) -> np.ndarray:
     size, like = len(leaves[0]), leaves[0]
-    if like.dtype == object:  # text or ragged rows: there is nothing that stands for none
+    if like.dtype == object:  # text or ragged rows: there is no neutral value for unused room
         return np.resize(np.concatenate(leaves), (room * size, *like.shape[1:]))
     whole = _aligned((room * size, *like.shape[1:]), like.dtype)
     for i, leaf in enumerate(leaves):
         whole[i * size : (i + 1) * size] = leaf
-    if like.dtype.kind in "iu":  # an engine may look whether numbers are in its range
+    if like.dtype.kind in "iu":  # an engine may check the range of the numbers
         whole[len(leaves) * size :] = 0
     return whole
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array that begins at a multiple of 64 bytes: an engine on the host takes such a one without a copy."""
+    """Return an array aligned to 64 bytes, which an engine on the host uses without a copy."""
     num_bytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(num_bytes + 64, np.uint8)
     start = -raw.__array_interface__["data"][0] % 64

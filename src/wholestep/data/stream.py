@@ -1,4 +1,4 @@
-"""A stream as it runs: its batches are drawn one after the other, and the next one can be looked at before."""
+"""A running stream: its batches are drawn one after the other, and the next batch can be peeked at."""
 
 import contextlib
 import copy
@@ -11,13 +11,12 @@ from wholestep.tree import Tree
 
 
 class Stream:
-    """The batches of a source that has no numbers for them.
+    """The batches of a source without random access.
 
-    What is asked for is the batch after `step` others of its epoch. A stream that has ended begins again with an epoch,
-    and not before.
+    `step` is the number of batches that its epoch had before. A stream that has ended restarts at step 0 only.
 
     Args:
-        source: where the batches come from.
+        source: the source of the batches.
     """
 
     def __init__(self, source: BatchStream):
@@ -25,8 +24,8 @@ class Stream:
         self._running: Iterator[Tree] | None = None
         self._peeked: Tree | None = None
         self._get_state: Callable[[], Any] | None = None
-        self.state: Any = None  # of the iterator, after the batch that was drawn last, if it has `get_state`
-        self.has_ended = False  # whether the last batch was drawn, and its end was seen
+        self.state: Any = None  # of the iterator after the last batch drawn, if it has `get_state`
+        self.has_ended = False  # whether the iterator was seen to end
 
     @property
     def begins_again(self) -> bool:
@@ -34,23 +33,23 @@ class Stream:
         return self._source.begins_again
 
     def begin(self) -> None:
-        """Open the source, if it is not open: from then on `state` is known. Draws nothing."""
+        """Open the source, if it is not open, without drawing a batch: then `state` is known."""
         if self._running is None:
             self._begin()
 
     def restart(self) -> None:
-        """Begin again with the next batch."""
+        """Restart at the next draw."""
         self._running, self._peeked = None, None
 
     def first(self) -> Tree:
-        """Return the first batch of another pass, which uses nothing up of this one."""
+        """Return the first batch of another pass; this pass stays unchanged."""
         return next(iter(self._source))
 
     def draw(self, step: int) -> Tree:
         """Return the next batch, and move on.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: the stream has ended.
         """
         if self._peeked is not None:
             batch, self._peeked = self._peeked, None
@@ -62,7 +61,7 @@ class Stream:
             raise
 
     def skip(self, num: int) -> tuple[int, Tree]:
-        """Draw the first batches of an epoch; return how many there were, at most `num`, and the last one."""
+        """Draw the first batches of an epoch, at most `num`; return their number and the last batch."""
         last = None
         for done in range(num):
             try:
@@ -72,7 +71,7 @@ class Stream:
         return num, last
 
     def run_through(self, passes: int) -> Tree:
-        """Draw so many passes, each from its beginning to its end; return the last batch."""
+        """Draw this number of full passes; return the last batch."""
         last = None
         for _ in range(passes):
             with contextlib.suppress(StopIteration):
@@ -81,7 +80,7 @@ class Stream:
         return last
 
     def peek(self, step: int) -> Tree | None:
-        """Return the next batch, and keep it; None if there is none."""
+        """Return the next batch without drawing it; None at the end."""
         if self._peeked is None:
             with contextlib.suppress(StopIteration):
                 self._peeked = self._next(step)
@@ -89,7 +88,7 @@ class Stream:
         return self._peeked
 
     def go_on(self, state: object) -> None:
-        """Begin again where an iterator of this kind stood when it returned its state."""
+        """Restart from a state that the source's iterator returned."""
         self._begin(state)
         self._peeked = None
 

@@ -1,4 +1,4 @@
-"""Sample weights: what a batch may not weigh its rows by."""
+"""Checks of sample weights."""
 
 from collections.abc import Collection
 
@@ -16,10 +16,10 @@ def check_weights(
 
     Args:
         divisors: the leaves by which a mean is divided: only these must not be negative; None for all.
-        numbers: what the rows are called, if not by their places.
+        numbers: the row numbers to show in errors; None to show indices.
 
     Raises:
-        BatchError: as said, naming the first row.
+        BatchError: such weights; names the first row.
     """
     if not isinstance(batch, tuple) or len(batch) < 3:
         return

@@ -1,4 +1,4 @@
-"""Batches of a `keras.utils.PyDataset` with workers: several are loaded at once, before they are asked for."""
+"""Workers of a `keras.utils.PyDataset`: they load several batches at once, ahead of their use."""
 
 import contextlib
 import queue
@@ -22,16 +22,16 @@ class Pool(Protocol):
         """Return a batch once it is loaded, and raise what its loading raised."""
 
     def end(self) -> None:
-        """End all that is under way; the next batch begins anew."""
+        """End all loading; the next batch is loaded anew."""
 
 
 class Workers:
-    """Keeps some batches under way.
+    """Keeps some batches loading ahead of their use.
 
     Args:
         pool: loads them.
-        get: loads a batch that was not under way.
-        most: how many are loaded, or under way, that nobody has asked for.
+        get: loads a batch that was not expected.
+        most: the number of batches to load ahead.
 
     >>> square = lambda number: number**2
     >>> workers = Workers(Threads(square, num=2), square, most=3)
@@ -47,7 +47,7 @@ class Workers:
         self._under_way: dict[int, Future] = {}
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Load these, in this order, and no others."""
+        """Load these batches in this order, and cancel others."""
         numbers = list(numbers)
         for number in self._under_way.keys() - set(numbers):
             self._under_way.pop(number).cancel()
@@ -61,7 +61,7 @@ class Workers:
         return self._get(number) if future is None else self._pool.result(future)
 
     def end(self) -> None:
-        """End what is under way. The next batches are loaded anew: the data set may have changed."""
+        """End all loading. The next batches are loaded anew, as the data set may have changed."""
         self._under_way.clear()
         self._pool.end()
 
@@ -93,7 +93,7 @@ class Threads:
         return future.result()
 
     def end(self) -> None:
-        """End the threads, after the batches that they load now; one that takes long is not waited for."""
+        """End the threads after their current batches; waits for at most two seconds."""
         threads, self._threads = self._threads, []
         asked, self._asked = self._asked, queue.SimpleQueue()
         while not asked.empty():
@@ -119,4 +119,4 @@ def _work(asked: queue.SimpleQueue) -> None:
                 future.set_result(get(number))
             except BaseException as error:  # raised where the batch is taken
                 future.set_exception(error)
-        del task, future, get  # or a thread that waits keeps its data set
+        del task, future, get  # else a waiting thread keeps its data set alive

@@ -1,4 +1,4 @@
-"""What an objective looks up in embedding tables: noted in its order, or answered from the rows in hand."""
+"""The lookups of an objective in embedding tables: recorded in order, or answered from gathered rows."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +18,11 @@ _INT32 = 2**31 - 1
 
 @dataclass
 class Noted:
-    """What was asked for, table by table, in one call of an objective.
+    """The lookups of one call of an objective.
 
     Args:
-        calls: the row numbers of each lookup.
-        inside: the tables that were looked up inside of a loop, of which nobody outside can tell.
+        calls: for each table, the row numbers of each lookup.
+        inside: the tables with a lookup inside of a loop, whose row numbers are unknown outside.
     """
 
     calls: list[list[Tensor]]
@@ -31,11 +31,11 @@ class Noted:
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """What an objective looks up in tables, in the order of its calls. Without tables there need be no engine.
+    """The lookups of an objective, in the order of its calls. Without tables, no engine is needed.
 
     Args:
-        groups: the place in `counts` of each table; tables that are asked for the same rows share one.
-        counts: how many rows a microbatch asks for.
+        groups: the index of each table's group; tables with the same lookups share a group.
+        counts: the number of lookups of a microbatch in each group.
     """
 
     tables: list[Table]
@@ -55,13 +55,13 @@ class Lookups:
 
     @contextmanager
     def noting(self, params: list) -> Iterator[Noted]:
-        """Note what is asked for; answer from the whole tables."""
+        """Record lookups, and answer them from the full tables."""
         frame = self._verbs.frame() if self.tables else None
         noted = Noted([[] for _ in self.tables])
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
-            if hasattr(ids, "row_splits"):  # ragged: the layer reads its table, which is seen
+            if hasattr(ids, "row_splits"):  # ragged: the layer reads its table, which is recorded
                 return type(table.layer).call(table.layer, ids)
             if not self._verbs.is_traced_in(frame, ids):
                 noted.inside.add(number)
@@ -73,7 +73,7 @@ class Lookups:
             yield noted
 
     def ids(self, noted: Noted) -> list[Tensor]:
-        """Return the row numbers that each group asked for, int32 (count,); negative ones count from the end."""
+        """Return the row numbers of each group's lookups, int32 (count,); negative numbers count from the end."""
         asked = self._asked(noted)
         flat = []
         for key in dict.fromkeys(asked):
@@ -82,7 +82,7 @@ class Lookups:
         return flat
 
     def learned(self, noted: Noted, read: set[int], variables: Variables) -> tuple["Lookups", list[str]]:
-        """Return the same with groups and counts, and for each table why it must be had as a whole all the same.
+        """Return the lookups with groups and counts, and for each table the reason to update all its rows, or "".
 
         Args:
             read: the ids of the variables that were read.
@@ -94,21 +94,21 @@ class Lookups:
         return replace(self, groups=tuple(distinct.index(key) for key in asked), counts=counts), reasons
 
     def _asked(self, noted: Noted) -> list[tuple[int, ...]]:
-        """Return what tells tables apart that are not asked for the same rows."""
+        """Return for each table a key that is equal for tables with the same lookups."""
         return [(t.num_rows, *map(id, calls)) for t, calls in zip(self.tables, noted.calls, strict=True)]
 
     def _why_whole(self, number: int, noted: Noted, read: set[int], variables: Variables) -> str:
         reasons = {
             "it is looked up inside a loop": number in noted.inside,
-            "it is used other than by looking up": id(variables.params[self.tables[number].param]) in read,
-            "how many rows are asked for only the values tell": any(None in ids.shape for ids in noted.calls[number]),
+            "it is used outside of lookups": id(variables.params[self.tables[number].param]) in read,
+            "the number of lookups depends on values": any(None in ids.shape for ids in noted.calls[number]),
             "nothing is looked up in it": not any(0 not in ids.shape for ids in noted.calls[number]),
         }
         return next((why for why, holds in reasons.items() if holds), "")
 
     @contextmanager
     def answering(self, params: list, places: Sequence[Tensor]) -> Iterator[None]:
-        """Answer from the rows in hand: `params` hold them, `places` (by group) say where each lookup finds its own."""
+        """Answer lookups from the gathered rows in `params`; `places` (by group) are their indices there."""
         starts = [0] * len(self.tables)
 
         def answer(number: int, ids: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Lookups:
             yield
 
     def _found(self, table: Table, rows: Tensor, places: Tensor) -> Tensor:
-        """Return what the layer returns: NaN where there is no such row."""
+        """Return the result of the layer: NaN for a row that does not exist."""
         found = self._verbs.lookup(rows, ops.reshape(places, (-1,)))
         return ops.cast(ops.reshape(found, (*ops.shape(places), rows.shape[1])), table.layer.compute_dtype)
 
@@ -137,18 +137,18 @@ class Lookups:
 
 
 def from_end(ids: Tensor, size: int) -> Tensor:
-    """Negative row numbers count from the end; those before the first row become `size`, which is no row either."""
+    """Return row numbers counted from 0: negative ones count from the end; rows before the first become `size`."""
     asked = ops.where(ids < 0, ids + size, ids)
     return ops.where(asked < 0, ops.full_like(asked, size), asked)
 
 
 def _whole(ids: Tensor) -> Tensor:
-    """Return whole numbers, as `keras.layers.Embedding` casts them."""
+    """Return integers, as `keras.layers.Embedding` casts them."""
     return ids if keras.backend.standardize_dtype(ids.dtype) in ("int32", "int64") else ops.cast(ids, "int32")
 
 
 def _narrow(ids: Tensor) -> Tensor:
-    """Return row numbers as a vector of int32; those beyond stay outside of every table."""
+    """Return row numbers as an int32 vector; numbers beyond int32 stay outside of every table."""
     ids = ops.reshape(_whole(ids), (-1,))
     if keras.backend.standardize_dtype(ids.dtype) == "int64":
         ids = ops.clip(ids, -_INT32, _INT32)

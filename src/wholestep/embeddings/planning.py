@@ -1,4 +1,4 @@
-"""Which rows of embedding tables an update touches: found out by a trace, looked up before the first gradient."""
+"""Plan which rows of embedding tables an update touches: by a trace, before the first gradient."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,10 +18,10 @@ from wholestep.tree import Tensor, Tree
 
 
 class RowPlanner:
-    """Plans which rows of its model's embedding tables an update touches.
+    """Plans which rows of the model's embedding tables an update touches.
 
     Args:
-        forward: the objective, with what is known of it.
+        forward: the model's forward pass with its objective.
     """
 
     def __init__(self, engine: Engine, forward: Forward):
@@ -30,14 +30,14 @@ class RowPlanner:
         self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables, engine.is_split)
 
     def scratch(self) -> np.ndarray | tuple[()]:
-        """Return the scratch that the tables need, see `wholestep.embeddings.rows.RowPlan.deduplicate`."""
+        """Return the scratch array of `wholestep.embeddings.rows.RowPlan.deduplicate`."""
         num = sum(table.num_rows for table in self.tables)
         return np.zeros((num,), np.int32) if num else ()
 
     def plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
-        """Find out which tables an update need not touch as a whole; return that, and for the others why not."""
+        """Return the plan of tables whose touched rows alone are updated, and the reasons for other tables."""
         variables, tables, reasons = self._forward.variables, self.tables, dict(self._wholes)
-        tables = [] if self._engine.is_eager else tables  # nobody is to be called once more for speed
+        tables = [] if self._engine.is_eager else tables  # no further call of an eager objective for speed
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
         while tables:
             lookups, found = self._learned(Lookups(tables, self._engine), state, data, rows)
@@ -68,9 +68,9 @@ class RowPlanner:
         return found[-1]
 
     def look_up(self, cut: Cut, row_plan: RowPlan) -> Callable:
-        """Return the function (params, state, data, rows) -> the row numbers that the whole batch looks up, by group.
+        """Return the function (params, state, data, rows) -> the row numbers of the full batch's lookups, by group.
 
-        The row numbers depend on the batch alone, mostly: then the compiler drops the forward pass.
+        The row numbers mostly depend on the batch only: then the compiler drops the forward pass.
         """
         engine = self._engine
         ids_of = engine.traced(partial(self._forward.ids, lookups=row_plan.lookups))
@@ -95,6 +95,6 @@ class RowPlanner:
         return look_up
 
     def in_hand(self, params: list, touched: list[TableRows]) -> list:
-        """Return the parameters, with the rows that are touched in place of their tables."""
+        """Return the parameters, with the touched rows in place of their tables."""
         rows = {t.table.param: t.rows for t in touched}
         return [self._engine.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)]

@@ -1,11 +1,10 @@
-"""Embedding tables: an update looks at few rows of them, and touches only those.
+"""Embedding tables: an update touches only the rows that it looks up.
 
-Where an optimizer leaves a row without a gradient as it is, the update of a whole table is the update of the rows that
-were looked up. So these rows are taken out, the update is carried out on them as on any small parameter, by Keras' own
-optimizer, and they are put back. Equal rows share a place, so that their gradients are summed first. The cost of an
-update does not grow with the table.
+If an optimizer does not change rows without a gradient, the update of a full table is the update of the looked-up rows.
+So these rows are gathered, updated as a small parameter by Keras' optimizer, and scattered back. Equal rows share a
+slot, so that their gradients are summed first. The cost of an update does not grow with the table.
 
-Reads private attributes of `keras.layers.Embedding` and of the optimizers that are named here.
+Reads private attributes of `keras.layers.Embedding` and of the optimizers in `_ROW_BY_ROW`.
 """
 
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from wholestep.embeddings.tables import Table, TableRows
 from wholestep.state import Variables
 from wholestep.tree import Tensor
 
-# Optimizers whose update leaves a row with a gradient of zero as it is, and what they keep for each row.
+# Optimizers that do not change a row with a gradient of zero, and their attributes with an entry per row.
 _ROW_BY_ROW: dict[type, tuple[str, ...]] = {keras.optimizers.SGD: (), keras.optimizers.Adagrad: ("_accumulators",)}
-_SHARE = 2  # a table is worth it if it has this many rows for each that an update looks up
+_SHARE = 2  # a table needs this many rows for each lookup of an update
 
 
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
@@ -30,10 +29,10 @@ _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 def find(
     model: keras.Model, optimizer: Optimizer | None, variables: Variables, is_split: bool = False
 ) -> tuple[list[Table], dict[str, str]]:
-    """Return the tables whose rows may be updated alone, and for every other one why not, by its path.
+    """Return the tables whose touched rows alone may be updated, and the reasons for other tables, by path.
 
     Args:
-        is_split: whether replicas see their own rows alone.
+        is_split: whether each replica sees only its part of the batch.
     """
     tables: list[Table] = []
     reasons: dict[str, str] = {}
@@ -56,10 +55,10 @@ def find(
 
 
 def unlike_keras(model: keras.Model, optimizer: Optimizer | None) -> str:
-    """Return how the updates of embedding tables differ from those of `keras.Model.fit`; "" if they do not.
+    """Return how the updates of embedding tables differ from `keras.Model.fit`; "" if they do not.
 
-    On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup, and adds up those of equal rows later. On
-    JAX, in a dense layer and here, the gradients of equal rows are summed first.
+    On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup before it sums the gradients of equal rows.
+    On JAX, in a dense layer and here, the gradients of equal rows are summed first.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = any(getattr(each, name, None) for each in (inner, optimizer) for name in _CLIPS)
@@ -77,7 +76,7 @@ def unlike_keras(model: keras.Model, optimizer: Optimizer | None) -> str:
 
 
 def _why_whole(layer: keras.layers.Embedding, optimizer: Optimizer) -> str:
-    """Return why the table must be updated as a whole; nothing if it need not."""
+    """Return the reason to update the full table; "" if there is none."""
     name = type(optimizer).__name__
     reasons = {
         f"only plain SGD and Adagrad are known to leave other rows alone, not {name}": type(optimizer)
@@ -99,8 +98,8 @@ class RowPlan:
     """How the updates of one cut touch the tables.
 
     Args:
-        lookups: what a microbatch looks up.
-        optimizer: the optimizer, with the rows in hand in place of the tables.
+        lookups: the lookups of a microbatch.
+        optimizer: the optimizer, with the touched rows in place of the tables.
     """
 
     lookups: Lookups
@@ -108,24 +107,24 @@ class RowPlan:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many rows a microbatch asks for, by group, at most."""
+        """The number of lookups of a microbatch, at most, by group."""
         return self.lookups.counts
 
     @property
     def tables(self) -> list[Table]:
-        """The tables of which only rows are updated."""
+        """The tables whose touched rows alone are updated."""
         return self.lookups.tables
 
     def deduplicate(self, scratch: Tensor, ids: list[Tensor]) -> tuple[Tensor, list[TableRows], list[Tensor]]:
-        """Find out which lookups ask for the same row, in a time that depends on their number alone.
+        """Find lookups of equal rows, in a time that depends only on the number of lookups.
 
         Args:
-            scratch: int32, of the length of one table of each group; its content does not matter.
-            ids: by group, the row numbers that are asked for, int32 (lookups,); negative ones count from the end.
+            scratch: int32, as long as one table of each group together; its content does not matter.
+            ids: by group, the row numbers of the lookups, int32 (lookups,); negative numbers count from the end.
 
         Returns:
-            The scratch, spent and new; the rows of each table; and by group the place of each lookup among its rows. A
-            row that the table does not have has a place beyond the last.
+            The new scratch, which replaces the spent one; the rows of each table; and by group the index of each lookup
+            among its rows, beyond the last for a row that the table does not have.
         """
         if not ids:
             return scratch, [], []
@@ -133,11 +132,11 @@ class RowPlan:
         asked = [from_end(i, size) for i, size in zip(ids, sizes, strict=True)]
         exists = [(i >= 0) & (i < size) for i, size in zip(asked, sizes, strict=True)]
         rows = [ops.where(e, i, ops.zeros_like(i)) for e, i in zip(exists, asked, strict=True)]
-        # One scatter for all groups: with several, XLA would copy the scratch to keep what was read between them.
+        # One scatter for all groups: with several, XLA would copy the scratch between them.
         where = ops.concatenate([r + start for r, start in zip(rows, _starts(sizes), strict=True)])
         numbers = ops.concatenate([ops.arange(r.shape[0], dtype="int32") for r in rows])
         scratch = ops.scatter_update(scratch, where[:, None], numbers)
-        # Equal rows find the same mark, whichever of theirs was made last.
+        # Equal rows read the same number, whichever of them wrote last.
         found, counts = ops.take(scratch, where), [r.shape[0] for r in rows]
         row_slots = [found[start : start + count] for start, count in zip(_starts(counts), counts, strict=True)]
         places = [ops.where(e, h, ops.full_like(h, h.shape[0])) for e, h in zip(exists, row_slots, strict=True)]
@@ -150,7 +149,7 @@ def _starts(sizes: list[int]) -> list[int]:
 
 
 def describe(row_plan: RowPlan, wholes: dict[str, str], num_microbatches: int) -> list[str]:
-    """Return how each table is updated, in plain words."""
+    """Describe the update of each table."""
     lines = []
     for table, group in zip(row_plan.tables, row_plan.lookups.groups, strict=True):
         asked = num_microbatches * row_plan.counts[group]
@@ -159,7 +158,7 @@ def describe(row_plan: RowPlan, wholes: dict[str, str], num_microbatches: int) -
 
 
 def worth_it(num_lookups: int, table: Table) -> bool:
-    """Whether an update looks up few enough rows of a table for it to be worth it."""
+    """Whether the update of touched rows alone is worth its cost."""
     return _SHARE * num_lookups <= table.num_rows
 
 
@@ -175,7 +174,7 @@ def for_rows(optimizer: Optimizer, tables: list[Table], sizes: list[int], variab
     def replaced(known: list) -> list:
         return [instead.get(id(variable), variable) for variable in known]
 
-    # Not copied: Keras pickles what is copied, variables and all.
+    # Not `copy.copy`: Keras would pickle the optimizer with its variables.
     twin = object.__new__(type(optimizer))
     vars(twin).update(vars(optimizer))
     kept = {name: replaced(getattr(optimizer, name)) for name in _ROW_BY_ROW[type(optimizer)]}

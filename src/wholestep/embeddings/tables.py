@@ -1,4 +1,4 @@
-"""Embedding tables as an update sees them: where each lies in the state, and which of its rows are touched."""
+"""Embedding tables in an update: their indices in the state, and their touched rows."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,9 +13,9 @@ class Table:
     """An embedding table.
 
     Args:
-        layer: the layer that looks up in it.
-        param: its place among the parameters.
-        slots: the places, among the optimizer's variables, of those that keep something for each of its rows.
+        layer: the layer of the table.
+        param: its index among the parameters.
+        slots: the indices of the optimizer's variables that have an entry for each of its rows.
     """
 
     layer: keras.layers.Embedding
@@ -28,7 +28,7 @@ class Table:
         return self.layer.input_dim
 
     def places(self, params: list, slots: list) -> list[tuple[list, int]]:
-        """Return (list, place in it) of everything that has a row for each of the table's."""
+        """Return (list, index in it) of all arrays with a row for each row of the table."""
         return [(params, self.param), *((slots, slot) for slot in self.slots)]
 
 
@@ -36,8 +36,8 @@ class TableRows(NamedTuple):
     """The rows of one table that an update touches.
 
     Args:
-        rows: their numbers in the table, int32 (lookups,), with repetitions.
-        row_slots: where among them the gradients of each row are summed, int32 (lookups,): equal rows share a home.
+        rows: their indices in the table, int32 (lookups,), with repetitions.
+        row_slots: the index among them at which each row's gradients are summed, int32 (lookups,); equal rows share it.
     """
 
     table: Table

@@ -1,4 +1,4 @@
-"""What processes tell each other through the store, call by call, in the same order in all of them."""
+"""Exchange of values between processes through the store, in calls in the same order in all processes."""
 
 from wholestep.errors import PeerError, message
 from wholestep.processes.protocol import T
@@ -6,13 +6,13 @@ from wholestep.processes.store import Store
 
 
 class StoreExchange:
-    """One order of calls.
+    """A sequence of calls, the same in all processes.
 
     Args:
-        index: the number of this process.
-        count: how many there are.
-        name: tells this order from others, which other threads may have.
-        outer: the order of the main thread, if this is another one.
+        index: the index of this process.
+        count: the number of processes.
+        name: distinguishes this sequence from the sequences of other threads.
+        outer: the sequence of the main thread, if this is another.
     """
 
     def __init__(self, index: int, count: int, name: str = "", outer: "StoreExchange | None" = None):
@@ -24,14 +24,14 @@ class StoreExchange:
         self._outer = outer
 
     def key(self, kind: str) -> str:
-        """Return where something of the last call is kept."""
+        """Return the key of a kind of value of the last call."""
         return f"{self._name}{kind}/{self.number}"
 
     def broadcast(self, value: T, what: str) -> T:
         """Return process 0's value.
 
         Raises:
-            PeerError: process 0 tells something else.
+            PeerError: process 0 makes a different call.
         """
         self.number += 1
         if self.index == 0:
@@ -44,7 +44,7 @@ class StoreExchange:
         """Return every process's value.
 
         Raises:
-            PeerError: in every process, if they do not do the same.
+            PeerError: in every process, if they make different calls.
         """
         self.number += 1
         earlier, self.store.once = self.store.once, []
@@ -53,13 +53,13 @@ class StoreExchange:
         if self.index == 0:
             self.store.set(everything, [self.store.get(f"{key}/{i}") for i in range(self.count)])
         told = self.store.get(everything)
-        for one in earlier:  # all have come here, so nobody will ask for these any more
+        for one in earlier:  # all processes are here, so none reads these any more
             self.store.delete(one)
         self._check([said for said, _ in told], range(self.count))
         return [found for _, found in told]
 
     def close(self) -> None:
-        """Let what is left be deleted when all processes have met again."""
+        """Leave the remaining keys to the outer sequence, which deletes them in its next call."""
         if self._outer is not None:
             self._outer.store.once.extend(self.store.once)
             self.store.once = []
@@ -68,5 +68,5 @@ class StoreExchange:
         if len(set(said)) > 1:
             first = dict(reversed(list(zip(said, processes, strict=True))))
             found = "; ".join(f"process {i} is {what}" for what, i in sorted(first.items(), key=lambda each: each[1]))
-            must = "All processes of a run must do the same, in the same order."
+            must = "All processes of a run must make the same calls, in the same order."
             raise PeerError(message(must, found, "call fit, steps, save and restore alike in every process."))

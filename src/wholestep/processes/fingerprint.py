@@ -1,4 +1,4 @@
-"""What must be alike in all processes of a run, in short words that can be compared."""
+"""Fingerprints of the code, values and data that must be equal in all processes of a run."""
 
 import inspect
 import platform
@@ -21,7 +21,7 @@ _PACKAGES = ("wholestep", "keras", "jax", "numpy")
 def code_facts(
     model: keras.Model, objective: Objective, optimizer: keras.optimizers.Optimizer, options: object
 ) -> dict[str, str]:
-    """Return what describes the program: versions, script, model, objective, optimizer, options."""
+    """Return a description of the program: versions, script, model, objective, optimizer, options."""
     script = Path(sys.argv[0])
     return {
         "the version of python": platform.python_version(),
@@ -35,7 +35,7 @@ def code_facts(
 
 
 def value_facts(variables: list) -> dict[str, str]:
-    """Return what describes the values of variables, by their paths."""
+    """Return digests of the values of variables, by their paths."""
     return {
         f"{v.path} ({'x'.join(map(str, v.shape))} {v.dtype})": _digest(np.ascontiguousarray(v.value).tobytes())
         for v in variables
@@ -44,9 +44,9 @@ def value_facts(variables: list) -> dict[str, str]:
 
 
 def data_facts(batches: Batches) -> dict[str, str]:
-    """Return what describes the data: how many batches, where they stand, which rows come first, what they hold.
+    """Return a description of the data: number of batches, position, next rows, and digests of their content.
 
-    Arrays are compared whole, of rows that are loaded the first batch.
+    The digests are of full arrays; if rows are loaded, of a first batch.
     """
     facts = {"the number of batches": str(batches.num_batches), "the place in the data": str(batches.position)}
     if not batches.is_ready:
@@ -70,7 +70,7 @@ def _version(package: str) -> str:
 def _described(*things: object) -> str:
     """Return the classes of things and their attributes that are plain values or functions.
 
-    Keras' own `get_config` imports TensorFlow to serialise anything. What this leaves out is seen in the program.
+    Keras' own `get_config` imports TensorFlow to serialise anything. Other differences show in the program.
     """
     kept = [{k: _word(v) for k, v in getattr(t, "__dict__", {}).items() if not k.startswith("_")} for t in things]
     return str([(type(t).__qualname__, sorted(own.items())) for t, own in zip(things, kept, strict=True)])

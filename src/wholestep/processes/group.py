@@ -1,6 +1,6 @@
-"""The other processes of a run on JAX: what must be alike is compared, and one that dies or hangs ends them all.
+"""The processes of a run on JAX: they compare their configurations, and all end if one dies or hangs.
 
-They talk through `wholestep.processes.store`; `wholestep.processes.heartbeat` ends them.
+They communicate through `wholestep.processes.store`; `wholestep.processes.heartbeat` ends them.
 """
 
 import atexit
@@ -40,21 +40,21 @@ def connect() -> Processes:
 
 
 def join() -> None:
-    """Join the run that `wholestep launch -n` or a cluster's own launcher started this process for.
+    """Join the run for which `wholestep launch -n` or a cluster's launcher started this process.
 
-    All processes draw the same random numbers afterwards, so that their models begin alike.
+    All processes get the same seed, so that their models start with equal weights.
 
     Raises:
-        PeerError: it is not known what run this is.
-        SpecificationError: WHOLESTEP_PATIENCE is no number of seconds.
+        PeerError: the run is unknown.
+        SpecificationError: WHOLESTEP_PATIENCE is not a positive number of seconds.
     """
-    _seconds("WHOLESTEP_PATIENCE", PATIENCE)  # before there are others to be left waiting
+    _seconds("WHOLESTEP_PATIENCE", PATIENCE)  # before other processes wait for this one
     known = {
         name: os.environ.get(f"WHOLESTEP_{name.upper()}")
         for name in ("coordinator_address", "num_processes", "process_id")
     }
     given = {k: v if k == "coordinator_address" else int(v) for k, v in known.items() if v is not None}
-    if hasattr(jax.config, "jax_enable_preemption_service"):  # it would take SIGTERM for itself, and lose it
+    if hasattr(jax.config, "jax_enable_preemption_service"):  # it would catch SIGTERM, and lose it
         jax.config.update("jax_enable_preemption_service", False)
     is_known = "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters
     patience = {"shutdown_timeout_seconds": _DAY} if is_known else {}  # JAX 0.8 waits for five minutes
@@ -65,19 +65,19 @@ def join() -> None:
         raise PeerError(
             message("A process must know the run that it belongs to.", str(error).rstrip("."), attempt)
         ) from error
-    end_when_terminated()  # not before: some versions of jax.distributed take the signal for themselves
+    end_when_terminated()  # only now: some versions of jax.distributed catch the signal
     seed = connect().broadcast(int.from_bytes(os.urandom(4), "little"), "sharing the first seed")
-    # As keras.utils.set_random_seed, which imports tensorflow beside: Keras draws its seeds from Python's numbers.
+    # As keras.utils.set_random_seed, without its import of tensorflow: Keras draws its seeds from `random`.
     random.seed(seed)
     np.random.seed(seed)
 
 
 class ProcessGroup:
-    """The other processes, by way of the key-value store.
+    """The processes of a run, connected by the key-value store.
 
     Args:
-        index: the number of this process.
-        count: how many there are.
+        index: the index of this process.
+        count: the number of processes.
     """
 
     def __init__(self, index: int, count: int):
@@ -91,22 +91,22 @@ class ProcessGroup:
         atexit.register(self._leave)
         sys.excepthook = self._uncaught
 
-    # ---- what a run asks for ----
+    # ---- the interface `Processes` ----
 
     @property
     def doing(self) -> str:
-        """What this process is doing, in words."""
+        """A description of the current activity."""
         return self._heart.doing
 
     def check_equal(self, facts: dict[str, str]) -> None:
-        """Make sure that all processes say the same.
+        """Check that these facts are equal in all processes.
 
         Raises:
-            PeerError: in every process, naming what differs and where.
+            PeerError: in every process, with the differing facts and processes.
         """
         exchange, store = self._exchange, self._exchange.store
         exchange.number += 1
-        with self._asking("comparing what must be alike", exchange.number):
+        with self._asking("comparing configurations", exchange.number):
             if self.index == 0:
                 store.set(exchange.key("facts"), facts)
             differs = exchange.key("differs")
@@ -131,45 +131,45 @@ class ProcessGroup:
             return self._exchange.all_gather(value, what)
 
     def _asking(self, what: str, number: int, more: str = "") -> AbstractContextManager:
-        """Take note that this process waits in one call; who waits in another one waits for something else."""
+        """Record that this process waits in a call; processes in different calls wait for each other."""
         return self.waiting(what + more, f"the store, call {number}, {what}")
 
     def close(self) -> None:
-        """Ask on: this is the order of the main thread."""
+        """Do nothing: the sequence of the main thread stays open."""
 
     def aside(self, name: str) -> Exchange:
-        """Return what another thread asks. If a process is lost, all end, whatever is waited for."""
+        """Return the exchange of another thread. If a process is lost, all processes end, also during a wait."""
         return StoreExchange(self.index, self.count, f"{name}/", self._exchange)
 
     def barrier(self, where: str) -> None:
-        """Wait until all processes have come to the same place.
+        """Wait until all processes are at the same position.
 
         Raises:
-            PeerError: in every process, if they have not.
+            PeerError: in every process, if their positions differ.
         """
-        with self._asking("comparing places", self._exchange.number + 1, f" ({where})"):
-            places = self._exchange.all_gather(where, "comparing places")
+        with self._asking("comparing positions", self._exchange.number + 1, f" ({where})"):
+            places = self._exchange.all_gather(where, "comparing positions")
         if len(set(places)) > 1:
             found = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))
             must = "All processes must have the same batches."
-            raise PeerError(message(must, found, "give every process the same data; each uses its own share of them."))
+            raise PeerError(message(must, found, "give every process the same data; each uses its share."))
 
     def set_status(self, doing: str) -> None:
-        """Take note of what this process is doing, to be told if it hangs."""
+        """Record the activity of this process, for the message if it hangs."""
         self._heart.say(doing)
 
     def dispatching(self, doing: str) -> AbstractContextManager:
-        """Take note that this process sends a program in which all take part."""
+        """Record that this process dispatches a program in which all processes take part."""
         self._call = doing
         self._heart.count()
         return self.waiting(doing)
 
     @contextmanager
     def waiting(self, doing: str, call: str = "") -> Iterator[None]:
-        """Take note that this process waits for the others' part; `call` is "" for that in the last program.
+        """Record that this process waits for the others in a call; "" for the last program.
 
         Raises:
-            PeerError: the connection broke; if it is known by then which process ended, this one ends instead.
+            PeerError: the connection broke. If the lost process is known by then, this process ends instead.
         """
         before = self.doing
         self._heart.say(doing, call or self._call or "a program")
@@ -185,25 +185,25 @@ class ProcessGroup:
             self.set_status(before)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this process has failed, so that they end."""
+        """Report to the other processes that this one has failed, so that they end."""
         self._heart.end()
-        if not isinstance(error, PeerError):  # which all have
+        if not isinstance(error, PeerError):  # all processes raise it
             failed = f"failed while {self.doing}: {type(error).__name__}: {error}"
             ended = f"{BY_SIGTERM} while {self.doing}"
             with suppress(Unreachable):  # the store may be gone
                 self._heart.pass_verdict(f"Process {self.index} {ended if isinstance(error, Terminated) else failed}.")
         if self.index == 0:
-            self._heart.let_others_read()  # the store lives here
+            self._heart.let_others_read()  # the store ends with this process
 
     def _uncaught(self, kind: type, error: BaseException, trace: TracebackType | None) -> None:
-        """Leave at once after an error: an orderly exit would wait for the others, and they for this one."""
+        """Exit at once after an error: an orderly exit would wait for the other processes, which wait for this one."""
         sys.__excepthook__(kind, error, trace)
         self.fail(error)
         sys.stdout.flush()
         os._exit(1)
 
     def _leave(self) -> None:
-        """Wait for all scripts' end, then for this process's threads: inside the store they would abort its exit."""
+        """Wait for the end of all scripts, then for this process's threads: in the store, they would abort its exit."""
         self.set_status(ENDING)
         try:
             jax.distributed.shutdown()
@@ -224,10 +224,10 @@ def _seconds(name: str, default: float) -> float:
 
 
 def _calm_gloo() -> None:
-    """Let no thread of this process push another off its core when it wakes.
+    """Set SCHED_BATCH, so that a waking thread of this process preempts no other.
 
-    Gloo's thread wakes for every message, and was seen to spin: probably while a computing thread holds its lock. If it
-    has pushed that thread off their core, that lasts until the scheduler's next tick, some 4 ms.
+    Gloo's thread wakes for every message, and was seen to spin, probably while a computing thread holds its lock. If it
+    has preempted that thread, the spin lasts until the scheduler's next tick, some 4 ms.
     """
     if jax.default_backend() == "cpu" and hasattr(os, "SCHED_BATCH"):
         for task in Path("/proc/self/task").iterdir():
@@ -236,7 +236,7 @@ def _calm_gloo() -> None:
 
 
 def end_terminated(stop: Terminated) -> None:
-    """End this process as SIGTERM asks, with exit code 143 and a message; the others of its run are told, and end."""
+    """End this process after SIGTERM, with exit code 143 and a message; the other processes of the run end too."""
     processes = connect()
     what = "is asked to end (SIGTERM), and does so after a whole number of updates"
     tell(f"Process {processes.index} {what}; it was {processes.doing}.")

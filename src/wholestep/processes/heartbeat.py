@@ -1,7 +1,7 @@
-"""The heartbeat of a process in a run of several: it tells what the process is doing, and ends it when all must end.
+"""The heartbeat of a process in a run of several: it reports the activity of the process, and ends it if all must end.
 
-A collective waits for ever if one process does not take part. So every process has a thread that gives a sign of life,
-says what it is doing, and ends its process when the verdict falls. Process 0 watches all and passes the verdict; all
+A collective waits for ever if one process does not take part. So every process has a thread that writes a sign of life
+with its activity, and ends its process after a verdict. Process 0 watches all processes and writes the verdict; all
 watch process 0: two small messages a second for each process, however many there are.
 """
 
@@ -17,17 +17,17 @@ from wholestep.processes.leaving import end
 from wholestep.processes.store import Store, Unreachable
 from wholestep.processes.watchdog import ENDING, Beat, judge, silence
 
-BY_SIGTERM = "was asked to end (SIGTERM)"  # in a verdict: so are all the others then, with the exit code of that
+BY_SIGTERM = "was asked to end (SIGTERM)"  # in a verdict: then all processes end with the exit code of SIGTERM
 _INTERVAL = 1.0
 
 
 class Heartbeat:
-    """The threads of one process that talk to the store while it is computing.
+    """The threads of a process that use the store while it computes.
 
     Args:
-        index: the number of the process.
-        store: where the signs of life and the verdict are.
-        patience: seconds that the others wait for one that does not come.
+        index: the index of the process.
+        store: the store of the signs of life and the verdict.
+        patience: seconds that processes wait for a process that does not join them.
     """
 
     def __init__(self, index: int, store: Store, patience: float):
@@ -37,42 +37,42 @@ class Heartbeat:
         self._patience = patience
         self._dispatched = deque[float](maxlen=20)
         self._heard = time.monotonic()
-        self._is_over = threading.Event()  # set when this process is about to be ended
+        self._is_over = threading.Event()  # set when this process is about to end
         self._launcher = os.environ.get("WHOLESTEP_LAUNCHER")
         works = (self._beat, self._guard)
         self._threads = [threading.Thread(target=work, name="wholestep-processes", daemon=True) for work in works]
 
     def start(self) -> None:
-        """Give signs of life from now on."""
+        """Start to write signs of life."""
         for thread in self._threads:
             thread.start()
 
     def say(self, doing: str, waits: str = "") -> None:
-        """Let the signs say what this process is doing, and for what of the others it waits."""
+        """Set the activity in the signs of life, and the call in which this process waits for others."""
         self.doing, self._waits, self._since = doing, waits, time.monotonic()
 
     def count(self) -> None:
-        """Note that a program is dispatched: the others wait for one as long as that may take."""
+        """Record a dispatch: the others wait at least for 10 median intervals between dispatches."""
         self._dispatched.append(time.monotonic())
 
     def pass_verdict(self, verdict: str) -> None:
-        """Tell all processes that, and why, they end."""
+        """Write the verdict, the reason why all processes end."""
         self._store.set("verdict", verdict, again=True)
 
     def wait_for_verdict(self) -> None:
-        """Wait as long as it takes to find out which process is lost: then this one ends, and does not come back."""
+        """Wait until a lost process would be detected; if one is, this process ends, and the call does not return."""
         self._is_over.wait(4 * silence(self._patience) + 5 * _INTERVAL)
 
     def let_others_read(self) -> None:
-        """Wait until the other processes have read what is in the store."""
+        """Wait until the other processes have read the store."""
         time.sleep(3 * _INTERVAL)
 
     def end(self) -> None:
-        """Let the threads come to their end, and end nothing any more."""
+        """Let the threads finish, without ending the process."""
         self._is_over.set()
 
     def join(self) -> None:
-        """End the threads: inside of the store they would abort the process's exit."""
+        """Join the threads: in the store, they would abort the process's exit."""
         self.end()
         for thread in self._threads:
             thread.join(timeout=10)
@@ -114,7 +114,7 @@ class Heartbeat:
         ticked = time.monotonic()
         while not self._is_over.wait(_INTERVAL):
             before, ticked = ticked, time.monotonic()
-            if ticked - before > 3 * _INTERVAL:  # this process was silent itself, and could hear nobody
+            if ticked - before > 3 * _INTERVAL:  # this process was itself stopped, and could read nothing
                 self._heard = ticked
             unheard = ticked - self._heard
             if self.doing != ENDING and unheard > silence(self._patience) + _INTERVAL:
@@ -123,7 +123,7 @@ class Heartbeat:
                 self._end_process("The launcher is gone.")
 
     def _end_process(self, verdict: str) -> None:
-        """End this process. Its main thread may be inside a collective, from where nothing else brings it back."""
+        """End this process, as its main thread may be inside a collective that cannot be interrupted."""
         if self._is_over.is_set():
             return
         self._is_over.set()

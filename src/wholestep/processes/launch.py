@@ -1,4 +1,4 @@
-"""Several processes on one machine: each runs the same script, and they end together."""
+"""Launch several processes on one machine, which run the same script and end together."""
 
 import os
 import runpy
@@ -15,17 +15,17 @@ from typing import Any, TextIO
 
 from wholestep.safety.interrupts import Ended, Terminated, end_when_terminated
 
-_SAVING = 600.0  # seconds that processes have to save, once they are to end
-_GRACE = 6.0  # seconds that processes have to say why they end, once one of them has
+_SAVING = 600.0  # seconds for processes to save, once they must end
+_GRACE = 6.0  # seconds for processes to print why they end, once one has ended
 
 
 def launch(num: int, script: str, arguments: list[str]) -> int:
-    """Run a script in `num` processes of one run; return the exit code, that of the first process that failed.
+    """Run a script in `num` processes of one run; return the exit code of the first process that failed, else 0.
 
-    Each has an equal share of the processor's cores, if there are enough: threads of one would keep another's messages
-    waiting. Their output comes line by line, with the process's number before it. When one ends with an error, the
-    others are ended. An interrupt (Ctrl-C) or SIGTERM ends all, and so does the end of this process, however it ends.
-    After SIGTERM they may save what they save; a second one, more than a second later, ends them at once.
+    Each process has an equal share of the processor's cores, if there are enough: else threads of one would delay the
+    messages of another. Output lines are prefixed with the process's index. When a process ends with an error, the
+    others are ended. An interrupt (Ctrl-C) or SIGTERM ends all processes, and so does any end of this process. After
+    SIGTERM they may save checkpoints; a second SIGTERM, more than a second later, ends them at once.
     """
     environment = os.environ | {
         "WHOLESTEP_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
@@ -63,25 +63,25 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
 
 
 def join() -> None:
-    """Join the run that this process was started for.
+    """Join the run for which this process was started.
 
     Raises:
-        PeerError: it is not known what run that is.
+        PeerError: the run is unknown.
     """
-    from wholestep.processes import group  # Keras and JAX, which the process that only starts others does without
+    from wholestep.processes import group  # imports Keras and JAX, which the launching process does not need
 
     group.join()
 
 
 def run(script: str, arguments: list[str]) -> int:
-    """Run a script in this process of a run, which it has joined. SIGTERM ends it between two updates."""
+    """Run a script in this process, which has joined its run. SIGTERM ends it between two updates."""
     from wholestep.processes import group
 
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
-    except Ended:  # in all processes
+    except Ended:  # raised in all processes
         raise
     except SystemExit as stop:
         if stop.code not in (None, 0):
@@ -93,7 +93,7 @@ def run(script: str, arguments: list[str]) -> int:
 
 @contextmanager
 def _cores(index: int, num: int) -> Iterator[None]:
-    """Let a process that is started in this block have its share of the cores."""
+    """Give a process that is started in this block its share of the cores."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     each = len(cores) // num
     if each == 0:
@@ -107,7 +107,7 @@ def _cores(index: int, num: int) -> Iterator[None]:
 
 
 def _watch(processes: list[subprocess.Popen]) -> int:
-    """Wait until all have ended well, or one has not; return the exit code."""
+    """Wait until all processes have succeeded, or one has failed; return the exit code."""
     while True:
         codes = [process.poll() for process in processes]
         for index, code in enumerate(codes):
@@ -133,10 +133,10 @@ def _wait(processes: list[subprocess.Popen], seconds: float) -> None:
 
 
 def _let_end(processes: list[subprocess.Popen]) -> int:
-    """Pass SIGTERM on, and wait until all have saved what they save; a second signal is not waited for.
+    """Pass SIGTERM on, and wait until all processes have saved, or a second signal comes.
 
     Returns:
-        The exit code: 143, but for a process that could not end so.
+        The exit code: 143, or the code of a process that failed otherwise.
     """
     end_when_terminated()
     with suppress(Terminated, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""How a process ends at once: with a word to whoever reads, and without waiting for anybody."""
+"""End a process at once, with a message, and without waiting for other processes."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ def end(message: str, code: int = 1) -> NoReturn:
 
 
 def tell(message: str) -> None:
-    """Print a message where errors go, and let nothing that was printed before be lost."""
-    with suppress(OSError):  # there may be nobody left to read it
+    """Print a message to stderr, and flush stdout."""
+    with suppress(OSError):  # the reader may have closed
         print(f"wholestep: {message}", file=sys.stderr, flush=True)
         sys.stdout.flush()

@@ -6,14 +6,14 @@ from wholestep.processes.protocol import T
 
 
 class SingleProcess:
-    """What `wholestep.processes.group.ProcessGroup` is for several processes, for one, which has nobody to wait for."""
+    """The counterpart of `wholestep.processes.group.ProcessGroup` for a run of one process."""
 
     index = 0
     count = 1
     doing = "starting"
 
     def check_equal(self, facts: dict[str, str]) -> None:
-        """Make sure that all processes say the same."""
+        """Do nothing: there is no other process."""
 
     def broadcast(self, value: T, what: str) -> T:
         """Return process 0's value."""
@@ -24,26 +24,26 @@ class SingleProcess:
         return [value]
 
     def set_status(self, doing: str) -> None:
-        """Take note of what this process is doing, to be told if it hangs or is ended."""
+        """Record the activity of this process."""
         self.doing = doing
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this process has failed."""
+        """Do nothing: there is no other process."""
 
     def dispatching(self, doing: str) -> AbstractContextManager:
-        """Take note that this process sends a program in which all take part."""
+        """Do nothing: there is no other process."""
         return nullcontext()
 
     def waiting(self, doing: str) -> AbstractContextManager:
-        """Take note that this process waits for the others' part."""
+        """Do nothing: there is no other process."""
         return nullcontext()
 
     def barrier(self, where: str) -> None:
-        """Wait until all processes have come to the same place."""
+        """Do nothing: there is no other process."""
 
     def close(self) -> None:
-        """Forget what was asked."""
+        """Do nothing: nothing is kept."""
 
     def aside(self, name: str) -> "SingleProcess":
-        """Return what another thread asks."""
+        """Return this process, which needs no separate order of calls."""
         return self

@@ -1,6 +1,6 @@
-"""The key-value store of `jax.distributed`: how the processes of a run talk, outside of every collective.
+"""The key-value store of `jax.distributed`: communication of processes outside of collectives.
 
-Reads `jax._src.distributed.global_state`, the only way to that store.
+Reads `jax._src.distributed.global_state`, the only way to the store.
 """
 
 import json
@@ -12,13 +12,13 @@ from jax._src import distributed
 _DAY = 24 * 3600 * 1000  # ms
 _KEY = "wholestep/"
 
-Unreachable = jax.errors.JaxRuntimeError  # what every call raises if the store is gone
+Unreachable = jax.errors.JaxRuntimeError  # raised by every call if the store is gone
 
 
 class Store:
-    """What one process reads and writes there, as JSON.
+    """One process's access to the store, with JSON values.
 
-    `once` are the keys that this process has written to stay as they are, until it takes them out of the list.
+    `once` lists the keys that this process has written once, for a later deletion.
     """
 
     def __init__(self) -> None:
@@ -26,17 +26,17 @@ class Store:
         self.once: list[str] = []
 
     def set(self, key: str, value: object, again: bool = False) -> None:
-        """Write a value; `again` over one that may be there."""
+        """Write a value; `again` allows to overwrite."""
         if not again:
             self.once.append(key)
         self._client.key_value_set(_KEY + key, json.dumps(value), allow_overwrite=again)
 
     def get(self, key: str) -> Any:
-        """Return what is there, as soon as it is."""
+        """Return a value, after waiting until it exists."""
         return json.loads(self._client.blocking_key_value_get(_KEY + key, _DAY))
 
     def read(self, key: str) -> Any:
-        """Return what is there, or None."""
+        """Return a value, or None if it does not exist."""
         try:
             return json.loads(self._client.key_value_try_get(_KEY + key))
         except Unreachable as error:
@@ -45,10 +45,10 @@ class Store:
             raise
 
     def read_all(self, folder: str) -> list[tuple[str, Any]]:
-        """Return (name in the folder, what is there) for every key of a folder."""
+        """Return (name in the folder, value) for every key of a folder."""
         found = self._client.key_value_dir_get(f"{_KEY}{folder}/")
         return [(key.rsplit("/", 1)[1], json.loads(value)) for key, value in found]
 
     def delete(self, key: str) -> None:
-        """Let nothing be there."""
+        """Delete a key."""
         self._client.key_value_delete(_KEY + key)

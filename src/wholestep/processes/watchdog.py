@@ -1,21 +1,21 @@
-"""The verdict on a run of several processes: a pure function of what all of them said last."""
+"""The verdict on a run of several processes: a pure function of their last signs of life."""
 
 from typing import NamedTuple
 
-PATIENCE = 20.0  # seconds that the others wait for one that is alive but does not come; at least 10 median steps
-START = 600.0  # the same while it does what may take long
+PATIENCE = 20.0  # seconds that processes wait for a live process that does not join them; at least 10 median steps
+START = 600.0  # the same during activities that may take long
 _LONG = ("starting", "compiling", "saving")
-ENDING = "ending"  # what a process does when its script is through: it waits for the others, and gives no more signs
+ENDING = "ending"  # a process whose script has ended: it waits for the others, and its signs of life may stop
 
 
 class Beat(NamedTuple):
     """A sign of life.
 
     Args:
-        number: how many there have been.
-        doing: what the process is doing, in words.
-        waits: what it waits for, if for the others; the same in all that wait for each other.
-        seconds: for how long it has been doing that.
+        number: counts the signs of the process.
+        doing: its activity.
+        waits: the call in which it waits for others; equal in processes that wait together.
+        seconds: the duration of the activity.
         step: the median seconds from one dispatch to the next; 0 before the first.
     """
 
@@ -27,11 +27,11 @@ class Beat(NamedTuple):
 
 
 def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> str | None:
-    """Return why a run must end, if it must.
+    """Return the reason why a run must end, if any.
 
     Args:
         beats: by process, its last sign of life and the seconds since then.
-        patience: seconds that the others wait for one that does not come.
+        patience: seconds that processes wait for a process that does not join them.
     """
     for process, (beat, silent) in beats.items():
         bound = silence(patience) * (4 if beat.doing.startswith(_LONG) else 1)

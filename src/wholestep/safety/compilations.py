@@ -1,4 +1,4 @@
-"""What a user is told while programs are compiled: one line where that takes long, one warning where it never ends."""
+"""Messages about compilations: a line if one takes long, a warning if new shapes keep coming."""
 
 import sys
 import threading
@@ -10,7 +10,7 @@ from wholestep.data.block import Batch
 from wholestep.errors import message, warn
 
 _LONG = 2.0  # seconds
-_MANY = 5  # shapes, if at least every other batch so far brought a new one
+_MANY = 5  # shapes, if at least every other batch so far had a new shape
 
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -20,12 +20,12 @@ def _print(line: str) -> None:
 
 
 class Compilations:
-    """The shapes that programs were compiled for. `num_batches` counts the batches that asked for a program.
+    """The shapes for which programs were compiled. `num_batches` counts the batches that needed a program.
 
     Args:
-        timer: makes the thread that calls a function in so many seconds, as `threading.Timer` does.
-        tell: what is done with the line about a compilation that takes long.
-        is_quiet: whether that is left out, as `verbose=0` asks. The warning comes in any case, once.
+        timer: makes the thread that calls a function after a delay, like `threading.Timer`.
+        tell: is called with the line about a long compilation.
+        is_quiet: whether to omit this line, as with `verbose=0`. The warning is always shown, once.
     """
 
     def __init__(self, timer: Callable = threading.Timer, tell: Callable[[str], None] = _print):
@@ -38,10 +38,10 @@ class Compilations:
 
     @contextmanager
     def watched(self, batch: Batch, num_shapes: int = 0) -> Iterator[None]:
-        """Compile the program for a batch in here.
+        """Context in which the program for a batch is compiled.
 
         Args:
-            num_shapes: how many shapes there are in all; 0 if nobody knows.
+            num_shapes: the number of shapes in all; 0 if unknown.
         """
         shape = _shape_of(batch)
         if shape not in self._shapes:
@@ -62,7 +62,7 @@ class Compilations:
             timer.join()
 
     def _warn_of_many(self) -> None:
-        """Warn of ready-made batches whose shapes keep being new; a few that come again and again are the way out."""
+        """Warn of ready-made batches that keep having new shapes, instead of a few repeated shapes."""
         num = len(self._shapes)
         if self._has_warned or num < _MANY or 2 * num < self.num_batches:
             return
@@ -81,7 +81,7 @@ def _shape_of(batch: Batch) -> Shape:
 
 
 def _differing(shapes: list[Shape]) -> str:
-    """Return the shapes of what is not the same in all batches."""
+    """Return the shapes of the leaves whose shapes differ between batches."""
     leaves: dict[str, list[tuple]] = {}
     for name, shape in (leaf for leaves in shapes for leaf in leaves):
         leaves.setdefault(name, [])

@@ -1,4 +1,4 @@
-"""What nobody asked for while the script ran is told when it ends, or when its trainer is gone."""
+"""Report an unread failure of the last update at the end of the script, or of its trainer."""
 
 import atexit
 import contextlib
@@ -15,19 +15,19 @@ from wholestep.tree import Tensor
 
 
 class Owner(Protocol):
-    """Who knows of a last update whether it was applied."""
+    """The owner of the last update, which knows whether it was applied."""
 
     def settle(self, run: Run) -> None:
-        """An error is raised if the last update was not applied, and nobody has asked."""
+        """It raises an error if the last update was not applied, and its report has not been read."""
 
 
 class Ending:
-    """Tells on stderr of a last update that was not applied, if nobody has asked.
+    """Prints to stderr that the last update was not applied, if its report has not been read.
 
-    Holds its owner weakly, and of the update some numbers on the device: it keeps no model alive. Never raises.
+    Holds its owner weakly, and the update's report on the device: it keeps no model alive. Never raises.
 
     Args:
-        owner: whose `settle(run)` raises the error that is to be told.
+        owner: its `settle(run)` raises the error to print.
     """
 
     def __init__(self, owner: Owner, run: Run):
@@ -39,7 +39,7 @@ class Ending:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """The script ends."""
+        """Print the error at the end of the script."""
         owner = self._owner()
         if self.last is None or owner is None or os.getpid() != self._process:
             return
@@ -50,7 +50,7 @@ class Ending:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
     def _leave(self, _: weakref.ref) -> None:
-        """The owner is gone, and with it what could tell the rows."""
+        """Print the error after the owner is gone, without the rows, which only the owner can find."""
         atexit.unregister(self._end)
         if self.last is None or os.getpid() != self._process:
             return
@@ -58,5 +58,5 @@ class Ending:
             number, report = self.last
             if np.asarray(report)[0, -1] != 1:
                 must = f"Update {number} must have a finite loss and gradient. It was not applied."
-                received = "one of them not finite, and nobody who read the update's numbers while there was a trainer"
-                print(f"NonFiniteError: {message(must, received, 'read them: that names the rows.')}", file=sys.stderr)
+                received = "a loss or gradient that is not finite, in a report that was not read"
+                print(f"NonFiniteError: {message(must, received, 'read it: it names the rows.')}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Who may be in a trainer: one thread at a time, of a process in which the engine is alive."""
+"""Guards of a trainer: one thread at a time, in a process with a working engine."""
 
 import os
 import threading
@@ -10,9 +10,9 @@ _first_process: int | None = None
 
 
 def check_process() -> None:
-    """Refuse a process that was forked from one that has used the engine; the first call remembers who uses it.
+    """Refuse a process that was forked after the engine was used; the first call records the engine's process.
 
-    A fork copies none of the engine's threads, so the copy would wait for them for ever.
+    A fork does not copy the engine's threads, so it would wait for them for ever.
     """
     global _first_process
     if _first_process is None:
@@ -29,7 +29,7 @@ def check_process() -> None:
 
 
 class Guard:
-    """Refuses a second thread for as long as one is inside of `with`; that one may enter again.
+    """Refuses a second thread while one is inside of `with`; the same thread may enter again.
 
     >>> guard = Guard()
     >>> with guard, guard:
@@ -50,7 +50,7 @@ class Guard:
                     message(
                         "One thread at a time may be in a trainer: an update spends the arrays of the one before it.",
                         f"thread {me.name!r}, while thread {self._owner.name!r} is in it",
-                        "let one wait for the other, or give each a model and a trainer of its own.",
+                        "let one wait for the other, or use a separate model and trainer in each.",
                     )
                 )
             self._owner = me

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, held back for the moment in which they would leave something half done."""
+"""Hold back Ctrl-C and SIGTERM at moments where they would leave an inconsistent state."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
-# What `signal` wraps in enumerations, which takes a third of the time of an update's own work on the host.
+# `signal` wraps this module in enumerations, which take a third of an update's time on the host.
 _signals = importlib.import_module("_signal")
 
 
@@ -21,24 +21,24 @@ _SOON = 0.01  # seconds
 
 
 class Terminated(BaseException):
-    """SIGTERM came. It passes every `except Exception` on its way, as an interrupt does."""
+    """SIGTERM came. Like KeyboardInterrupt, it is not an Exception."""
 
 
 class TerminatedWaiting(Terminated):
-    """SIGTERM came while a data source was waited for, between two updates: the run can be saved."""
+    """SIGTERM came during a wait for a data source, between two updates: the run can be saved."""
 
 
 class Ended(SystemExit):
-    """The process leaves because SIGTERM came, with all that was to be saved written."""
+    """The process exits because SIGTERM came, after the run was saved."""
 
     def __init__(self) -> None:
         super().__init__(128 + int(signal.SIGTERM))
 
 
 def end_when_terminated() -> None:
-    """Let the first SIGTERM raise Terminated in the main thread. What handled the signal before is not asked.
+    """Let the first SIGTERM raise Terminated in the main thread, instead of the previous handler.
 
-    Where garbage is collected, Python drops what is raised: then it is raised again.
+    Python drops an exception that is raised during garbage collection: then it is raised again.
     """
     tell_lost = sys.unraisablehook
 
@@ -63,7 +63,7 @@ _HELD = int(signal.SIGINT), int(signal.SIGTERM)
 
 
 class _Held:
-    """The context of `uninterrupted`; no generator, as that would take longer, and every update comes here twice."""
+    """The context of `uninterrupted`; not a generator, as each update enters it twice, and a generator is slower."""
 
     def __init__(self, twice: bool, *, waits: bool = False):
         self._twice = twice
@@ -98,7 +98,7 @@ class _Held:
         if self._is_over or self._twice or (not self._calls and left > 0):
             self._calls.append((number, frame))
             if self._waits and not self._is_over:
-                # A signal, and no call: it wakes the main thread.
+                # A signal, not a call, as it wakes the main thread.
                 target = signal.pthread_kill, (threading.main_thread().ident, number)
                 self._timer = threading.Timer(left, *target)
                 self._timer.daemon = True
@@ -111,10 +111,10 @@ class _Held:
 
 
 def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
-    """Hold a signal back to the end of a block; Python would raise what it means after any call in there.
+    """Hold a signal back to the end of a block; Python could raise its exception after any call inside.
 
     Args:
-        twice: whether a second one is held back too. A block that may wait for ever lets it through.
+        twice: whether a second signal is held back too; use False if the block may wait for ever.
 
     >>> before = signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
     >>> with uninterrupted():
@@ -128,7 +128,7 @@ def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
 
 
 def waiting() -> AbstractContextManager[None]:
-    """Hold a signal back for a second at most in a block that waits for a data source of the user's.
+    """Hold a signal back for at most a second in a block that waits for a user's data source.
 
     After a second in the block, or at a second signal, the signal's handler is called in the block. Where that is a
     `Termination`, the block raises TerminatedWaiting.
@@ -140,10 +140,10 @@ _ONE = 1.0  # seconds
 
 
 class Termination:
-    """Takes note of a first SIGTERM for as long as a block lasts. A second one means what it meant before the block.
+    """Records a first SIGTERM during a block. A second SIGTERM has its previous effect.
 
-    What comes within a second is one: whoever ends a group of processes may tell each of them, and so may their
-    launcher. Signals come to the main thread; in another one, nothing is taken note of.
+    Signals within a second of the first are ignored: a cluster and a launcher may both signal each process. Signals
+    arrive in the main thread; in a block of another thread, nothing is recorded.
 
     >>> before = signal.signal(signal.SIGTERM, lambda *_: print("terminated"))
     >>> with Termination() as termination:
@@ -166,7 +166,7 @@ class Termination:
     def __enter__(self) -> "Termination":
         if threading.current_thread() is threading.main_thread():
             self._before, self._lasts = signal.getsignal(signal.SIGTERM), True
-            if self._before is None:  # set by another language, and not to be put back
+            if self._before is None:  # not set from Python, so it could not be restored
                 self._lasts = False
             else:
                 signal.signal(signal.SIGTERM, self)
@@ -185,6 +185,6 @@ class Termination:
         if self._lasts and not self.has_come:
             self.has_come, self._since = True, now
         elif not self._lasts or now - self._since >= _ONE:
-            # Not the first; or the block is over, and whoever left it could not put the handler back.
+            # A second signal; or the block is over, and was left where the handler could not be restored.
             signal.signal(signal.SIGTERM, self._before)
             signal.raise_signal(signal.SIGTERM)
