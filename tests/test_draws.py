@@ -554,7 +554,7 @@ class NoisyGradient(Square):
 
 def test_what_is_drawn_for_the_gradient_alone_is_drawn_as_ever_and_said():
     made = model(NoisyGradient())
-    with pytest.warns(UserWarning, match=r"keras\.random\.normal of shape .* was not asked for before"):
+    with pytest.warns(UserWarning, match=r"keras\.random\.normal of shape .* was not drawn in the first trace"):
         ws.Trainer(made).fit(X, Y, verbose=0)
     assert np.all(np.isfinite(values(made)[0]))
 
@@ -562,7 +562,7 @@ def test_what_is_drawn_for_the_gradient_alone_is_drawn_as_ever_and_said():
 @pytest.mark.skipif(not JAX, reason="TensorFlow traces a loop's gradient where its value is")
 def test_what_a_loop_draws_again_for_the_gradient_is_refused():
     layer = L.Lambda(lambda x: ops.scan(lambda c, row: (c, drawn_again(row, 4)), 0.0, x)[1])
-    with pytest.raises(ws.SpecificationError, match=r"draws in its forward pass alone\. .* keras\.random\.dropout"):
+    with pytest.raises(ws.SpecificationError, match=r"must draw in its forward pass only\. .* keras\.random\.dropout"):
         ws.Trainer(model(layer)).fit(X, Y, verbose=0)
 
 
