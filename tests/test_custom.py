@@ -207,7 +207,7 @@ def test_an_update_that_is_not_finite_is_taken_back():
     spoilt[7] = np.nan
     model, good = customs.encoding(), customs.encoding()
     trainer = ws.Trainer(model)
-    told = r"Update 2 must have a finite loss.*taken back.*loss=nan.*not tell the rows"
+    told = r"Update 2 must have a finite loss.*undone.*loss=nan.*not report single rows"
     with pytest.raises(ws.NonFiniteError, match=told):
         trainer.fit(spoilt, **CALMLY)
     ws.Trainer(good).fit(X[:5], **CALMLY)

@@ -110,7 +110,7 @@ class JaxVariables:
     def read_captured(self, variables: list, state: State) -> list:
         """Return the values of variables that the trainer does not own. They are not spent.
 
-        A variable that shares an array, or a device's part of one, with the state (`target.assign(online)`) gets a copy.
+        A variable that shares an array, or a device's part of one, with the state (`target.assign(online)`) is copied.
         """
         held = (*state.params, *state.slots, *state.buffers, *self._sharing.values()) if variables else ()
         spent = {id(value) for value in held}
