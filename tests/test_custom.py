@@ -61,7 +61,7 @@ def test_a_models_own_train_step_trains_as_in_keras(name):
     check_equal(values(ours), values(alone))
     check_logs(again.history, found)
     assert "own train_step is run whole" in trainer.explain()
-    assert "not promised" in trainer.explain()
+    assert "cannot be guaranteed" in trainer.explain()
 
 
 @pytest.mark.parametrize("name", share(["vae", "super"]))
@@ -229,7 +229,7 @@ def test_an_update_that_is_not_finite_is_left_out():
 
 def test_what_cannot_be_kept_is_refused_in_words():
     for given in ({"microbatch_size": 2}, {"replicas": "all"}, {"replicas": 2}, {"metrics": ["mae"]}):
-        with pytest.raises(ws.SpecificationError, match=r"own `train_step` is run whole.*leave that out.*Objective"):
+        with pytest.raises(ws.SpecificationError, match=r"own `train_step` is run whole.*leave them out.*Objective"):
             ws.Trainer(customs.calling(), **given)
 
 

@@ -508,7 +508,10 @@ def test_who_draws_otherwise_than_before_draws_as_ever_and_is_told(recwarn):
     assert not recwarn
     np.testing.assert_array_equal(*expected)
     with drawing(nobody(4, facts)):
-        with pytest.warns(UserWarning, match=r"An objective draws alike .* keras\.random\.normal of shape \(4, 3\)"):
+        with pytest.warns(
+            UserWarning,
+            match=r"An objective must make the same random draws .* keras\.random\.normal of shape \(4, 3\)",
+        ):
             assert R.normal((4, 3), seed=1).shape == (4, 3)
         assert np.all(ops.convert_to_numpy(R.uniform((4, 3), seed=1)) != expected[1])  # which may be another's fact
     assert len(recwarn) == 0
