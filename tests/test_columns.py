@@ -94,7 +94,7 @@ def test_a_model_without_names_takes_all_but_the_label():
     ],
 )
 def test_names_that_do_not_tell_are_refused(model, names, what):
-    with pytest.raises(ws.SpecificationError, match=rf"must tell {what}: the model has the inputs .*x.*transform="):
+    with pytest.raises(ws.SpecificationError, match=rf"must show {what}: the model has the inputs .*x.*transform="):
         find(model, names)
 
 

@@ -61,7 +61,7 @@ def test_a_models_own_train_step_trains_as_in_keras(name):
     check_equal(values(ours), values(alone))
     check_logs(again.history, found)
     assert "own train_step is run whole" in trainer.explain()
-    assert "not promised" in trainer.explain()
+    assert "cannot be guaranteed" in trainer.explain()
 
 
 @pytest.mark.parametrize("name", share(["vae", "super"]))
@@ -207,7 +207,7 @@ def test_an_update_that_is_not_finite_is_taken_back():
     spoilt[7] = np.nan
     model, good = customs.encoding(), customs.encoding()
     trainer = ws.Trainer(model)
-    told = r"Update 2 must have a finite loss.*taken back.*loss=nan.*not tell the rows"
+    told = r"Update 2 must have a finite loss.*undone.*loss=nan.*not report single rows"
     with pytest.raises(ws.NonFiniteError, match=told):
         trainer.fit(spoilt, **CALMLY)
     ws.Trainer(good).fit(X[:5], **CALMLY)
@@ -229,7 +229,7 @@ def test_an_update_that_is_not_finite_is_left_out():
 
 def test_what_cannot_be_kept_is_refused_in_words():
     for given in ({"microbatch_size": 2}, {"replicas": "all"}, {"replicas": 2}, {"metrics": ["mae"]}):
-        with pytest.raises(ws.SpecificationError, match=r"own `train_step` is run whole.*leave that out.*Objective"):
+        with pytest.raises(ws.SpecificationError, match=r"own `train_step` is run whole.*leave them out.*Objective"):
             ws.Trainer(customs.calling(), **given)
 
 

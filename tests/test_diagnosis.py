@@ -79,7 +79,7 @@ def test_a_batch_that_spoils_statistics_is_not_applied(size):
     assert error.value.update == 2
     before = model.get_weights()
     trainer = ws.Trainer(model, microbatch_size=size, on_nonfinite="skip")
-    with pytest.warns(UserWarning, match="was left out"):
+    with pytest.warns(UserWarning, match="was skipped"):
         trainer.fit(x[8:], y[8:], batch_size=8, verbose=0)
     assert trainer.num_skipped == 1
     for one, other in zip(before, model.get_weights(), strict=True):

@@ -508,7 +508,10 @@ def test_who_draws_otherwise_than_before_draws_as_ever_and_is_told(recwarn):
     assert not recwarn
     np.testing.assert_array_equal(*expected)
     with drawing(nobody(4, facts)):
-        with pytest.warns(UserWarning, match=r"An objective draws alike .* keras\.random\.normal of shape \(4, 3\)"):
+        with pytest.warns(
+            UserWarning,
+            match=r"An objective must make the same random draws .* keras\.random\.normal of shape \(4, 3\)",
+        ):
             assert R.normal((4, 3), seed=1).shape == (4, 3)
         assert np.all(ops.convert_to_numpy(R.uniform((4, 3), seed=1)) != expected[1])  # which may be another's fact
     assert len(recwarn) == 0
@@ -554,7 +557,7 @@ class NoisyGradient(Square):
 
 def test_what_is_drawn_for_the_gradient_alone_is_drawn_as_ever_and_said():
     made = model(NoisyGradient())
-    with pytest.warns(UserWarning, match=r"keras\.random\.normal of shape .* was not asked for before"):
+    with pytest.warns(UserWarning, match=r"keras\.random\.normal of shape .* was not drawn in the first trace"):
         ws.Trainer(made).fit(X, Y, verbose=0)
     assert np.all(np.isfinite(values(made)[0]))
 
@@ -562,7 +565,7 @@ def test_what_is_drawn_for_the_gradient_alone_is_drawn_as_ever_and_said():
 @pytest.mark.skipif(not JAX, reason="TensorFlow traces a loop's gradient where its value is")
 def test_what_a_loop_draws_again_for_the_gradient_is_refused():
     layer = L.Lambda(lambda x: ops.scan(lambda c, row: (c, drawn_again(row, 4)), 0.0, x)[1])
-    with pytest.raises(ws.SpecificationError, match=r"draws in its forward pass alone\. .* keras\.random\.dropout"):
+    with pytest.raises(ws.SpecificationError, match=r"must draw in its forward pass only\. .* keras\.random\.dropout"):
         ws.Trainer(model(layer)).fit(X, Y, verbose=0)
 
 

@@ -1117,9 +1117,7 @@ def holds_call_step(case):
     if JAX:
         groups = [case.variables.params, case.variables.buffers]
         values = [[v.value for v in group] for group in groups]
-        with pytest.raises(
-            SpecificationError, match=r"must return \(what it found, state\).*Received: a state that is"
-        ):
+        with pytest.raises(SpecificationError, match=r"must return \(results, state\).*Received: a state that is"):
             case.engine.call_step(lambda state, data: (data, 7), groups, values, 2, 0, read.append)
 
 

@@ -109,7 +109,7 @@ def test_every_sentence_is_true(name, calls):
 
     several = re.search(r"Up to (\d+) updates go to the device in one dispatch", said)
     assert shape[0] == (int(several[1]) if several else 1)
-    assert bool(several) or "Each update is a dispatch of its own" in said
+    assert bool(several) or "Each update is a separate dispatch" in said
     if ON_TENSORFLOW:
         assert program.call.traced.function_def.attr["_XlaMustCompile"].b == ("XLA compiles it." in said)
     assert ("Cutting changes nothing in this model." in said) == (fills or name == "add_loss")

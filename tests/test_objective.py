@@ -24,8 +24,8 @@ def test_forms():
         (np.float32(3), r"array of shape \(\)"),
         ([MEAN], "list"),
         ({"a": 3}, r"term 'a'"),
-        ((MEAN, {"loss": MEAN}), "names of their own"),
-        (({"a": MEAN}, {"a": MEAN}), "names of their own"),
+        ((MEAN, {"loss": MEAN}), "distinct names"),
+        (({"a": MEAN}, {"a": MEAN}), "distinct names"),
         ((MEAN, {"auc": (1, 2)}), "Keras metric of that name"),
     ],
 )

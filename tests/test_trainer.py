@@ -201,7 +201,7 @@ def check_unchanged(made, error, message, run):
         (X, Y, {"batch_size": 0}, "at least 1"),
         (X[:, :5], Y, {}, r"x of shape \(rows, 5\)"),
         (iter([]), None, {"batch_size": None}, "at least one batch"),
-        (iter([(X, Y)]), Y, {"batch_size": None}, "a data set brings its own"),
+        (iter([(X, Y)]), Y, {"batch_size": None}, "a data set must contain them"),
         (X, Y.tolist(), {}, r"y must hold arrays.*np\.asarray\(y\)"),
         (X, Y, {"steps_per_epoch": 0}, "steps_per_epoch must be a whole number"),
         (X, Y, {"validation_data": (X, Y), "validation_steps": 1.5}, "validation_steps must be a whole number"),

@@ -47,15 +47,15 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Keras when it is first asked for: `wholestep launch` only starts others that do."""
+    """Import a public name on first use: `wholestep launch` starts other processes and needs no Keras itself."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     backend.check()
     home = import_module(f"wholestep.{_HOMES[name]}")
-    globals()[name] = value = home if _HOMES[name] == name else getattr(home, name)  # a package that is called itself
+    globals()[name] = value = home if _HOMES[name] == name else getattr(home, name)  # a callable package
     return value
 
 
 def __dir__() -> list[str]:
-    """Return the public names alone, for whoever completes `ws.` by a key."""
+    """Return the public names alone, for tab completion."""
     return __all__

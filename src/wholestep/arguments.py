@@ -1,4 +1,4 @@
-"""The checks of a trainer's arguments: what must hold is said before anything runs."""
+"""The checks of a trainer's arguments, made before anything runs."""
 
 import sys
 
@@ -18,7 +18,7 @@ from wholestep.tree import Tree
 
 
 def check_model(model: object, objective: object) -> None:
-    """Refuse what is no model, or no objective."""
+    """Refuse a model or an objective of another type."""
     if not isinstance(model, keras.Model):
         raise SpecificationError(
             message(
@@ -36,7 +36,7 @@ def check_model(model: object, objective: object) -> None:
 
 
 def check_compiled(model: keras.Model, objective: Objective | None) -> None:
-    """Refuse to train or to evaluate what nobody has given a loss; to predict takes none."""
+    """Refuse to train or evaluate a model without a loss; prediction needs none."""
     if objective is None and not model.compiled:
         raise SpecificationError(
             message(
@@ -53,17 +53,17 @@ def options(
     """Return the settings of a trainer.
 
     Raises:
-        SpecificationError: one of them cannot mean anything.
+        SpecificationError: a setting has no valid value.
     """
     if not isinstance(jit_compile, bool | str) or jit_compile not in (True, False, "auto"):
-        must, attempt = 'jit_compile must be True, False or "auto".', "leave it out for what is fastest."
+        must, attempt = 'jit_compile must be True, False or "auto".', "leave it out for the fastest."
         raise SpecificationError(message(must, shown(jit_compile), attempt))
     if memory_limit is not None and not (is_number(memory_limit) and memory_limit > 0):
         must, attempt = "memory_limit must be a number of bytes above 0.", "2**30 for one gibibyte, or leave it out."
         raise SpecificationError(message(must, shown(memory_limit), attempt))
     if not isinstance(on_nonfinite, str) or on_nonfinite not in ("raise", "skip"):
         must = 'on_nonfinite must be "raise" or "skip".'
-        raise SpecificationError(message(must, shown(on_nonfinite), "choose one of them."))
+        raise SpecificationError(message(must, shown(on_nonfinite), "leave it out to raise."))
     size = _count_or("auto", "microbatch_size", microbatch_size, "leave it out for the fastest.")
     num = None if replicas is None else _count_or("all", "replicas", replicas, "leave it out for one device.")
     limit = None if memory_limit is None else int(min(memory_limit, sys.maxsize))
@@ -148,12 +148,12 @@ def is_due(epoch: int, frequency: int | list[int] | tuple[int, ...] | set[int]) 
 
 
 def count_or_none(name: str, value: object) -> int | None:
-    """Return a number of steps or rows as a Python number; None leaves it open."""
+    """Return a number of steps or rows as a Python number; None stays None."""
     return None if value is None else count(name, value, "leave it out.")
 
 
 def limit_epochs(epochs: int) -> int:
-    """Return the epochs of a run, at most `keras.config.max_epochs()`."""
+    """Return the number of epochs, at most `keras.config.max_epochs()`."""
     limit = keras.config.max_epochs()
     if not limit or epochs <= limit:
         return epochs
@@ -162,9 +162,9 @@ def limit_epochs(epochs: int) -> int:
 
 
 def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
-    """Return the batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None for all.
+    """Return the number of batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None for all.
 
-    Where nobody but that limit tells a number, the data may hold fewer.
+    Where only that limit gives a number, the data may hold fewer.
     """
     limit, wished = keras.config.max_steps_per_epoch(), steps or num_batches
     if not limit or (wished is not None and wished <= limit):
@@ -175,7 +175,7 @@ def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
 
 
 def check_frequency(validation_freq: object) -> None:
-    """Refuse validations that are due at no epoch."""
+    """Refuse a frequency that is no count and no list of counts."""
     several = validation_freq if isinstance(validation_freq, list | tuple | set) else [validation_freq]
     if not all(is_count(number) for number in several):
         must = "validation_freq must be a whole number of at least 1, or a list of the epochs, the first being 1."
@@ -183,10 +183,10 @@ def check_frequency(validation_freq: object) -> None:
 
 
 def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
-    """Refuse Python numbers where arrays are wanted, and labels beside a data set that brings its own.
+    """Refuse Python numbers in place of arrays, and labels passed with a data set.
 
     Raises:
-        BatchError: as said.
+        BatchError: an argument is of such a kind.
     """
     for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
         inner = part.values() if isinstance(part, dict) else part
@@ -201,7 +201,7 @@ def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
     if not is_nest_of_arrays(x) and (y is not None or sample_weight is not None):
         raise BatchError(
             message(
-                "Labels and weights come beside arrays only; a data set brings its own.",
+                "Labels and weights can be passed with arrays only; a data set must contain them.",
                 f"{type(x).__name__} and {'y' if y is not None else 'sample_weight'}",
                 "let the data set yield (x, y) or (x, y, sample_weight).",
             )
@@ -209,15 +209,15 @@ def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
 
 
 def check_row_order(batches: Batches) -> None:
-    """Refuse to predict what is grouped by length: outputs would stand in another order than the rows.
+    """Refuse to predict batches grouped by length: outputs would be in another order than the rows.
 
     Raises:
-        SpecificationError: as said.
+        SpecificationError: the batches are grouped by length.
     """
     if batches.shapes:
         raise SpecificationError(
             message(
-                "Predictions must stand in the order of the rows, and be equally long.",
+                "Predictions must be in the order of the rows, and equally long.",
                 "Batches under a token budget",
                 "predict Batches(source, batch_size), or call the model on each of these batches.",
             )
@@ -225,18 +225,18 @@ def check_row_order(batches: Batches) -> None:
 
 
 def refuse(**arguments: object) -> None:
-    """Refuse arguments that Batches already answer."""
+    """Refuse arguments that Batches already define."""
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         raise SpecificationError(
             message(
-                "Batches say all of the data themselves.", f"{', '.join(given)} as well", "put it into the Batches."
+                "Batches define these arguments themselves.", f"{', '.join(given)} as well", "pass them to the Batches."
             )
         )
 
 
 def say_no_effect(setting: str, why: str) -> None:
-    """Warn the caller of a trainer's method of a setting that changes nothing."""
+    """Warn that a setting has no effect."""
     warn(f"{setting} has no effect: {why}.")
 
 
@@ -255,10 +255,10 @@ def check_weighting(class_weight: object, sample_weight: Tree) -> None:
 
 
 def check_saves_steps(asked: Checkpoints | None) -> None:
-    """Refuse what checkpoints of a loop of one's own cannot do."""
+    """Refuse settings that checkpoints of `steps` do not support."""
     if asked is not None and asked.keep_best is not None:
-        must = "keep_best needs the logs of an epoch, which fit has."
-        raise SpecificationError(message(must, "keep_best for steps", "trainer.save(path) where a step was good."))
+        must = "keep_best needs the logs of an epoch, which only fit has."
+        raise SpecificationError(message(must, "keep_best for steps", "trainer.save(path) after a good step."))
 
 
 def check_restores(only: object) -> None:

@@ -1,4 +1,4 @@
-"""The engine that Keras will start, known before Keras is imported: what cannot run is told in our words."""
+"""The Keras backend, found before Keras is imported, so that the error of a missing backend is ours."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from wholestep.errors import SpecificationError, message
 
 
 def check() -> None:
-    """Raise, before Keras would with a traceback of its own, if there is no engine to train with.
+    """Raise if the Keras backend has no engine here, before Keras fails with a longer traceback.
 
     Raises:
         SpecificationError: the Keras backend is neither jax nor tensorflow, or is not installed.
@@ -26,14 +26,14 @@ def check() -> None:
 
 
 def unknown(name: str) -> SpecificationError:
-    """Return the error of a backend that is no engine of ours."""
+    """Return the error of a backend without an engine."""
     must = "The Keras backend must be jax or tensorflow."
     attempt = "set the environment variable KERAS_BACKEND before importing keras."
     return SpecificationError(message(must, name, attempt))
 
 
 def configured() -> str:
-    """Return the backend that Keras will take: of the environment, else of `keras.json`, else TensorFlow."""
+    """Return the backend that Keras will use: from the environment, else from `keras.json`, else TensorFlow."""
     folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser()
     try:
         said = json.loads((folder / "keras.json").read_text()).get("backend", "")

@@ -1,4 +1,4 @@
-"""Keras callbacks, unchanged. Who needs the state gets it between updates; who needs numbers, one dispatch late."""
+"""Keras callbacks, unchanged. Those that need the state run between updates, the others one dispatch late."""
 
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,50 +22,50 @@ _PREDICT_HOOKS = ("on_predict_batch_begin", "on_predict_batch_end")
 
 
 class Hooks:
-    """The hooks of a batch, told once for so many batches (`steps_per_execution`), as Keras tells them.
+    """The hooks of a batch, called once for `each` batches (`steps_per_execution`), as in Keras.
 
-    Hooks that no callback has are not told: Keras' list would start a thread to tell nobody.
+    Hooks that no callback has are not called: Keras' list would start a thread for them.
 
     Args:
-        hooks: the names of the hooks of the batch's beginning and end, and of others that these tell too.
+        hooks: the names of the hooks of a batch's begin and end, and of further hooks that these call.
     """
 
     def __init__(self, known: keras.callbacks.CallbackList, each: int, hooks: tuple[str, ...]):
-        own = [known] if type(known) is not keras.callbacks.CallbackList else []  # somebody's own list
+        own = [known] if type(known) is not keras.callbacks.CallbackList else []  # a user-defined list
         is_heard = own or any(_overrides(c, hook) for c in known.callbacks for hook in hooks)
         self.each = each
         self._begin, self._end = (getattr(known, hook) if is_heard else _tell_nobody for hook in hooks[:2])
         self._open: tuple | None = None
 
     def begin(self, step: int) -> None:
-        """Tell that a batch begins, if it is the first of several."""
+        """Call the hook of a batch's begin, if it is the first of `each`."""
         if step % self.each == 0:
             self._begin(step)
 
     def end(self, step: int, logs: dict | None) -> None:
-        """Tell that a batch has ended, if it is the last of several."""
+        """Call the hook of a batch's end, if it is the last of `each`."""
         self._open = step - step % self.each + self.each - 1, logs
         if step == self._open[0]:
             self.close()
 
     def close(self) -> None:
-        """Tell the end of several batches that are fewer than the others."""
+        """Call the hook of the end of the last, incomplete group of batches."""
         if self._open is not None:
             last, self._open = self._open, None
             self._end(*last)
 
 
 class CallbackRunner:
-    """What watches a run: a list of Keras callbacks, and what they need.
+    """Calls a list of Keras callbacks during a run.
 
-    With several processes, Keras' own callbacks print and write files in the first alone; all others run in each.
+    With several processes, Keras' callbacks print and write files only in process 0; all others run in each.
 
     Args:
-        callbacks: as given to `fit`: one, several, or a ready `keras.callbacks.CallbackList`.
-        engine: the engine, which knows the other processes.
+        callbacks: as passed to `fit`: one, several, or a `keras.callbacks.CallbackList`.
+        engine: the engine, which has the processes.
 
     Raises:
-        SpecificationError: a callback is to save weights that are sharded over devices of several processes.
+        SpecificationError: a callback saves weights that are sharded over devices of several processes.
     """
 
     def __init__(
@@ -109,29 +109,29 @@ class CallbackRunner:
             self._looks_at(*_TEST_HOOKS),
             self._looks_at(*_PREDICT_HOOKS),
         )
-        # In all processes if in one: they send the same updates together.
+        # True in all processes if in one: they send the same updates together.
         self.needs_state, self.has_test_hooks, self.has_predict_hooks = map(
             any, zip(*processes.all_gather(looks, "comparing callbacks"), strict=True)
         )
 
     def tell(self, step: int, logs: dict) -> None:
-        """Tell the callbacks of one update of the epoch."""
+        """Call the hooks of one update of the epoch, after it."""
         if not self.needs_state:
             self.begin(step)
         self._train.end(step, logs)
 
     def begin(self, step: int) -> None:
-        """Tell the callbacks that an update begins; who needs the state is told before it does."""
+        """Call the hook of an update's begin."""
         self._train.begin(step)
 
     def end(self) -> None:
-        """Tell the callbacks of updates that they do not know of yet: no more follow them."""
+        """Call the hook of the last, incomplete group of updates."""
         self._train.close()
 
     def end_epoch(self, run: Run) -> None:
         """Call the epoch-end hook of each callback that has not had it; each sees the logs that those before it set."""
         known, place = self.callbacks, run.place
-        if type(known).on_epoch_end is not keras.callbacks.CallbackList.on_epoch_end:  # somebody's own list
+        if type(known).on_epoch_end is not keras.callbacks.CallbackList.on_epoch_end:  # a user-defined list
             known.on_epoch_end(place.epoch, place.logs)
             return
         known._flush_futures()
@@ -143,37 +143,37 @@ class CallbackRunner:
             callback.on_epoch_end(place.epoch, place.logs)
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the callbacks know of the run: Keras' own by their attributes, others by their `get_state()`."""
+        """Return the state of the callbacks: Keras' callbacks by their attributes, others by their `get_state()`."""
         told = [(type(callback).__name__, state_of(callback)) for callback in self.callbacks.callbacks]
         return {"stops": self.stops, "told": told, "settings": [settings for _, settings in self.made]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Let the callbacks go on from there, each with its own state; see `paired`."""
+        """Restore the state of each callback; see `paired`."""
         self.model.stop_training = state["stops"]
         for callback, i in zip(self.callbacks.callbacks, paired(saved_in(state, self.made), self.made), strict=True):
             if i is not None:
                 put_back(callback, state["told"][i][1])
 
     def changes(self, state: dict[str, Any] | None) -> list[str]:
-        """Return which callbacks are other ones than those of a state, or set otherwise, in words."""
+        """Return the differences between the callbacks and a saved state, as text."""
         return [] if state is None else differing(saved_in(state, self.made), self.made)
 
     @property
     def keeping(self) -> list[tuple[str, Keeps]]:
-        """The callbacks that tell their own state, each with its name."""
+        """The callbacks that have a `get_state`, each with its name."""
         return [(type(c).__name__, c) for c in self.callbacks.callbacks if hasattr(c, "get_state")]
 
     def left(self, step: int) -> int:
-        """Return how many updates, from this one on, may be carried out before the callbacks are told."""
+        """Return the number of updates, from this one on, before the callbacks are called."""
         return self.each - step % self.each
 
     @property
     def unknown(self) -> list[str]:
-        """The callbacks of which nobody knows a state: they start anew where a run goes on."""
+        """The callbacks without a known state, which start anew when a run is resumed."""
         return [type(c).__name__ for c in self.callbacks.callbacks if starts_anew(c)]
 
     def _looks_at(self, *hooks: str) -> bool:
-        """Whether a callback has one of these hooks; the progress bar, which has, may be told late."""
+        """Whether a callback has one of these hooks, except the progress bar, which may be called late."""
         others = [c for c in self.callbacks.callbacks if type(c) is not keras.callbacks.ProgbarLogger]
         return any(_overrides(c, hook) for c in others for hook in hooks)
 
@@ -184,20 +184,20 @@ class CallbackRunner:
 
 
 def refuse_backup(callbacks: Callbacks) -> None:
-    """Refuse a callback that would say as well in which epoch a run goes on.
+    """Refuse a callback that resumes a run as well.
 
     Raises:
-        SpecificationError: as said.
+        SpecificationError: there is a BackupAndRestore.
     """
     ready = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
     known = keras.tree.flatten(callbacks or []) if ready is None else ready.callbacks
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in known):
-        must = "Either checkpoints or BackupAndRestore says where a run goes on."
+        must = "Either checkpoints or BackupAndRestore must resume a run."
         raise SpecificationError(message(must, "both", "leave BackupAndRestore out: a checkpoint holds more."))
 
 
 def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
-    """Return the callbacks of one of several processes; what is changed on them stays, as their process does."""
+    """Return this process's callbacks. They are changed permanently, as the process belongs to one run."""
     ready = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
     known = list(keras.tree.flatten(callbacks or []) if ready is None else ready.callbacks)
     kept = [c for c in known if processes.index == 0 or type(c) not in _WRITERS]
@@ -217,7 +217,7 @@ def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
 
 def _check_savers(callbacks: keras.callbacks.CallbackList, sharded: list[str]) -> None:
     if any(isinstance(c, keras.callbacks.OrbaxCheckpoint) for c in callbacks.callbacks):
-        must = "OrbaxCheckpoint saves in a run of one process: it makes its own agreements with others."
+        must = "OrbaxCheckpoint works only in a run of one process: it synchronises processes itself."
         raise SpecificationError(message(must, "several processes", "checkpoints= in its place."))
     savers = [type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS) or _keeps_weights(c)]
     if savers and sharded:
@@ -231,12 +231,12 @@ def _keeps_weights(callback: keras.callbacks.Callback) -> bool:
 
 
 def _save(callback: keras.callbacks.Callback, processes: Processes, *arguments: object, **options: object) -> None:
-    """Save, in the first process alone. The others wait as long as that takes."""
+    """Save, in process 0 alone. The others wait meanwhile."""
     if processes.index > 0:
         return
     processes.set_status("saving")
     distribution = keras.distribution.distribution()
-    keras.distribution.set_distribution(None)  # under which Keras makes variables in all processes together
+    keras.distribution.set_distribution(None)  # under which Keras creates variables in all processes together
     try:
         type(callback)._save_model(callback, *arguments, **options)
     finally:
@@ -249,11 +249,11 @@ def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
 
 
 def _tell_nobody(batch: int, logs: dict | None = None) -> None:
-    """Stands for a hook that no callback has."""
+    """Do nothing: no callback has this hook."""
 
 
 def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:
-    """Keras' own callbacks whose hooks of a batch never look at the model. Any other may."""
+    """Whether this is a Keras callback whose hooks of a batch never read the model."""
     known = keras.callbacks
     if isinstance(callback, _SAVERS):
         return callback.save_freq == "epoch"

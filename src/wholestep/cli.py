@@ -97,7 +97,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    """Return a whole number of at least 1, or let argparse say what is wrong."""
+    """Return an integer of at least 1, or raise argparse's error."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1. Received: {text}")

@@ -1,18 +1,18 @@
-"""Cut: how the rows of one update are shared out to microbatches."""
+"""The cut: the distribution of one update's rows over microbatches."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How the rows of one update are cut into microbatches.
+    """The cut of one update's rows into microbatches.
 
     Args:
-        sections: (number of microbatches, rows in each), one after the other.
-        rows: what the user's batch holds; the sections may hold more, the last ones then being padding.
-        padded: whether places beyond the number of real rows must weigh nothing.
-        extra: how the losses that `add_loss` and activity regularisers made on a microbatch add up: "sum" or "mean".
-        split: whether each replica folds its own rows of every microbatch, to be summed once; else arrays are global.
+        sections: (number of microbatches, rows in each), in order.
+        rows: the number of rows in the user's batch; further rows of the sections are padding, at the end.
+        padded: whether places beyond the real rows must have weight 0.
+        extra: how losses of `add_loss` and activity regularisers add up over microbatches: "sum" or "mean".
+        split: whether each replica folds its rows of every microbatch, with one sum at the end; else arrays are global.
     """
 
     sections: tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""The promise on this machine: one model trained in seven ways, and how far the parameters come apart.
+"""The demonstration: one model trained in seven ways, and the differences between the parameters.
 
 The data are scikit-learn's handwritten digits: 1797 scans of 8 x 8 pixels, shipped with the library. Every row has a
 sample weight; these are drawn at random (no annotator gave them), so that no two microbatches weigh the same.
@@ -30,7 +30,7 @@ from matplotlib import pyplot as plt
 
 _BATCH = 60
 _SEED = 7
-_FLOOR = 1e-8  # of the picture: no logarithm shows 0
+_FLOOR = 1e-8  # of the picture: a logarithmic axis cannot show 0
 _NOTES = """\
 loss k      of epoch k, as each run reports it: wholestep weighs every row of the epoch by its sample weight,
             Keras averages the losses of its batches.
@@ -44,11 +44,11 @@ class Row:
     """One run of the table.
 
     Args:
-        name: how the updates were carried out.
+        name: the way of training.
         losses: the loss of each epoch, as the run reports it.
         accuracy: the part of the test rows that is classified right, after the last epoch.
         differences: the largest relative difference of the parameters from the first row's, after each epoch.
-        seconds: the median time of an epoch, without the first; that of the first if there is no other.
+        seconds: the median time of an epoch, without the first unless it is the only one.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Row:
 
 
 class Diary(keras.callbacks.Callback):
-    """Notes the loss, the weights and the time of every epoch, of whichever `fit` calls it."""
+    """Records the loss, the weights and the time of every epoch, in Keras' `fit` and in ours."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,25 +68,25 @@ class Diary(keras.callbacks.Callback):
         self.seconds: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Note when the epoch began."""
+        """Record the begin of the epoch."""
         self.began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Note the time first: reading the weights is none of the epoch's."""
+        """Record the time first: reading the weights does not belong to the epoch."""
         self.seconds.append(time.perf_counter() - self.began)
         self.losses.append(float((logs or {})["loss"]))
         self.weights.append(self.model.get_weights())
 
     def get_state(self) -> dict[str, Any]:
-        """Return what has been noted, for whoever goes on."""
+        """Return the records, to resume from."""
         return {"losses": self.losses, "weights": self.weights, "seconds": self.seconds}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with what was noted before."""
+        """Restore the records."""
         self.losses, self.weights, self.seconds = state["losses"], state["weights"], state["seconds"]
 
     def row(self, name: str, test: tuple, reference: list[list[np.ndarray]]) -> Row:
-        """Return what the run came to, beside the weights of another one."""
+        """Return the results of the run, compared with the weights of another."""
         right = self.model.predict(test[0], verbose=0).argmax(axis=-1) == test[1]
         differences = tuple(difference(*pair) for pair in zip(self.weights, reference, strict=True))
         seconds = float(np.median(self.seconds[1:] or self.seconds))
@@ -99,7 +99,7 @@ def run(epochs: int, out: Path | str) -> list[Row]:
     Returns:
         One Row a run; the first is the whole batch, with which the others are compared.
     """
-    # Not keras.utils.set_random_seed: on TensorFlow, Keras' own fit would shuffle alike in every epoch.
+    # Not keras.utils.set_random_seed: on TensorFlow, Keras' fit would shuffle alike in every epoch.
     random.seed(_SEED)
     train_rows, test_rows = digits()
     start = network().get_weights()
@@ -170,7 +170,7 @@ def _own_loop(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> Non
 
 
 class _Kills(keras.callbacks.Callback):
-    """Kills its process after so many updates."""
+    """Kills its process after a number of updates."""
 
     def __init__(self, update: int):
         super().__init__()
@@ -182,7 +182,7 @@ class _Kills(keras.callbacks.Callback):
 
 
 def _killed(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
-    """Another process is killed in the middle of an epoch; this one goes on from what that one has saved."""
+    """Train in another process that is killed in the middle of an epoch; resume here from its checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         process = get_context("spawn").Process(target=_until_killed, args=(model.get_weights(), rows, epochs, folder))
         process.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 _OWN = str(Path(__file__).parent)
 _LIBRARIES = "<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_LONGEST, _MOST = 200, 6  # of what a message shows of a value: letters, and parts of a nest
+_LONGEST, _MOST = 200, 6  # the most characters, and parts of a nest, that a message shows of a value
 
 
 class WholestepError(Exception):
@@ -18,22 +18,22 @@ class WholestepError(Exception):
 
 
 class SpecificationError(WholestepError, ValueError):
-    """The model, the objective or an argument cannot mean what was asked.
+    """The model, the objective or an argument is not valid.
 
-    Raised before the first update, or, where only a later batch or epoch shows it, between two updates: those before it
-    stand.
+    Raised before the first update, or, where only a later batch or epoch shows it, between two updates: the earlier
+    ones are kept.
     """
 
 
 class BatchError(WholestepError, ValueError):
-    """The data cannot make an update. Raised before the update that would have used them."""
+    """The data are not valid for an update. Raised before the update that would have used them."""
 
 
 class NonFiniteError(WholestepError, ArithmeticError):
     """A loss or gradient was not finite. Raised before the update was applied; the weights are the last good ones.
 
-    `update` is the number of the update that was not applied, `rows` the row numbers that made it so (empty where
-    the rows were all finite and only the gradient was not).
+    `update` is the number of the update that was not applied, `rows` the numbers of the non-finite rows (empty where
+    only the gradient was not finite).
     """
 
     def __init__(self, message: str, update: int, rows: tuple[int, ...] = ()):
@@ -43,19 +43,19 @@ class NonFiniteError(WholestepError, ArithmeticError):
 
 
 class PeerError(WholestepError, RuntimeError):
-    """The processes of a run do not fit together, or one of them is lost. Raised in every process that can raise."""
+    """The processes of a run differ, or a process is lost. Raised in every process that can raise."""
 
 
 class CheckpointError(WholestepError, RuntimeError):
-    """A checkpoint cannot be written, or is not what was written. Nothing has been changed by it."""
+    """A checkpoint cannot be written or read. Nothing has been changed by it."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not what was written. A checkpoint that failed by any other error may be good."""
+    """A checkpoint's content differs from the one written. After any other error, a checkpoint may be good."""
 
 
 def message(must: str, received: object, attempt: str) -> str:
-    """Return the message of an error: what must hold, what came, what to try.
+    """Return the message of an error: the expectation, the received value, the advice.
 
     >>> message("batch_size must be at least 1.", 0, "leave it out for 32.")
     'batch_size must be at least 1. Received: 0. Try: leave it out for 32.'
@@ -64,7 +64,7 @@ def message(must: str, received: object, attempt: str) -> str:
 
 
 def warn(told: str) -> None:
-    """Warn, at the line of the user's code that is nearest."""
+    """Warn at the nearest line of the user's code."""
     frame: FrameType | None = sys._getframe(1)
     files: list[str] = []
     while frame is not None:
@@ -77,7 +77,7 @@ def warn(told: str) -> None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: an array by its type and shape, a long nest by its first parts.
+    """Return a value as text for a message: an array by its type and shape, a long nest by its first parts.
 
     >>> import numpy as np
     >>> shown({"x": np.ones((40, 3)), "y": ["a"] * 9})

@@ -1,4 +1,4 @@
-"""How updates are carried out, in plain words."""
+"""A description of how updates run, as text."""
 
 from wholestep.cut import Cut
 from wholestep.engines.protocol import Engine
@@ -8,12 +8,12 @@ _UNSEEN = "behind Keras' back, as tf.random, jax.random and numpy do, or in a tf
 
 
 def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) -> str:
-    """Return how an update is carried out, in plain words.
+    """Return a description of how an update runs.
 
     Args:
-        sharded: the variables that no device holds whole.
-        data: where the data are, in words.
-        unlike_keras: how the update differs from Keras', in words.
+        sharded: the sharded variables.
+        data: the place of the data, as text.
+        unlike_keras: the differences from Keras' update, as text.
     """
     engine, coupling, program = planner.engine, planner.findings.coupling, list(planner.programs.values())[-1]
     cut = program.cut
@@ -28,14 +28,14 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
         *([data] if data else []),
         f"Up to {program.length} updates go to the device in one dispatch ({engine.name})."
         if program.length > 1
-        else f"Each update is a dispatch of its own ({engine.name}).",
+        else f"Each update is a separate dispatch ({engine.name}).",
     ]
     lines += [program.how] if program.how else []
     if sharded:
         lines.append(f"Sharded, never gathered for the update: {', '.join(sharded)}.")
     if program.memory is not None:
         needs, limit = program.memory / 2**20, planner.limit / 2**20
-        lines.append(f"The program needs {needs:.1f} MiB beside the data and the weights, of {limit:.0f} it may use.")
+        lines.append(f"Besides data and weights, the program needs {needs:.1f} MiB, of {limit:.0f} it may use.")
     lines += program.tables
     drawn = _drawn(planner)
     if coupling is not None and not (coupling.cut_is_exact and drawn):
@@ -44,14 +44,14 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
         )
     if coupling is not None and coupling.custom:
         lines.append(
-            "What that step computes is the model's business: that microbatches, replicas or padding change nothing is "
-            "not promised of it, and there are none. Its losses and the weights are looked at afterwards."
+            "The model's step is run unchanged: without microbatches, replicas or padding, whose exactness cannot be "
+            "guaranteed for it. Its losses and the weights are checked afterwards."
         )
     return "\n".join([*lines, *drawn, *([unlike_keras] if unlike_keras else [])])
 
 
 def _drawn(planner: Planner) -> list[str]:
-    """Return what is drawn at random, but not for rows, if anything is."""
+    """Return a line about random draws that do not belong to rows, if there are any."""
     coupling, facts = planner.findings.coupling, planner.update.forward.facts.draws
     unknown = [f"keras.random.{fact.name} ({fact.why})" for fact in facts if fact.why]
     if unknown:
@@ -68,7 +68,7 @@ def _drawn(planner: Planner) -> list[str]:
 
 
 def _spread(cut: Cut, engine: Engine) -> list[str]:
-    """Return how the rows are spread over hosts and replicas, if they are."""
+    """Return lines about the spread of rows over hosts and replicas, if there are several."""
     replicas, hosts = engine.num_replicas, engine.processes.count
     if replicas == 1:
         return []

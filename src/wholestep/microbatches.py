@@ -1,4 +1,4 @@
-"""The microbatches of an update: which rows each has, what folding begins with, and what each adds."""
+"""The microbatches of an update: their rows, the initial totals of the fold, and the share that each adds."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from wholestep.tree import Tensor, Tree
 
 
 class Totals(NamedTuple):
-    """What is carried from microbatch to microbatch; every part is a plain sum."""
+    """The totals carried from microbatch to microbatch; every part is a plain sum."""
 
     grads: list
     sums: dict
@@ -27,7 +27,7 @@ class Totals(NamedTuple):
 
 
 def over(engine: Engine, cut: Cut, function: Callable, carry: Tree, rows: Tensor) -> Tree:
-    """Fold a function of (carry, (rows of a microbatch, place of its first row, its number)) over all of them."""
+    """Fold a function of (carry, (rows of a microbatch, place of its first row, its number)) over all microbatches."""
     start = done = 0
     for num, size in cut.sections:
         pieces = ops.reshape(rows[start : start + num * size], (num, size))
@@ -40,7 +40,7 @@ def over(engine: Engine, cut: Cut, function: Callable, carry: Tree, rows: Tensor
 
 
 def nothing(facts: TraceFacts, params: list, state: State) -> Totals:
-    """Return what folding begins with."""
+    """Return the totals of no microbatch."""
     grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
     zero = ops.zeros((), keras.config.floatx())
     sums = dict.fromkeys(facts.terms, (zero, zero))
@@ -49,7 +49,7 @@ def nothing(facts: TraceFacts, params: list, state: State) -> Totals:
 
 
 def add(floats: list[bool], total: Totals, grads: list, outcome: Outcome, buffers: list, share: Tensor) -> Totals:
-    """Return the totals with what one microbatch adds, whose rows are such a share of the update's."""
+    """Return the totals after one microbatch, whose rows are this share of the update's."""
     return Totals(
         [old + ops.cast(new, old.dtype) for old, new in zip(total.grads, grads, strict=True)],
         {k: (total.sums[k][0] + v, total.sums[k][1] + w) for k, (v, w) in outcome.sums.items()},
@@ -61,7 +61,7 @@ def add(floats: list[bool], total: Totals, grads: list, outcome: Outcome, buffer
 
 
 def weights_of_rows(engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
-    """Return the weights of the rows that `engine.batch` returns; None if all weigh 1."""
+    """Return the weights of the rows that `engine.batch` returns; None if all weights are 1."""
     if not cut.padded:
         return None
     is_real = first + ops.arange(size, dtype="int32") < count
@@ -69,13 +69,13 @@ def weights_of_rows(engine: Engine, cut: Cut, size: int, first: Tensor, count: T
 
 
 def extra_share(cut: Cut, size: int) -> float:
-    """Return what the other losses on so many rows count for."""
+    """Return the factor of the other losses on `size` rows."""
     is_part = cut.num_microbatches > 1 or cut.split
     return size / cut.rows if cut.extra == "mean" and is_part else 1.0
 
 
 def _buffer_moves(floats: list[bool], moves: list, after: list, before: list, share: Tensor) -> list:
-    """Moving statistics move by the rows' mean of what each microbatch would; counters and seeds move once.
+    """Return buffer changes: moving statistics by the row-weighted mean over microbatches, counters and seeds once.
 
     Every microbatch starts from the same buffers.
     """
@@ -86,12 +86,12 @@ def _buffer_moves(floats: list[bool], moves: list, after: list, before: list, sh
 
 
 def _apart(after: Tensor, before: Tensor) -> Tensor:
-    """How far a buffer has moved; of truth values, whether it has."""
+    """Return the change of a buffer; of booleans, whether it changed."""
     return ops.logical_xor(after, before) if _is_bool(before) else after - before
 
 
 def moved(before: Tensor, move: Tensor) -> Tensor:
-    """Return a buffer that has moved so far."""
+    """Return a buffer with a change applied."""
     return ops.logical_xor(before, move) if _is_bool(before) else before + move
 
 
@@ -100,12 +100,12 @@ def _is_bool(value: Tensor) -> bool:
 
 
 def _accumulator(dtype: object) -> str:
-    """Gradients of microbatches are added in float32 or wider, whatever the parameters are kept in."""
+    """Return the dtype in which gradients are summed: float32, or float64 for float64 parameters."""
     return "float64" if "float64" in str(dtype) else "float32"
 
 
 def row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
-    """Return the part of the update's rows that lies in this microbatch."""
+    """Return the share of the update's rows that lies in this microbatch."""
     if not cut.padded:
         return ops.full((), size / cut.rows, keras.config.floatx())
     inside = ops.clip(count - first, 0, size)
@@ -113,6 +113,6 @@ def row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
 
 
 def section(values: Tensor, number: Tensor, cut: Cut) -> Tensor:
-    """Return what belongs to one microbatch of values that were noted for all of them."""
+    """Return one microbatch's section of values for all microbatches."""
     size = values.shape[0] // cut.num_microbatches
     return ops.slice(values, [number * size], [size])

@@ -1,4 +1,4 @@
-"""How an update is carried out: microbatches, padding, updates per dispatch. Never what it computes."""
+"""The plan of an update: microbatches, padding, updates per dispatch. It never changes the result."""
 
 import os
 from dataclasses import asdict, dataclass, field, replace
@@ -30,12 +30,12 @@ class Planner:
 
     Args:
         microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.
-        memory_limit: bytes that a program may use beside its arguments; None for the device's, or half of the
-            host's.
-        findings: what was found out by trying, and is found out here.
-        update: the update, with what is known of batches like the one that was planned last.
-        empty: what the metrics hold before the first row, once an epoch has begun.
-        programs: by what an update looks like.
+        memory_limit: bytes that a program may use in addition to its arguments; None for the device's, or half of
+            the host's.
+        findings: the measurements of the run, which the planner completes.
+        update: the update, traced for batches like the last planned one.
+        empty: the metrics' values before the first row, known once an epoch has begun.
+        programs: the programs by the shape of an update.
     """
 
     engine: Engine
@@ -49,7 +49,7 @@ class Planner:
     _known: dict = field(default_factory=dict)
 
     def adopt(self, findings: Findings) -> None:
-        """Plan by the findings of a restored run; programs that were planned by others are dropped."""
+        """Plan by the findings of a restored run; drop the programs planned by different findings."""
         if not findings.plans_as(self.findings):
             self.programs.clear()
             self._known.clear()
@@ -60,7 +60,7 @@ class Planner:
         self.findings.why_no_xla = self.engine.why_no_xla
 
     def wanted(self, batches: Batches, *, in_hand: bool) -> Wanted:
-        """Return what is known of all updates on these batches; one in hand is not the first of many."""
+        """Return the common properties of all updates on these batches; `in_hand` is a single batch."""
         num_shapes = len(batches.shapes)
         many_are_alike = num_shapes < 2 and not in_hand
         if batches.arrays is not None and not num_shapes:
@@ -72,11 +72,11 @@ class Planner:
         return Wanted(batches.comes_short, most, num_shapes)
 
     def known(self, batch: Batch, wanted: Wanted) -> Program | None:
-        """Return the program for updates such as this one, if there has been one; None else."""
+        """Return the known program for updates like this one; None if there is none."""
         return self._known.get((self._key(batch, wanted), batch.full))
 
     def filled(self, state: State, batch: Batch, wanted: Wanted) -> Batch:
-        """Return the update with the rows of a full one, if it is short and may be filled up."""
+        """Return the batch, padded to the rows of a full one if it is short and padding is exact."""
         is_short = batch.num_rows < batch.full
         may_fill = (is_short or wanted.num_shapes > 0) and self.padding_is_exact(state, batch)
         return batch.padded(batch.full) if is_short and may_fill else batch
@@ -86,7 +86,7 @@ class Planner:
         return self._key(filled, wanted) not in self.programs
 
     def program(self, state: State, batch: Batch, filled: Batch, wanted: Wanted) -> Program:
-        """Return the program for updates such as this one, from now on known; it may have been `filled` up."""
+        """Return the program for updates like this one, and remember it; `filled` is the batch after padding."""
         key = self._key(filled, wanted)
         if key not in self.programs:
             self.engine.processes.set_status("compiling")
@@ -99,9 +99,9 @@ class Planner:
         return batch.signature, batch.num_rows, wanted.short, wanted.most > 1
 
     def _may_loop(self, batch: Batch) -> bool:
-        """Whether several updates on loaded batches like this one are a program: it takes long to compile.
+        """Whether to compile a program of several updates for loaded batches like this one, which takes long.
 
-        Where an update may also be compiled alone, only the first few kinds of batches have one: there may be hundreds.
+        Where programs of one update exist too, only the first few kinds of batches get one: there may be hundreds.
         """
         kinds, kind = self.findings.looped, f"{batch.signature} {batch.num_rows}"
         if not self.engine.loops_once and kind not in kinds and len(kinds) < _MOST_KINDS_LOOPED:
@@ -109,21 +109,21 @@ class Planner:
         return self.engine.loops_once or kind in kinds
 
     def learn(self, state: State, batch: Batch) -> None:
-        """Find out what the objective does with batches like this one, before anything else is asked of such."""
+        """Trace the objective on batches like this one, before any other method sees such a batch."""
         if batch.signature not in self._updates:
             cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.is_split)
             data, rows = stage(self.engine, batch, cut)
             rows, count = self.engine.place((rows, np.int32(batch.num_rows)))
             state = state._replace(captured=self.engine.read_captured(self.update.forward.inputs, state))
             update = self.update.learned(cut, state, data, rows, count)
-            if update.forward.variables is not self.update.forward.variables:  # of which the others know nothing
+            if update.forward.variables is not self.update.forward.variables:  # unknown to the other updates
                 for known in (self._updates, self.programs, self._known):
                     known.clear()
             self._updates[batch.signature] = update
         self.update = self._updates[batch.signature]
 
     def padding_is_exact(self, state: State, batch: Batch) -> bool:
-        """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once; not for an eager one."""
+        """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once; False if eager."""
         found = self.findings
         if found.pads is False or self.engine.is_eager or not self.probe(state, batch).padding_is_exact:
             return False
@@ -132,23 +132,23 @@ class Planner:
         return found.pads
 
     def metrics_are_additive(self, state: State, batch: Batch) -> bool:
-        """Whether the states of the metrics are sums over rows. Tries it, once."""
+        """Whether the states of the metrics are sums over rows, by an experiment, once."""
         found = self.findings
         if found.adds is None:
             found.adds = self._share(metrics_are_additive(self.engine, self.update.forward, state, batch))
         return found.adds
 
     def probe(self, state: State, batch: Batch) -> Coupling:
-        """Return what couples the rows, found out once."""
+        """Return the coupling of the rows, probed once."""
         if self.findings.coupling is not None:
             return self.findings.coupling
         found = self._probe(state, batch)
-        self.findings.coupling = found if batch.num_rows > 1 else None  # one row tells nothing of others
+        self.findings.coupling = found if batch.num_rows > 1 else None  # one row shows nothing of others
         return found
 
     @property
     def limit(self) -> int:
-        """The bytes that a program may use beside its arguments, the same in all processes."""
+        """The bytes that a program may use in addition to its arguments, the same in all processes."""
         if self.memory_limit is not None:
             return self.memory_limit
         self.findings.limit = self.findings.limit or self._share(self.engine.device_bytes() or _host_bytes() // 2)
@@ -156,21 +156,21 @@ class Planner:
 
     @property
     def room_for_data(self) -> int:
-        """The bytes that arrays may take which stay on the device, whatever a program may use."""
+        """The bytes that arrays resident on the device may take, independent of `limit`."""
         most = self.findings.room or self._share((self.engine.device_bytes() or _host_bytes() // 2) // 2)
         self.findings.room = most
         return most
 
     @property
     def pads_short(self) -> bool | None:
-        """Whether short batches are filled up with rows of weight 0; None if that has not been tried."""
+        """Whether short batches are padded with rows of weight 0; None if it is not known yet."""
         pads, coupling = self.findings.pads, self.findings.coupling
         if pads is False or (coupling is not None and not coupling.padding_is_exact):
             return False
         return None if coupling is None else pads
 
     def _share(self, found: Any) -> Any:
-        """Return what process 0 found: of measured and tried things, all processes must conclude the same."""
+        """Return the finding of process 0: all processes must plan by the same measurements."""
         return self.engine.processes.broadcast(found, "sharing what was found out by trying")
 
     def _probe(self, state: State, batch: Batch) -> Coupling:
@@ -191,7 +191,7 @@ class Planner:
             return self._compile(cut, length, state, batch)
         program = self._compile(whole, length, state, batch)
         if program.memory is None and self.memory_limit is not None:
-            self._say(f"memory_limit has no effect: {self.engine.name} does not tell what a program needs.")
+            self._say(f"memory_limit has no effect: {self.engine.name} does not report a program's memory.")
         size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
             if not self.probe(state, batch).cut_is_exact:
@@ -201,8 +201,8 @@ class Planner:
             program = self._compile(self._cut(whole, size, state, batch), length, state, batch)
         if program.memory is not None and program.memory > self.limit:
             self._say(
-                f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: the update is carried "
-                "out all the same. Raise memory_limit, or make the model smaller."
+                f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: the update runs "
+                "nevertheless. Raise memory_limit, or make the model smaller."
             )
         return program
 
@@ -230,17 +230,17 @@ class Planner:
         return Cut(sections, whole.rows, extra=extra, split=whole.split or split)
 
     def _may_split(self, whole: Cut, sizes: list[int], state: State, batch: Batch) -> bool:
-        """Whether each replica may fold its own rows of microbatches of such sizes, which may be cut anyhow."""
+        """Whether each replica may fold its rows of microbatches of such sizes, where any cut is exact."""
         num = self.engine.num_replicas
         if whole.split or not self.engine.can_split or any(size % num for size in sizes):
             return whole.split
         return self.metrics_are_additive(state, batch)
 
     def _shared_extra(self, state: State, batch: Batch) -> str:
-        """Return how other losses add up over replicas that see their own rows alone.
+        """Return how other losses add up over replicas that see only their rows: "sum" or "mean".
 
         Raises:
-            SpecificationError: something depends on the rows of all replicas together.
+            SpecificationError: a result depends on the rows of all replicas together.
         """
         coupling = self.probe(state, batch)
         if coupling.cut_is_possible and not coupling.cut_is_exact:
@@ -250,7 +250,7 @@ class Planner:
         if not why and not self.metrics_are_additive(state, batch):
             why = "a metric's state is not a sum over rows"
         if why:
-            must = "Under tf.distribute every replica sees its own rows alone, and what it finds must add up."
+            must = "Under tf.distribute every replica sees its own rows alone, and the results must add up."
             raise SpecificationError(message(must, why, "the JAX engine, where replicas share one array of all rows."))
         return "mean" if coupling.extra == "mean" else "sum"
 
@@ -266,7 +266,7 @@ class Planner:
         values = engine.read_captured(maker.forward.inputs, state)
         state = state._replace(captured=values, sums=engine.place(maker.epoch_sums.empty()))
         row_plan, wholes = maker.row_planner.plan(cut, state, data, places)
-        cut = replace(cut, split=False) if row_plan.tables else cut  # which need the lookups of all replicas
+        cut = replace(cut, split=False) if row_plan.tables else cut  # tables need the lookups of all replicas
         update = maker.whole_update(cut, row_plan)
         slowly = engine.loops_slowly(update, state, data, places, count)
         length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
@@ -287,7 +287,7 @@ class Planner:
 
 
 def _length(batch: Batch, most: int) -> int:
-    """Return how many updates a program for such batches carries out at most."""
+    """Return the most updates that a program for such batches runs."""
     most = min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows)
     if not batch.is_resident:
         most = most_stacked(batch, most)

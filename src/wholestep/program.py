@@ -1,4 +1,4 @@
-"""A compiled program: what carries out updates of one shape; what is wanted of it, and what a user may say of it."""
+"""A compiled program for updates of one shape, the properties of the feed it serves, and the user's options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from wholestep.reports.layout import ReportLayout
 
 
 class Options(NamedTuple):
-    """What a user may say of how updates are carried out."""
+    """The user's options for running updates."""
 
     microbatch_size: int | str
     memory_limit: int | None
@@ -24,7 +24,7 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program for updates of one shape, and how it carries them out."""
+    """A compiled program for updates of one shape, and its plan."""
 
     call: Callable
     cut: Cut
@@ -43,13 +43,13 @@ class Program:
 
 
 class Wanted(NamedTuple):
-    """What is known of all updates of a feed.
+    """Common properties of all updates of a feed.
 
     Args:
-        short: whether shorter updates may come, to be filled up with rows of weight 0.
-        most: how many updates will be wanted in one dispatch.
-        num_shapes: how many shapes they have, if that is known: then a short one may be a row alone, which tells
-            nothing of others, and a full one is asked.
+        short: whether shorter updates may come, to be padded with rows of weight 0.
+        most: the most updates in one dispatch.
+        num_shapes: the number of shapes, 0 if unknown. If known, a short batch may be a single row, which shows
+            nothing about coupling, so a full batch is probed.
     """
 
     short: bool

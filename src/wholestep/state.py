@@ -1,4 +1,4 @@
-"""State: everything an update changes. A value, spent by the step that takes it."""
+"""The state: everything that an update changes. A value, spent by the update that takes it."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import keras
 
 
 class State(NamedTuple):
-    """What goes into an update and comes out of it, as the engine's own arrays.
+    """The input and output of an update, as the engine's arrays.
 
     `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are the running sums of
     the epoch, see `EpochSums`; empty as long as the terms are not known. `stopped` is 1 from the first update that was

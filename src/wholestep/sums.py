@@ -1,4 +1,4 @@
-"""The sums of an update and of an epoch: what was minimised is what is reported. Nothing averages averages."""
+"""The sums of an update and of an epoch: the reported loss is the minimised one. No mean of means is taken."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from wholestep.model.forward import Forward
 from wholestep.model.terms import Mean, accumulate, ratio
 from wholestep.tree import Tensor, Tree
 
-OWN = "="  # before a name: what a `get_metrics_result` of the model's own says
+OWN = "="  # the prefix of results of a custom `get_metrics_result`
 
 
 class EpochSums:
-    """How the sums of one forward function become a loss, an epoch and a report.
+    """Turns the sums of one forward function into a loss, the sums of an epoch and a report.
 
     The sums of an epoch are two arrays, high and low parts of shape (2, terms + 1): values and weights of every term,
-    and last of what has no weight of its own (regularisation and `add_loss`), for which rows stand in.
+    and last of the losses without weights (regularisation and `add_loss`), which are weighted by rows.
     """
 
     def __init__(self, forward: Forward):
@@ -29,12 +29,12 @@ class EpochSums:
         self.terms = forward.facts.terms
 
     def empty(self) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
-        """Return the running sums of an epoch that has not begun; nothing, if the terms are not known yet."""
+        """Return the running sums of an epoch that has not begun; () if the terms are not known yet."""
         zeros = np.zeros((2, len(self.terms) + 1), keras.config.floatx())
         return () if self.forward.facts is NOTHING_KNOWN else (zeros, zeros)
 
     def fitting(self, engine: Engine, sums: tuple) -> tuple:
-        """Return these sums, or empty ones on the device if they are of other terms."""
+        """Return these sums; empty ones on the device if their terms differ."""
         empty = self.empty()
         return sums if [s.shape for s in sums] == [e.shape for e in empty] else engine.place(empty)
 
@@ -57,7 +57,7 @@ class EpochSums:
         return accumulate(epoch, ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)]))
 
     def logs(self, epoch: tuple[Tensor, Tensor], metrics: list, captured: Sequence[Tensor] = ()) -> dict[str, Tensor]:
-        """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and the model's own."""
+        """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and custom results."""
         means = ratio(*epoch)
         counted = [fact.coefficient * means[i] for i, fact in enumerate(self.terms.values()) if fact.counts]
         named = {k: means[i] for i, k in enumerate(self.terms) if k}
@@ -75,10 +75,10 @@ def first_logs(
     batch: Tree,
     row_weights: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Call all that is the user's once, while notes are taken: the objective, the regularisers, the metrics' results.
+    """Call all user functions once, in a trace: the objective, the regularisers, the metrics' results.
 
     Returns:
-        The numbers of an epoch, whose values mean nothing.
+        The numbers of an epoch, without meaningful values.
     """
     outcome = forward.sums(params, buffers, metrics, captured, batch, row_weights)
     known = forward.so_far()
@@ -89,7 +89,7 @@ def first_logs(
 
 
 def names_of(engine: Engine, forward: Forward) -> list[str]:
-    """Return what losses and metrics are called in the numbers of an epoch, as far as the objective need not say."""
+    """Return the names of an epoch's losses and metrics, except names that only the objective gives."""
     names = list(loss_trackers(forward.model))
 
     def note(metrics: list) -> dict[str, Tensor]:
@@ -102,16 +102,16 @@ def names_of(engine: Engine, forward: Forward) -> list[str]:
 
 
 def shown(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
-    """Return of an epoch's numbers what a user sees: the model's own results if it makes any, else all."""
+    """Return the numbers to show to the user: the custom results if there are any, else all."""
     own = {name.removeprefix(OWN): value for name, value in numbers.items() if name.startswith(OWN)}
     return own or numbers
 
 
 def fresh(model: keras.Model, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return an epoch's numbers as `keras.Model.fit` does, where Keras' metrics hold theirs already."""
+    """Return an epoch's numbers as `keras.Model.fit` does, once Keras' metrics have their values."""
     logs = shown(numbers)
     own = own_results(model) if logs is not numbers else {}
-    # Read again, as Keras does: it may look at what is no part of the program, such as the learning rate.
+    # Called again, as in Keras: it may read values outside of the program, such as the learning rate.
     read = {name: np.asarray(value).copy() for name, value in own.items()}
     same = read.keys() == logs.keys()
     return {name: value if value.ndim else float(value) for name, value in read.items()} if same else logs

@@ -1,6 +1,6 @@
-"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and stays.
+"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and is kept.
 
-A `Tree` is such data. A `Tensor` is one leaf: an array of the engine's, or what stands for one while it is traced.
+A `Tree` is such data. A `Tensor` is one leaf: an array of numpy or the engine, or a tracer.
 
 On the host, text is an array of strings, dtype object, and ragged rows are an array of arrays, one for each row.
 """
@@ -19,7 +19,7 @@ Tensor = Any
 
 
 def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Tree:
-    """Apply `function` to every leaf (of several trees in step), keeping the structure.
+    """Apply `function` to every leaf (to the corresponding leaves of several trees), keeping the structure.
 
     >>> map_leaves(abs, {"x": -1, "optional": None})
     {'x': 1, 'optional': None}
@@ -53,7 +53,7 @@ def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Tensor]]:
 
 
 def num_rows(tree: Tree, root: str = "batch") -> int:
-    """Return the one length that the leading axes of all leaves have.
+    """Return the common length of the leading axes of all leaves.
 
     Raises:
         BatchError: there is no leaf, a leaf has no leading axis, or the lengths differ.
@@ -83,7 +83,7 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
 
 
 def num_bytes(tree: Tree) -> int:
-    """Return how many bytes the leaves hold together; of strings what points at them."""
+    """Return the total number of bytes of the leaves; strings count as pointers."""
     return sum(_bytes_of(leaf) for leaf in leaves(tree))
 
 
@@ -92,7 +92,7 @@ def _bytes_of(leaf: Tensor) -> int:
 
 
 def is_ragged(leaf: object) -> bool:
-    """Whether this is an array of arrays, of rows that need not be equally long."""
+    """Whether this is an array of arrays: rows that may differ in length."""
     is_of_objects = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1
     return is_of_objects and len(leaf) > 0 and isinstance(leaf[0], np.ndarray)  # type: ignore[index, arg-type]
 

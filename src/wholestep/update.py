@@ -1,6 +1,6 @@
-"""ONE update, written once in engine verbs: weigh, fold, divide once, guard, apply, report.
+"""ONE update, written once in terms of the engine: weigh, fold, divide once, guard, apply, report.
 
-`whole_update` is the essence. The rest of the module is what it is made of and how several updates become a program.
+`whole_update` is the essence. The rest of the module is its parts, and the program of several updates.
 """
 
 import math
@@ -37,16 +37,16 @@ from wholestep.state import State
 from wholestep.sums import EpochSums, first_logs
 from wholestep.tree import Tensor, Tree
 
-OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, beside the logs: the update's own loss; 1 if it was applied
+OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
 
 
 class Update:
-    """The functions that make up an update of one model, objective and optimizer on one engine.
+    """The functions of an update of one model, objective and optimizer on one engine.
 
     Args:
-        layout: of the report of an update, once the objective is known.
-        guards_gradients: whether a non-finite gradient stops the update here (a dynamic loss scale handles its own).
-        stops: whether the first non-finite update stops all later ones ("raise"), or is left out ("skip").
+        layout: the layout of an update's report, known once the objective is traced.
+        guards_gradients: whether a non-finite gradient stops the update here (a dynamic loss scale does so itself).
+        stops: whether the first non-finite update stops all later ones ("raise"), or is skipped ("skip").
     """
 
     suits_xla = True
@@ -107,9 +107,9 @@ class Update:
         return engine.traced(whole_update)
 
     def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "Update":
-        """Return this update with the facts that are found by tracing all that it calls of the user's.
+        """Return this update with the properties found by tracing all user functions that it calls.
 
-        The objective and the metrics on a microbatch, the regularisers, and what the metrics say.
+        These are the objective and the metrics on a microbatch, the regularisers, and the metrics' results.
         """
         layout = self.layout
 
@@ -136,12 +136,12 @@ class Update:
         """Return the program (state, captured, data, rows, counts, span) -> (state, reports), see `several`.
 
         Args:
-            empty: what the metrics hold before the first row.
+            empty: the metrics' values before the first row.
         """
         engine = self.engine
 
         def each(state: State, captured: list, data: Tree, rows: Tensor, count: Tensor, begins: Tensor) -> tuple:
-            # Not before the loop: there each choice would be a kernel, here the compiler adds it to another.
+            # Not before the loop: there each choice would be a kernel, here the compiler fuses it into another.
             state = begun(state, begins, self.epoch_sums.empty(), empty)
             return whole_update(state._replace(captured=captured), data, rows, count)
 
@@ -154,15 +154,15 @@ class Update:
 
         return program
 
-    # ---- what whole_update is made of ----
+    # ---- the parts of whole_update ----
 
     def _part(self, cut: Cut, row_plan: RowPlan) -> Callable:
-        """One microbatch: its share of the gradient, and what it adds to every sum."""
+        """Return the function of one microbatch: its share of the gradient, and its addition to every sum."""
         sums, own = self._sums, self.forward.sums
         if row_plan.tables:
             own = partial(self.forward.sums, lookups=row_plan.lookups)
             sums = self.engine.traced(own)
-        # What is drawn again for the gradient is drawn in this function, which knows the place of the first row.
+        # The gradient repeats random draws in this function, which knows the place of the first row.
         sums = own if self.forward.facts.draws else self.engine.inlined(sums)
 
         def part(
@@ -186,7 +186,7 @@ class Update:
         return part
 
     def _weigh(self, cut: Cut, params: list, state: State, data: Tree, rows: Tensor, count: Tensor) -> dict | None:
-        """The weight of every mean over the whole batch, before the first gradient.
+        """Return the weight of every mean over the full batch, before the first gradient.
 
         The weights depend on the batch alone, so the compiler drops the forward pass. One microbatch weighs itself.
         """
@@ -258,16 +258,16 @@ class Update:
         return state._replace(stopped=stopped)
 
     def _reported(self, state: State, captured: list, loss: Tensor, ok: Tensor) -> tuple[State, Tensor]:
-        """The state in which Keras' loss trackers hold the epoch's numbers, and all numbers as one vector."""
+        """Return the state with the epoch's numbers in Keras' loss trackers, and all numbers as one vector."""
         logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
         state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
         return state, self.layout.pack(with_verdict(logs, loss, ops.cast(ok, keras.config.floatx())))
 
 
 def moved_where_finite(forward: Forward, before: list, after: list) -> list[Tensor]:
-    """Return the floating buffers that the forward pass moves, as one vector for each dtype.
+    """Return the floating buffers that the forward pass changes, as one vector for each dtype.
 
-    It has 0 where a number was not finite before, as in a mask, or a minimum that begins at infinity.
+    Numbers that were not finite before are 0, as in a mask, or a minimum that begins at infinity.
     """
     vectors: dict[str, list[Tensor]] = {}
     for i in forward.facts.moved:
@@ -278,5 +278,5 @@ def moved_where_finite(forward: Forward, before: list, after: list) -> list[Tens
 
 
 def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
-    """Return an update's numbers: those of the epoch so far, and last whether the update was applied."""
+    """Return an update's numbers: the epoch's logs so far, the update's loss, and last whether it was applied."""
     return logs | {OWN_LOSS: loss, APPLIED: applied}

@@ -1,1 +1,1 @@
-"""A model's own `train_step`, `test_step` and `predict_step`, run as they are."""
+"""A model's custom `train_step`, `test_step` and `predict_step`, run unchanged."""

@@ -1,4 +1,4 @@
-"""What an evaluation and a prediction do with one batch by a model's own `test_step` and `predict_step`."""
+"""Evaluation and prediction of one batch by a model's custom `test_step` and `predict_step`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +16,13 @@ from wholestep.tree import Tensor, Tree
 
 
 class CustomLook:
-    """What a pass does with one batch: (what it moves of the state, the rest, data, rows) -> (that, what was found).
+    """The function of one batch: (moved state, rest of the state, data, rows) -> (moved state, results).
 
     Args:
-        forward: the model's variables, and those that the step was seen to read besides; it is not called.
+        forward: the model's variables, and other variables that the step reads; it is not called.
         predicts: whether the step is `predict_step`; else it is `test_step`.
-        is_whole: whether a batch to be predicted is (x, ...), of which the first part is the input.
-        layout: of the numbers.
+        is_whole: whether a batch for prediction is (x, ...), the first part of which is the input.
+        layout: the layout of the numbers.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CustomLook:
         self._take = engine.traced(self._taking())
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomLook":
-        """Return the same with what is found by tracing it."""
+        """Return this function with the properties that its trace finds."""
         layout, at_rest = self.layout, self._engine.at_rest(state)
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
@@ -67,14 +67,14 @@ class CustomLook:
         return found
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
-        """Return what is moved, and what was found."""
+        """Return the moved state and the results."""
         state = self._engine.at_rest(joined(moved, rest))
         found, buffers, metrics = self._looked(state, self._engine.batch(data, rows))
         moved = moved._replace(buffers=buffers if moved.buffers else [])
         return (moved, found) if self._predicts else (moved._replace(metrics=metrics), self.layout.pack(found))
 
     def _taking(self) -> Callable:
-        """Return the function (values of groups of variables, batch) -> (what was found, values): the step itself."""
+        """Return the step as a function (values of groups of variables, batch) -> (results, values)."""
         v, steps, predicts = self.forward.variables, self._steps, self._predicts
         held = [[] if predicts else [v.metrics[i] for i in self._places], list(self.forward.facts.captured)]
         name = "predict_step" if predicts else "test_step"
@@ -88,9 +88,9 @@ class CustomLook:
         return take
 
     def _looked(self, state: State, batch: Tree) -> tuple[Tree, list, list]:
-        """Return what was found of a batch, and what buffers and metrics hold after it."""
+        """Return the results of a batch, and the buffers and metrics after it."""
         if self._predicts and not self._is_whole and isinstance(batch, list | tuple):
-            batch = (batch,)  # as Keras has several inputs
+            batch = (batch,)  # as Keras does with several inputs
         own = [state.metrics[i] for i in self._places]
         given = [list(state.params), list(state.buffers), own, list(state.captured)]
         found, (_, buffers, own, _) = self._take(given, batch)

@@ -1,4 +1,4 @@
-"""The steps that a model has of its own, and the variables that they move."""
+"""The custom steps of a model, and the variables that they change."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,17 +14,17 @@ _TRAIN, _TEST, _PREDICT = "train_step", "test_step", "predict_step"
 
 
 class CustomSteps:
-    """The steps of one model that are the user's own, on the contract of the Keras backend.
+    """The custom steps of one model, with the signatures of the Keras backend.
 
-    A `compute_metrics` of the user's own is what Keras' own steps call, so these are run whole as well.
+    A custom `compute_metrics` is called by Keras' steps, so these count as custom steps as well.
 
     Args:
-        as_function: returns a step as the engine runs it.
-        has_objective: whether an objective stands in the place of the steps that have a loss.
+        as_function: returns a step in the form that the engine runs.
+        has_objective: whether an objective replaces the steps that have a loss.
 
     Attributes:
-        trains, tests, predicts: whether an update, an evaluation, a prediction is the model's own step.
-        iterations: how many updates have been applied; a step may move any optimizer, or several, or none.
+        trains, tests, predicts: whether an update, an evaluation, a prediction is a custom step.
+        iterations: the number of applied updates; a step may use any optimizer, or several, or none.
     """
 
     def __init__(self, model: keras.Model, as_function: Callable[[Callable], Callable], *, has_objective: bool):
@@ -41,7 +41,7 @@ class CustomSteps:
     # ---- the steps ----
 
     def function(self, name: str) -> Callable:
-        """Return a step by the name of its method, as the engine runs it."""
+        """Return a step by the name of its method, in the form that the engine runs."""
         if name not in self._functions:
             step = {_TRAIN: self._train, _TEST: self._test, _PREDICT: self._predict}[name]
             self._functions[name] = step if self.model.run_eagerly else self._as_function(step)
@@ -60,15 +60,15 @@ class CustomSteps:
             return self.model.predict_step(*given)
         state, data = given
         found, buffers = self.model.predict_step(state, data)
-        return found, (state[0], buffers)  # of the state, Keras wants the second part alone
+        return found, (state[0], buffers)  # Keras' step returns only the second part of the state
 
     def forget(self) -> None:
-        """Forget the functions, if the model is made of other things than when they were remembered."""
+        """Drop the functions if the model's parts differ from the remembered ones."""
         if not are_same(self._made_for, self._parts()):
             self._functions = {}
 
     def remember(self) -> None:
-        """Take note of what the model is made of."""
+        """Remember the model's parts."""
         self._made_for = self._parts()
 
     def _parts(self) -> list:
@@ -81,16 +81,16 @@ class CustomSteps:
 
     @property
     def own_slots(self) -> list[keras.Variable]:
-        """The variables of the model's optimizer, which Keras hands to a step."""
+        """The variables of the model's optimizer, which Keras passes to a step."""
         optimizer = getattr(self.model, "optimizer", None)
         return [] if optimizer is None else list(optimizer.variables)
 
     @property
     def slots(self) -> list[keras.Variable]:
-        """All variables that an update moves beside weights, seeds and metrics.
+        """All variables that an update changes, except weights, seeds and metrics.
 
-        First those of the model's optimizer; then those of other optimizers that are attributes of the model, and of
-        metrics that `model.metrics` leaves out; last the number of updates.
+        First the variables of the model's optimizer, then of other optimizers that are attributes of the model and of
+        metrics missing from `model.metrics`, last the number of updates.
         """
         model, own = self.model, self.own_slots
         known = {id(v) for v in (*own, *model.variables, *model.metrics_variables)}
@@ -99,7 +99,7 @@ class CustomSteps:
 
     @property
     def are_built(self) -> bool:
-        """Whether all that a step makes use of has its variables, as far as can be told."""
+        """Whether all known parts that a step may use have their variables."""
         parts = (*layers(self.model), *self._optimizers(), *self._metrics())
         loss = getattr(self.model, "_compile_loss", None)
         return all(getattr(part, "built", True) for part in (*parts, getattr(self.model, "optimizer", None), loss))
@@ -116,10 +116,10 @@ class CustomSteps:
                 nested = attribute if isinstance(attribute, list | tuple) else [attribute]
                 yield from nested.values() if isinstance(nested, dict) else nested
 
-    # ---- what a step returns ----
+    # ---- the results of a step ----
 
     def results(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """Return the numbers of an epoch as `keras.Model.fit` does: the metrics', if a step returned just these."""
+        """Return an epoch's numbers as `keras.Model.fit` does: the metrics' results if the step returns just them."""
         own = self.model.get_metrics_result()
         if own.keys() != numbers.keys():
             return numbers
@@ -128,10 +128,10 @@ class CustomSteps:
 
 
 def logs_of(found: Any, name: str) -> dict[str, Tensor]:
-    """Return the numbers that a step has returned, by name, those of nested mappings among the others.
+    """Return the numbers of a step by name, with nested mappings flattened.
 
     Raises:
-        SpecificationError: they are no mapping.
+        SpecificationError: the step returned no mapping.
     """
     if not isinstance(found, dict | None):
         must, attempt = f"{name} must return its numbers by name.", 'return {"loss": loss}.'

@@ -1,6 +1,6 @@
-"""ONE update by a model's own `train_step`: taken whole, then looked at, and taken back if it is not finite.
+"""ONE update by a model's custom `train_step`: run unchanged, then checked, and undone if it is not finite.
 
-`CustomUpdate` has the verbs of `wholestep.update.Update`, and the same program around them.
+`CustomUpdate` has the methods of `wholestep.update.Update`, and the same program around them.
 """
 
 import copy
@@ -27,7 +27,7 @@ from wholestep.update import Update, with_verdict
 
 
 class WholeTables:
-    """Plans no rows of embedding tables: a step of the model's own updates them as it likes."""
+    """Plans no rows of embedding tables: a custom step updates whole tables."""
 
     tables: tuple = ()
 
@@ -41,15 +41,15 @@ class WholeTables:
 
 
 class CustomUpdate:
-    """The functions that make up an update by the `train_step` of one model on one engine.
+    """The functions of an update by the `train_step` of one model on one engine.
 
     Args:
-        forward: the model's variables, and those that the step was seen to read besides; it is not called.
-        layout: of the report of an update, once the step has been traced.
-        stops: whether the first non-finite update stops all later ones ("raise"), or is left out ("skip").
+        forward: the model's variables, and other variables that the step reads; it is not called.
+        layout: the layout of an update's report, known once the step has been traced.
+        stops: whether the first non-finite update stops all later ones ("raise"), or is skipped ("skip").
     """
 
-    suits_xla = False  # which draws other random numbers than Keras does without it
+    suits_xla = False  # XLA draws other random numbers than Keras' step without it
 
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps, *, stops: bool):
         self.engine = engine
@@ -64,7 +64,7 @@ class CustomUpdate:
         self._take = engine.traced(self._taking(forward))
 
     def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "CustomUpdate":
-        """Return this update with what is found by tracing the step: its logs, and what it reads besides."""
+        """Return this update with the results of a trace: the step's logs, and the other variables it reads."""
         layout = self.layout
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class CustomUpdate:
         """Return the program (state, captured, data, rows, counts, span) -> (state, reports), see `several`.
 
         Args:
-            empty: what the metrics hold before the first row.
+            empty: the metrics' values before the first row.
         """
 
         def each(state: State, captured: list, data: Tree, rows: Tensor, count: Tensor, begins: Tensor) -> tuple:
@@ -151,7 +151,7 @@ def update_of(
     *,
     stops: bool,
 ) -> AnyUpdate:
-    """Return what an update of a model is: our own, or the model's `train_step`."""
+    """Return the update of a model: ours, or its custom `train_step`."""
     if steps.trains:
         return CustomUpdate(engine, forward, steps, stops=stops)
     dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -1,1 +1,1 @@
-"""Several updates in one dispatch: how many, in which program, and before somebody asked for them."""
+"""Several updates in one dispatch: their number, their program, and sending them ahead of requests."""

@@ -1,9 +1,9 @@
-"""Sends updates to the device: those that are asked for, and where updates are short, some of those that will be.
+"""Sends updates to the device: the requested updates and, where updates are short, some of the next ones ahead.
 
-To send one update by itself costs three times the update, where updates are short. So several go in one dispatch, and
-are handed out one by one. Who reads or sets a variable in between finds the state after the last update that was handed
-out: the updates up to it are carried out once more, from a copy of the state before the first. (Speculative execution;
-how updates are grouped into dispatches changes no bit of them.)
+Where updates are short, sending one alone costs three times the update. So several go in one dispatch, and are handed
+out singly. An access to a variable in between finds the state after the last update that was handed out: the
+updates up to it are computed again, from a copy of the state before the first. (Speculative execution; how updates are
+grouped into dispatches changes no bit of them.)
 """
 
 import math
@@ -28,8 +28,8 @@ from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 
-_MOST_BYTES = 64 << 20  # of state that is copied for a dispatch
-_MOST_SECONDS = 1e-3  # of an update: a longer one gains nothing that could be noticed
+_MOST_BYTES = 64 << 20  # of state copied for a dispatch
+_MOST_SECONDS = 1e-3  # of an update: a longer one gains nothing noticeable
 
 Given = Callable[[Run, Program], tuple[State, Tree]]
 
@@ -40,19 +40,19 @@ def _placed_span(engine: Engine, first: int, num: int, begins: int) -> Tensor:
 
 @dataclass
 class _Ahead:
-    """Updates of one dispatch that are handed out one by one.
+    """Updates of one dispatch, handed out singly.
 
     Args:
-        run: which they move on.
-        block: names the first of them.
-        num: how many there are.
-        numbers: of each.
-        state: after the last.
-        variables: whose values are held back.
-        redo: returns the state after so many of them; once, unless it fails.
-        done: how many have been handed out.
-        seen: after how many somebody has looked; then it is over.
-        unwatch: lets the variables be what they were.
+        run: the run that they advance.
+        block: the block of the first update.
+        num: the number of updates.
+        numbers: the numbers of each update.
+        state: the state after the last update.
+        variables: the variables that are not written yet.
+        redo: returns the state after a number of updates; only once, unless it fails.
+        done: the number of updates handed out.
+        seen: the number of updates before the first access to a variable, which ends this.
+        unwatch: ends the watch on the variables.
     """
 
     run: Run
@@ -67,7 +67,7 @@ class _Ahead:
     unwatch: Callable[[], None] = lambda: None
 
     def holds(self, run: Run, block: Block) -> bool:
-        """Whether the updates of a block are those that come next."""
+        """Whether the updates of a block are the next ones to hand out."""
         first = self.block
         if run is not self.run or run.begins != GOES_ON or self.done + block.num > self.num:
             return False
@@ -77,10 +77,10 @@ class _Ahead:
 
 
 class Dispatcher:
-    """Sends blocks to the device. Nobody finds a state that is ahead of what was asked for.
+    """Sends blocks to the device. The visible state is never ahead of the requested updates.
 
     Args:
-        applied: is told that the optimizer's variables have been written.
+        applied: is notified when the optimizer's variables have been written.
     """
 
     def __init__(self, engine: Engine, applied: Applied):
@@ -89,29 +89,29 @@ class Dispatcher:
         self._sees_looks = engine.sees_looks and engine.processes.count == 1
         self._looks = Looks()
         self._pace = DispatchSize(engine.processes)
-        self._shortest = math.inf  # seconds that an update has taken, with little around it
-        self._handed_out = 0  # updates since the latest dispatch, and with it
+        self._shortest = math.inf  # seconds of an update, with little time around it
+        self._handed_out = 0  # updates since the latest dispatch, including it
         self._ahead: _Ahead | None = None
-        # Held while variables get newer values, so that another thread's access waits; not while updates are computed.
+        # Held while variables are written, so that another thread's access waits; not while updates are computed.
         self._lock = threading.RLock()
-        # Kept on the device: a loop of single updates asks for the same ones in every epoch.
+        # Kept on the device: a loop of single updates needs the same spans in every epoch.
         self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine))
 
     def is_ahead(self, run: Run) -> bool:
-        """Whether nobody has looked since the run's last update, so that its variables have not been written yet."""
+        """Whether the variables are not written yet, as none was accessed since the run's last update."""
         return self._ahead is not None and self._ahead.run is run
 
     def send(self, run: Run, block: Block, given: Given) -> tuple[Numbers, int]:
-        """Send the updates of a block, if they have not been sent; return the numbers, and where theirs begin.
+        """Send the updates of a block unless they were sent ahead; return the numbers and the index of the first.
 
         Args:
-            given: returns the state that a program spends next, and what it takes beside state and data.
+            given: returns the state that a program spends next, and its further arguments.
         """
         with self._lock:
             ahead = self._ahead
             if ahead is not None and ahead.holds(run, block):
                 at, ahead.done = ahead.done, ahead.done + block.num
-                if ahead.seen in (None, ahead.done):  # a signal's handler may have looked before they were counted
+                if ahead.seen in (None, ahead.done):  # a signal handler may read a variable before they are counted
                     self._handed_out += block.num
                     return ahead.numbers, at
         return self._dispatch(run, block, given), 0
@@ -144,24 +144,24 @@ class Dispatcher:
         return numbers
 
     def num_ahead(self) -> int:
-        """Return how many updates would be sent at once now, if so many were there; at least 1."""
+        """Return the number of updates to send in one dispatch now, if available; at least 1."""
         is_worth = self._sees_looks and self._pace.seconds <= _MOST_SECONDS
         return max(1, min(self._looks.wanted, self._pace.size)) if is_worth else 1
 
     def _goes_ahead_from(self, state: State) -> bool:
-        """Whether updates may be sent ahead now, or at least whoever looks is seen."""
+        """Whether updates may be sent ahead now, or at least the variables are to be watched."""
         is_worth = self._sees_looks and self._pace.seconds <= _MOST_SECONDS and self._looks.wanted > 0
         return is_worth and tree.num_bytes(list(state)) <= _MOST_BYTES
 
     def _num_to_send(self, block: Block) -> int:
-        """Return how many updates to send for a block, at least its own."""
+        """Return the number of updates to send for a block, at least the block's."""
         num = min(self.num_ahead(), block.num + block.follow)
         return max(1, num // block.num) * block.num
 
     def _note_pace(self) -> None:
-        """Take note of how long the updates of the latest dispatch took, with what was done between them."""
+        """Record the time of the latest dispatch's updates, including the caller's work between them."""
         if not self._sees_looks:
-            return  # several processes would have to agree on what one of them has measured
+            return  # several processes would have to agree on one measurement
         if self._handed_out:
             self._pace.note(self._handed_out)
             self._shortest = min(self._shortest, self._pace.seconds)
@@ -169,19 +169,19 @@ class Dispatcher:
             self._pace.start()
 
     def _look(self) -> None:
-        """Somebody is about to read or set a variable."""
+        """Write the variables before one of them is accessed."""
         if self.catch_up():
             self._looks.note_look()
 
     def finish(self) -> None:
-        """Let nothing be ahead at the end of a loop."""
+        """Write the variables at the end of a loop."""
         self.catch_up()
         self._handed_out = 0
 
     def catch_up(self) -> bool:
-        """Let the variables and the run hold the state after the last update that was handed out; was it ahead?
+        """Write the state after the last update handed out to variables and run; return whether it was pending.
 
-        If the updates cannot be carried out again, nothing has changed, and the next who looks tries once more.
+        If the updates cannot be computed again, nothing has changed, and the next access tries once more.
         """
         with self._lock, uninterrupted():
             ahead = self._ahead
@@ -194,7 +194,7 @@ class Dispatcher:
             return True
 
     def _write(self, ahead: _Ahead, state: State) -> None:
-        """Let variables and run hold a state; whoever waits to look finds all of it."""
+        """Write a state to variables and run, before a waiting access continues."""
         self._engine.write_variables(ahead.variables, state)
         ahead.run.hold(state)
         ahead.unwatch()
@@ -202,8 +202,8 @@ class Dispatcher:
 
 
 def _apart(function: Callable[[], Any]) -> Any:
-    """Return what a function returns in a thread of its own: not in whatever a reader of a variable is tracing."""
-    if sys.is_finalizing():  # no other thread gets its turn any more
+    """Return the function's result, computed in a new thread: the reader of a variable may be inside a trace."""
+    if sys.is_finalizing():  # no other thread runs any more
         return function()
     found: list = []
     errors: list[BaseException] = []

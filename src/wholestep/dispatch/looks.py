@@ -1,19 +1,18 @@
-"""When somebody will look at the state of a training: how many updates are worth sending at once."""
+"""Forecast of the next access to the training state: the number of updates worth sending at once."""
 
 from collections import deque
 
-_MOST_DEBT, _MOST_CREDIT = -64.0, 256.0  # dispatches that were saved, less what was computed in vain
+_MOST_DEBT, _MOST_CREDIT = -64.0, 256.0  # dispatches saved, minus the cost of discarded updates
 _REST, _LONGEST_REST = 64, 4096  # updates
-_LOOK = 0.5  # what it costs to see a look where nothing was sent ahead
-_SAVED = 150e-6  # seconds that an update costs more by itself than among others (docs/notes/log.md)
+_LOOK = 0.5  # the cost of watching for an access where nothing was sent ahead
+_SAVED = 150e-6  # extra seconds of an update that is sent alone (docs/notes/log.md)
 
 
 class Looks:
-    """Foretells how many updates will go by before somebody looks.
+    """Forecasts the number of updates before the next access to a variable.
 
-    Where somebody has looked after so many updates, so many are worth sending; twice as many as before where nobody
-    has. Where looks cannot be foretold, and cost more than was saved, updates go by themselves for a while, each time
-    for longer.
+    It is the shortest recent distance between accesses; without accesses, it doubles. Where accesses cannot be
+    forecast and cost more than was saved, updates are sent singly for a while, each time for longer.
 
     >>> looks = Looks()
     >>> sizes = []
@@ -30,37 +29,37 @@ class Looks:
     """
 
     def __init__(self) -> None:
-        self._since = 0  # updates since somebody has looked
-        self._has_seen = False  # since when every look has been seen: only then is the time between two known
-        self._gaps: deque[int] = deque(maxlen=4)  # updates between looks
+        self._since = 0  # updates since the last access
+        self._has_seen = False  # whether all accesses since the last one were seen, so that their distance is known
+        self._gaps: deque[int] = deque(maxlen=4)  # updates between accesses
         self._latest = 1
         self._balance = 0.0
-        self._rest = 0  # updates that are still to go by themselves
+        self._rest = 0  # updates still to be sent singly
         self._next_rest = _REST
 
     @property
     def wanted(self) -> int:
-        """How many updates are worth sending at once; 0 if they are to go by themselves, and nobody is watched."""
+        """The number of updates worth sending at once; 0 to send them singly, without a watch."""
         if self._rest > 0:
             return 0
         to_look = min(self._gaps) - self._since if self._gaps and self._has_seen else 0
         return to_look if to_look > 0 else 2 * self._latest
 
     def note_look(self) -> None:
-        """Somebody looks, after all updates that have been noted."""
+        """Record an access after all recorded updates."""
         if self._has_seen:
             self._gaps.append(self._since)
         self._since, self._has_seen = 0, True
         self._note_gain(-_LOOK)
 
     def note_end(self, num: int, in_vain: int, seconds: float) -> None:
-        """A dispatch is over, of which so many updates were of use; others have been computed in vain.
+        """Record a finished dispatch of `num` useful updates; `in_vain` updates were computed again or discarded.
 
         Args:
-            seconds: what an update takes.
+            seconds: the time of an update.
         """
         if self._rest > 0:
-            self._rest = max(0, self._rest - num)  # meanwhile nobody is seen to look
+            self._rest = max(0, self._rest - num)  # accesses are not seen meanwhile
         else:
             self._latest, self._since = num, self._since + num
             self._note_gain(num - 1 - in_vain * min(max(0.5, seconds / _SAVED), 8.0))

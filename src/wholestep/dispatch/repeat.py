@@ -1,7 +1,7 @@
-"""Several updates, or batches of an evaluation, as one program: how many of a table's is known only when it runs.
+"""Several updates, or batches of an evaluation, as one program; their number is an argument of the program.
 
-So one program serves a whole epoch, its tail and a user's own loop: how updates are grouped into dispatches cannot
-change a bit of them.
+So one program serves a full epoch, its tail and a custom loop: how updates are grouped into dispatches cannot change a
+bit of them.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ NONE = np.zeros((3,), np.int32)
 Each = Callable[..., tuple[State, Tree]]
 
 
-GOES_ON, EPOCH, ALONE = range(3)  # how an update begins: with all sums there are, without, or without metrics as well
+GOES_ON, EPOCH, ALONE = range(3)  # an update's begin: with the epoch's sums, empty sums, or empty sums and metrics
 
 
 def span(first: int, num: int, begins: int = GOES_ON) -> np.ndarray:
-    """Return which updates of a table a program carries out, and how the first of them begins, int32 (3,).
+    """Return the range of a table's updates that a program runs, and how the first begins, int32 (3,).
 
     >>> span(2, 5, EPOCH).tolist()
     [2, 5, 1]
@@ -33,13 +33,13 @@ def span(first: int, num: int, begins: int = GOES_ON) -> np.ndarray:
 
 
 def several(engine: Engine, each: Each, found: Tree | None, length: int, unreached: float = 0) -> Callable:
-    """Return the program (state, given, data, rows, counts, span) -> (state, what was found of each).
+    """Return the program (state, given, data, rows, counts, span) -> (state, results of each update).
 
     Args:
-        each: (state, given, data, rows, count, begins) -> (state, what was found): one update.
-        found: shapes and dtypes of what is found of one; None for a program of one update, without a loop.
-        length: how many updates a table names, and how many at most are carried out.
-        unreached: what stands for an update that was not reached.
+        each: one update, (state, given, data, rows, count, begins) -> (state, results).
+        found: shapes and dtypes of an update's results; None for a program of one update, without a loop.
+        length: the number of updates in a table, and the most that are run.
+        unreached: the value of the results of updates that were not reached.
     """
 
     def program(state: State, given: Tree, data: Tree, rows: Tensor, counts: Tensor, which: Tensor) -> tuple:
@@ -60,15 +60,15 @@ def several(engine: Engine, each: Each, found: Tree | None, length: int, unreach
 def compiled(
     engine: Engine, program: Callable, state: State, given: Tree, data: Tree, table: tuple[int, int], *, repeats: bool
 ) -> Callable:
-    """Return what `several` made, compiled for a table of such a shape: how many updates it names, and their rows."""
+    """Return a program of `several`, compiled for a table of this shape, (updates, rows)."""
     rows, counts = engine.place((np.zeros(table, np.int32), np.zeros(table[:1], np.int32)))
     return engine.compile(program, (state, given, data, rows, counts, engine.place(NONE)), repeats=repeats)
 
 
 def begun(state: State, begins: Tensor, sums: tuple, metrics: list[np.ndarray]) -> State:
-    """Return the state with these sums if an epoch begins, and with these metrics for an update that stands alone.
+    """Return the state with these sums if an epoch begins, and also with these metrics for an update that is `ALONE`.
 
-    Whoever begins an epoch has reset Keras' metrics, which may keep something; here that is not known.
+    At an epoch's begin, the caller has reset Keras' metrics, which may keep a part; this function cannot know it.
     """
 
     def or_empty(value: Tensor, empty: np.ndarray, where: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How many updates go in one dispatch."""
+"""The number of updates in one dispatch."""
 
 import math
 import time
@@ -10,14 +10,14 @@ _SECONDS_PER_DISPATCH = 0.1
 
 
 class DispatchSize:
-    """How many updates to send in one dispatch: about a tenth of a second's worth. Cannot change a bit of them.
+    """The number of updates to send in one dispatch: about 0.1 s of them. It cannot change a bit of the updates.
 
-    Several processes send equally many: those that process 0 says, which the others ask for ever more seldom.
+    All processes use the number of process 0, which is broadcast after 1, 2, 4, 8, ... dispatches.
     """
 
     def __init__(self, processes: Processes) -> None:
         self.size = 1
-        self.seconds = math.inf  # that an update took, of those noted last
+        self.seconds = math.inf  # of an update in the latest dispatch
         self._processes = processes
         self._notes = 0
         self._since = time.perf_counter()
@@ -27,7 +27,7 @@ class DispatchSize:
         self._since = time.perf_counter()
 
     def note(self, num: int) -> None:
-        """Take note that `num` updates have just finished."""
+        """Record that `num` updates have just finished."""
         now = time.perf_counter()
         self.seconds, self._since = (now - self._since) / num, now
         self._notes += 1

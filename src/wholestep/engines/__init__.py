@@ -23,10 +23,10 @@ def choose(
     replicas: int | str | None = None,
     jit_compile: bool | str = "auto",
 ) -> Engine:
-    """Return the engine of the running Keras backend, for the replicas and the compiler that were asked for.
+    """Return the engine of the running Keras backend, for the requested replicas and compiler.
 
     Raises:
-        SpecificationError: the backend is neither jax nor tensorflow, or there are not so many devices.
+        SpecificationError: the backend is neither jax nor tensorflow, or there are too few devices.
     """
     backend, kinds = keras.backend.backend(), list[Callable[..., Engine]]()
     if backend == "jax":
@@ -53,13 +53,13 @@ def choose(
 
 
 def scope(model: keras.Model) -> AbstractContextManager:
-    """Return the context in which the variables of a model are made, as `keras.Model.fit` makes them."""
+    """Return the context in which to create the variables of a model, as `keras.Model.fit` does."""
     strategy = getattr(model, "distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()
 
 
 def num_replicas(model: keras.Model) -> int:
-    """Return how many devices share the rows of a batch, if nobody but the model and Keras says so."""
+    """Return the number of devices that share the rows of a batch, as set by the model and Keras alone."""
     if keras.backend.backend() == "jax":
         from wholestep.engines.mesh import find_layout
 
@@ -72,12 +72,12 @@ def num_replicas(model: keras.Model) -> int:
 
 
 def makes_variables() -> bool:
-    """Whether a model's own step may make variables when it is first traced."""
+    """Whether a custom step may create variables in its first trace."""
     return keras.backend.backend() == "tensorflow"
 
 
 def as_function(step: Callable) -> Callable:
-    """Return a model's own step as the engine runs it."""
+    """Return a custom step in the form that the engine runs."""
     if not makes_variables():
         return step
     from wholestep.engines import tensorflow_steps
@@ -86,14 +86,14 @@ def as_function(step: Callable) -> Callable:
 
 
 def make_variables(function: Callable, batch: Tree) -> None:
-    """Let a model's own step, `as_function`, make its variables for such a batch. Nothing is computed."""
+    """Create the variables of a custom step, `as_function`, for such a batch. Nothing is computed."""
     from wholestep.engines import tensorflow_steps
 
     tensorflow_steps.make_variables(function, batch)
 
 
 def connect() -> Processes:
-    """Return the processes that make every update of a run together, be there one or several."""
+    """Return the processes of the run, which compute every update together; there may be only one."""
     if keras.backend.backend() != "jax":
         return SingleProcess()
     from wholestep.processes import group
@@ -102,7 +102,7 @@ def connect() -> Processes:
 
 
 def placed(variable: keras.Variable, numbers: Numbers) -> Any:
-    """Return numbers as a variable takes them: where it lies over several processes, only its own pieces are read."""
+    """Return numbers in the placement of a variable; of one sharded over processes, only the local shards are read."""
     if getattr(variable.value, "is_fully_addressable", True):
         return numbers if isinstance(numbers, np.ndarray) else numbers[...]
     from wholestep.engines import mesh
@@ -111,7 +111,7 @@ def placed(variable: keras.Variable, numbers: Numbers) -> Any:
 
 
 def listener() -> Listener:
-    """Return what an audit hears by, on the running Keras backend.
+    """Return the listener of an audit for the running Keras backend.
 
     Raises:
         SpecificationError: the backend is neither jax nor tensorflow.

@@ -1,4 +1,4 @@
-"""What an engine does under `run_eagerly`: functions are called with values, and nothing is traced or compiled."""
+"""Engine methods under `run_eagerly`: functions are called with values, and nothing is traced or compiled."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from wholestep.tree import Tree
 
 
 class Eager:
-    """The verbs of `wholestep.engines.protocol` that would trace or compile; an engine has these before its own."""
+    """The methods of `wholestep.engines.protocol` that would trace or compile; listed first among an engine's bases."""
 
     is_eager = True
     loops_once = False
@@ -20,7 +20,7 @@ class Eager:
         return function
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
-        """Return what the function returns, which has the shapes and dtypes: there is no other way to know them."""
+        """Return the function's results: without a trace, only they show the shapes and dtypes."""
         return function(*arguments)
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
@@ -28,17 +28,17 @@ class Eager:
         return function
 
     def again(self, program: Callable) -> Callable | None:
-        """Return None: whoever prints what it sees is to see every update once."""
+        """Return None: a program that runs again would repeat its prints."""
         return None
 
     def describe(self, program: Callable) -> str:
-        """Return how a program is carried out, in plain words."""
+        """Return how a program is executed, as text."""
         return "Nothing is compiled: the model says run_eagerly=True, and Python computes operation by operation."
 
     def memory(self, program: Callable) -> int | None:
-        """Return None: nobody can tell beforehand."""
+        """Return None: the memory is not known in advance."""
         return None
 
     def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
-        """Return True: each update is a dispatch of its own."""
+        """Return True: each update is a separate dispatch."""
         return True

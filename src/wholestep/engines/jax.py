@@ -1,4 +1,4 @@
-"""The engine on JAX: everything is a value; how data come to the devices, and what is done with them there."""
+"""The engine on JAX, where all state is values: placement of data, and the operations inside a program."""
 
 import ctypes
 import os
@@ -33,7 +33,7 @@ _TRACED_FOR = jax.make_user_context(None)
 
 
 class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
-    """The verbs of `wholestep.engines.protocol` on JAX."""
+    """The methods of `wholestep.engines.protocol` on JAX."""
 
     name = "jax"
     is_eager = False
@@ -55,21 +55,21 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas share the rows of a batch."""
+        """The number of replicas that share the rows of a batch."""
         return 1 if self.layout is None else self.layout.num_replicas
 
     is_split = False  # arrays are global, unless an update is better split
 
     @property
     def can_split(self) -> bool:
-        """Whether replicas may fold their own rows. Layers of ModelParallel may speak of the axis of the rows."""
+        """Whether replicas may fold their rows separately. Layers under ModelParallel may name the axis of the rows."""
         distribution = None if self.layout is None else self.layout.distribution
         return self.num_replicas > 1 and not isinstance(distribution, keras.distribution.ModelParallel)
 
     coupling_layers: tuple = ()
-    freezes_reads = True  # what a traced function reads is a constant of the program
-    closes_over = False  # the gradient of a loop, or of a function that is compiled by itself
-    keeps_assigned = False  # `keras.Model.fit` drops what the forward pass assigns to a parameter
+    freezes_reads = True  # a value that a traced function reads is a constant of the program
+    closes_over = False  # in the gradient of a loop, or of a separately compiled function
+    keeps_assigned = False  # `keras.Model.fit` drops the parameter values that the forward pass assigns
 
     def for_evaluation(self) -> Engine:
         """Return the engine for evaluation: this one."""
@@ -81,7 +81,7 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
         return [0] if self.layout is None else self.layout.own_replicas
 
     def sharded(self, variables: list) -> list[str]:
-        """Return which variables no device holds whole, and along which axes of the mesh they are cut."""
+        """Return the sharded variables, each with the axes of the mesh along which it is cut."""
         if self.layout is None:
             return []
         specs = [(v.path, tuple(self.layout.of(v).spec)) for v in variables]
@@ -94,7 +94,7 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
         return state.params
 
     def place(self, data: Tree) -> Tree:
-        """Put host arrays on the device, at once; on each of several."""
+        """Put host arrays on the device immediately; with several devices, on each."""
         data = jax.tree.map(_narrow, data)
         if self.layout is None:
             return jax.device_put(data)
@@ -103,7 +103,7 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
     resident = place
 
     def staged(self, data: Tree) -> Tree:
-        """Return host arrays in the form that a program takes soonest: as they are, where there is one device."""
+        """Return host arrays in the form that is fastest for a program: unchanged on a single device."""
         return jax.tree.map(_narrow, data) if self.layout is None else self.place(data)
 
     def shard(self, data: Tree, shares: np.ndarray) -> Shares:
@@ -118,37 +118,37 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
             return jax.tree.map(np.asarray, values)
 
     def is_ready(self, values: Tree) -> bool:
-        """Whether to fetch the values would not wait for a device."""
+        """Whether the values can be fetched without waiting for a device."""
         return all(leaf.is_ready() for leaf in jax.tree.leaves(values))
 
     # ---- inside a program ----
 
     def traced(self, function: Callable) -> Callable:
-        """Return the function, traced once for each shape of its arguments, wherever it is called."""
+        """Return the function, traced once for each shape of its arguments."""
         return jax.jit(function)
 
     def inlined(self, function: Callable) -> Callable:
-        """Return a traced function as it is: its gradient may be taken anywhere."""
+        """Return a traced function unchanged: its gradient may be taken anywhere."""
         return function
 
     def frame(self) -> object:
-        """Return what stands for the function that is being traced, or the body of a loop in it."""
+        """Return the identity of the current trace, which is another one in the body of a loop."""
         return getattr(jnp.zeros(()), "_trace", None)
 
     def is_traced_in(self, frame: object, value: Tensor) -> bool:
-        """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
+        """Whether `frame` is being traced, and the value belongs to it, not to one row under `vmap`."""
         return self.frame() is frame and getattr(value, "_trace", frame) is frame
 
     def is_kept(self, frame: object) -> bool:
-        """Return False: what is traced anew is kept for nobody else."""
+        """Return False: traces in `tracing_anew` are not reused elsewhere."""
         return False
 
     def tracing_anew(self) -> AbstractContextManager:
-        """Return a context in which every function compiled by itself is traced for this context alone."""
+        """Return a context in which separately compiled functions are traced for this context alone."""
         return _TRACED_FOR(object())
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
-        """Return shapes and dtypes of what a traced function would return."""
+        """Return the shapes and dtypes of a traced function's results."""
         return jax.eval_shape(function, *arguments)
 
     def gather(self, data: Tree, rows: Tensor) -> Tree:
@@ -156,7 +156,7 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
         return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
 
     def batch(self, data: Tree, rows: Tensor) -> Tree:
-        """Return the rows of a (micro)batch, spread over the replicas in equal parts; of shares, by places in them."""
+        """Return the rows of a (micro)batch, spread evenly over replicas; for `Shares`, `rows` index the shares."""
         if self.layout is None:
             return self.gather(data, rows)
         if self.layout.is_inside:
@@ -171,20 +171,20 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
         return jax.lax.with_sharding_constraint(batch, self.layout.rows)
 
     def replica_slice(self, rows: Tensor) -> Tensor:
-        """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns."""
+        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch` returns."""
         if self.layout is None or not self.layout.is_inside:
             return rows
         each = rows.shape[0] // self.num_replicas
         return jax.lax.dynamic_slice_in_dim(rows, self.replica_start(rows.shape[0]), each)
 
     def replica_start(self, size: int) -> Tensor | int:
-        """Return the place of the first row of so many that `batch` returns."""
+        """Return the index of the first row that `batch` returns of a (micro)batch of `size` rows."""
         if self.layout is None or not self.layout.is_inside:
             return 0
         return jax.lax.axis_index(self.layout.axis) * (size // self.num_replicas)
 
     def replica_params(self, params: list) -> list:
-        """Return the parameters as they are on every device."""
+        """Return the parameters unchanged: every device has them."""
         return params
 
     def total(
@@ -227,12 +227,12 @@ class JaxEngine(JaxVariables, JaxOptimizer, JaxPrograms, JaxSteps, JaxWords):
 
 
 def _is_eager(model: keras.Model) -> bool:
-    """Whether a model was compiled with jit_compile=False; run_eagerly says so of itself."""
+    """Whether a model was compiled with jit_compile=False, for another reason than run_eagerly."""
     return not model.jit_compile and not model.run_eagerly and model._resolve_auto_jit_compile()
 
 
 def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:
-    """64-bit integers that fit become 32-bit ones, as JAX would make them, but never by wrapping around."""
+    """Convert 64-bit integers to 32 bits as JAX would, but refuse values that would wrap around."""
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     if array.dtype not in (np.int64, np.uint64) or jax.config.jax_enable_x64:
         return array

@@ -19,20 +19,20 @@ from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _LOCK = threading.Lock()
-_READS = "__array__", "__float__", "__complex__", "__format__", "tolist"  # int, bool and item find the value themselves
+_READS = "__array__", "__float__", "__complex__", "__format__", "tolist"  # int, bool and item work on tracers already
 _OWN = {name: getattr(jax.core.Tracer, name) for name in _READS}
 _ARITHMETIC = "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "divmod", "power", "matmul"
 _BITWISE = "left_shift", "right_shift", "bitwise_and", "bitwise_or", "bitwise_xor"
 _COMPARISONS = "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
-_OPERATORS = {*_ARITHMETIC, *_BITWISE, *_COMPARISONS}  # numpy calls these for `array * tracer`, if a tracer takes them
+_OPERATORS = {*_ARITHMETIC, *_BITWISE, *_COMPARISONS}  # numpy calls these for `array * tracer`
 _holders: list[None] = []
 
 
 class EagerJaxEngine(Eager, JaxEngine):
-    """The verbs of `wholestep.engines.protocol` on JAX, for one device, without `jax.jit`.
+    """The methods of `wholestep.engines.protocol` on JAX, for one device, without `jax.jit`.
 
-    While a gradient is taken, JAX hands values about in tracers; numpy and Python can read these here, but
-    numpy computes nothing from them that would have no gradient.
+    While a gradient is computed, JAX passes values in tracers. Here numpy and Python can read them, but numpy
+    functions that would lose the gradient are refused.
     """
 
     def staged(self, data: Tree) -> Tree:
@@ -40,7 +40,7 @@ class EagerJaxEngine(Eager, JaxEngine):
         return self.place(data)
 
     def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Return for each row the words of its place: (rows, words). Nobody's function is called for that."""
+        """Return the random words of each row by its place: (rows, words). Compiled, as it calls no user function."""
         return _words(num_rows, num_words)(seed, stream, first)
 
     def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
@@ -79,7 +79,7 @@ class EagerJaxEngine(Eager, JaxEngine):
         data: Tree,
         note: Callable[[keras.Variable], None],
     ) -> tuple[Tree, list[list]]:
-        """Call a step with the values of the first `num` groups; return what it found, and all values after it."""
+        """Call a step with the values of the first `num` groups; return its results and all values after it."""
         with _readable():
             return super().call_step(step, groups, values, num, data, note)
 
@@ -90,7 +90,7 @@ def _words(num_rows: int, num_words: int) -> Callable:
 
 
 def _reading(name: str) -> Callable:
-    """Return the method that reads the value which a tracer stands for; else it raises what JAX raises."""
+    """Return a method that reads a tracer's concrete value; without one it raises JAX's error."""
 
     def read(tracer: jax.core.Tracer, *args: Any, **kwargs: Any) -> Any:
         value = tracer.to_concrete_value()
@@ -101,7 +101,7 @@ def _reading(name: str) -> Callable:
 
 
 def _ufunc(_: jax.core.Tracer, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """Return what a ufunc of numpy makes of tracers: an operator is JAX's own, others may look but not compute on."""
+    """Return the result of a numpy ufunc on tracers: operators run in JAX; others may not return a float."""
     if method == "__call__" and not kwargs and ufunc.__name__ in _OPERATORS:
         return getattr(jnp, ufunc.__name__)(*inputs)
     inputs = tuple(np.asarray(leaf) if isinstance(leaf, jax.core.Tracer) else leaf for leaf in inputs)
@@ -109,19 +109,19 @@ def _ufunc(_: jax.core.Tracer, ufunc: np.ufunc, method: str, *inputs: Any, **kwa
 
 
 def _function(_: jax.core.Tracer, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
-    """Return what another function of numpy makes of tracers."""
+    """Return the result of another numpy function on tracers."""
     return _looked(function._implementation(*args, **kwargs), function.__name__)
 
 
 def _looked(found: Any, name: str) -> Any:
-    """Return what numpy found, unless it is a value through which no gradient would flow.
+    """Return a result of numpy.
 
     Raises:
-        SpecificationError: it is one.
+        SpecificationError: the result is floating, so that a gradient would be lost.
     """
     if any(isinstance(leaf, np.ndarray | np.inexact) and leaf.dtype.kind in "fcV" for leaf in jax.tree.leaves(found)):
         must = f"A value whose gradient is taken must not go through np.{name}: numpy's result has no gradient."
-        try_ = f"keras.ops.{name}, or what it is called there; to look at the numbers, np.{name}(np.asarray(x))."
+        try_ = f"keras.ops.{name} or its equivalent there; to read the numbers, np.{name}(np.asarray(x))."
         raise SpecificationError(message(must, "a tracer of JAX, under run_eagerly=True", try_))
     return found
 
@@ -132,7 +132,7 @@ _BEFORE = {name: vars(jax.core.Tracer)[name] for name in _PATCHES if name in var
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Let numpy and Python read tracers that stand for a value. Who goes last lets JAX be as it was."""
+    """Let numpy and Python read tracers that have a concrete value. The last thread to leave restores JAX."""
     with _LOCK:
         _holders.append(None)
         for name, method in _PATCHES.items():

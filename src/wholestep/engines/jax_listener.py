@@ -1,4 +1,4 @@
-"""What an audit hears on JAX, eager, under `grad` and inside of `jit`."""
+"""The listener of an audit on JAX: eager, under `grad` and inside `jit`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from wholestep.tree import Tensor
 
 
 class JaxListener:
-    """The verbs of `wholestep.engines.listener` on JAX."""
+    """The methods of `wholestep.engines.listener` on JAX."""
 
     is_deaf_to_xla = False
 
@@ -21,7 +21,7 @@ class JaxListener:
 
     @contextmanager
     def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
-        """Forget all traces, so that what was traced before is traced anew; and once more afterwards."""
+        """Clear all traces before and after, so that functions are traced anew inside and again afterwards."""
         jax.clear_caches()
         try:
             yield
@@ -29,7 +29,7 @@ class JaxListener:
             jax.clear_caches()
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told`, in the order in which the program runs."""
+        """Pass the values to `told`, in the order in which the program runs."""
 
         def heard(*numbers: np.ndarray) -> None:
             self._clock += 1
@@ -38,44 +38,44 @@ class JaxListener:
         if _traced(values):
             jax.debug.callback(heard, *values, ordered=True)
         else:
-            jax.effects_barrier()  # what was sent before is told before
+            jax.effects_barrier()  # earlier values are reported first
             heard(*values)
 
     def value(self, variable: keras.Variable) -> Tensor:
-        """Return the value that a Keras variable has here."""
+        """Return the value of a Keras variable here."""
         return variable.value
 
     def dense(self, gradient: Tensor) -> Tensor:
-        """Return a gradient as it is."""
+        """Return the gradient unchanged."""
         return gradient
 
     def is_differentiated(self, values: list[Tensor]) -> bool | None:
-        """Whether `grad` traces the values. A `jit` inside of it hides that."""
+        """Whether `grad` traces the values. None inside a nested `jit`, which hides it."""
         kinds = _kinds(values)
         if kinds & {"JVPTracer", "LinearizeTracer"}:
             return True
         return None if kinds else False
 
     def replica(self) -> int:
-        """Return 0: JAX' programs have no replicas that see themselves."""
+        """Return 0: a program on JAX does not know its replica."""
         return 0
 
     def blind(self, values: list[Tensor]) -> str:
-        """Return what of JAX lets nothing be told in order."""
+        """Return the part of JAX under which values cannot be reported in order; "" if there is none."""
         if keras.distribution.distribution() is not None:
             return "what runs under a keras.distribution"
         return "what runs under jax.vmap" if "BatchTracer" in _kinds(values) else ""
 
     def stack(self) -> Iterable[tuple[str, int]]:
-        """Return Python's own stack: JAX traces functions as they are."""
+        """Return Python's stack: JAX traces functions unchanged."""
         return running()
 
     def unhooked(self, function: Callable) -> Callable:
-        """Return the function as it is."""
+        """Return the function unchanged."""
         return function
 
     def settle(self) -> None:
-        """Wait for the device, and for what it tells."""
+        """Wait for the device and its reports."""
         jax.effects_barrier()
 
 

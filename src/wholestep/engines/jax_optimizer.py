@@ -1,4 +1,4 @@
-"""The optimizer on JAX: new parameters and slots come from old ones, of whole tables or of touched rows."""
+"""The optimizer on JAX: compute new parameters and slots, of whole tables or of touched rows."""
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,17 @@ from wholestep.tree import Tensor
 
 
 class JaxOptimizer:
-    """The verbs of `wholestep.engines.protocol` that speak of the optimizer.
+    """The methods of `wholestep.engines.protocol` for the optimizer.
 
     Args:
-        optimizer: Keras' own; who only evaluates needs none.
+        optimizer: the Keras optimizer; None for evaluation alone.
     """
 
     def __init__(self, optimizer: Optimizer | None):
         self.optimizer: Optimizer = optimizer
 
     def loss_scale(self, state: State) -> Tensor:
-        """Return what the optimizer multiplies the loss by."""
+        """Return the factor by which the optimizer scales the loss."""
         with keras.StatelessScope(list(zip(self.optimizer.variables, state.slots, strict=True))):
             return self.optimizer.scale_loss(jnp.ones((), "float32"))
 
@@ -45,12 +45,12 @@ class JaxOptimizer:
         touched: list[TableRows],
         twin: Optimizer,
     ) -> State:
-        """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
+        """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""
         params, slots = [*state.params], [*state.slots]
         for table, rows, _ in touched:
             for values, i in table.places(params, slots):
                 values[i] = _rows(values[i], rows)
-        # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
+        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes nothing.
         grads = [jnp.where(ok, g, jnp.zeros_like(g)) for g in grads]
         params, slots = twin.stateless_apply(slots, grads, params)
         count = next(i for i, v in enumerate(twin.variables) if v is twin.iterations)
@@ -65,7 +65,7 @@ class JaxOptimizer:
 
     def is_finite(self, values: list) -> Tensor:
         """Return whether all values are finite."""
-        # One reduction for all: one for each is a kernel to compile for each, half the extra time to the first update.
+        # One reduction for all values: compiling one kernel each would take half of the extra time to the first update.
         largest = [jnp.max(jnp.abs(v)) for v in values if v.size]
         return jnp.isfinite(jnp.max(jnp.stack(largest))) if largest else jnp.array(True)
 

@@ -13,16 +13,16 @@ from wholestep.tree import Tree
 
 
 class JaxPrograms:
-    """The verbs of `wholestep.engines.protocol` that speak of programs.
+    """The methods of `wholestep.engines.protocol` for programs.
 
     Args:
-        layout: where arrays lie on several devices; None for one.
+        layout: the placement of arrays on several devices; None for one.
         processes: the processes of the run, all of which must compile the same.
     """
 
-    always_xla = False  # nobody can ask for what there is no other way than
-    why_no_xla = ""  # there is no other way
-    loops_once = True  # XLA on CPU hands small kernels to threads, but not in a loop: half the time (measured)
+    always_xla = False  # XLA is not a choice on JAX
+    why_no_xla = ""  # XLA compiles every program
+    loops_once = True  # XLA on CPU gives small kernels to threads, except in a loop: half the time (measured)
 
     def __init__(self, layout: MeshLayout | None, processes: Processes):
         self.layout = layout
@@ -35,7 +35,7 @@ class JaxPrograms:
         self.compilations += 1
         options: dict[str, Any] = {"donate_argnums": (0,) if spends else ()}
         if self.layout is not None:
-            # What is spent keeps its place, so that the next call finds it there; the rest can be read by every host.
+            # Spent arguments keep their placement for the next call; every host can read the other results.
             results = jax.tree.map(lambda _: self.layout.everywhere, jax.eval_shape(function, *examples))
             kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
             options["out_shardings"] = (kept, results[1]) if spends else results
@@ -44,28 +44,28 @@ class JaxPrograms:
         lowered = traced.lower()
         if self.processes.count > 1:
             self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
-        jitted.compiled = lowered.compile()  # found again by the function's first call; later ones are made from C++
+        jitted.compiled = lowered.compile()  # cached for the function's first call; later calls are dispatched in C++
         program = jitted if self.layout is None else jitted.compiled
         if traced.jaxpr.effects or any("callback" in name for name in _primitives(traced.jaxpr.jaxpr)):
             self._calling_out.append(program)
         return program
 
     def again(self, program: Callable) -> Callable | None:
-        """Return the program as one that JAX never traces anew; None if it prints, or calls the host otherwise."""
+        """Return the program in a form that JAX never retraces; None if it prints or calls the host otherwise."""
         return None if program in self._calling_out else getattr(program, "compiled", program)
 
     def describe(self, program: Callable) -> str:
-        """Return how a program is carried out, in plain words: there is one way."""
+        """Return "": on JAX there is one way to execute a program."""
         return ""
 
     def memory(self, program: Callable) -> int | None:
-        """Return the bytes that the program needs beside its arguments and results."""
+        """Return the bytes that the program needs in addition to its arguments and results."""
         compiled: jax.stages.Compiled = getattr(program, "compiled", program)
         analysis = compiled.memory_analysis()
         return None if analysis is None else int(analysis.temp_size_in_bytes)
 
     def device_bytes(self) -> int | None:
-        """Return the device's own memory; None where it is the host's."""
+        """Return the bytes of the device's memory; None where it is the host's."""
         stats = jax.local_devices()[0].memory_stats() or {}
         return stats.get("bytes_limit")
 
@@ -88,7 +88,7 @@ def _primitives(jaxpr: Jaxpr) -> set[str]:
 
 
 def _jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
-    """Yield the programs inside of an equation: JAX' own function for that is younger than its version 0.8."""
+    """Yield the programs nested in an equation. JAX has a function for it only after version 0.8."""
     for value in params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, ClosedJaxpr):

@@ -1,4 +1,4 @@
-"""A model's own steps on JAX: functions of values, on Keras' contract (state, data) -> (what was found, state)."""
+"""Custom steps on JAX: functions of values with Keras' signature (state, data) -> (results, state)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,14 +16,14 @@ Note = Callable[[keras.Variable], None]
 
 
 class JaxSteps:
-    """The verbs of `wholestep.engines.protocol` that speak of a model's own steps."""
+    """The methods of `wholestep.engines.protocol` for custom steps."""
 
     def call_step(
         self, step: Callable, groups: Sequence[list], values: Sequence[list], num: int, data: Tree, note: Note
     ) -> tuple[Tree, list[list]]:
-        """Call a step with the values of the first `num` groups; return what it found, and all values after it.
+        """Call a step with the values of the first `num` groups; return its results and all values after it.
 
-        What a step does not hand back in another form, it may have assigned.
+        Values that a step returns unchanged may have been assigned instead.
         """
         pairs = [pair for group, given in zip(groups, values, strict=True) for pair in zip(group, given, strict=True)]
         with _StepScope(pairs, note) as scope:
@@ -36,19 +36,19 @@ class JaxSteps:
             return _with_values(found, groups, after), after
 
     def trying(self, variables: Variables) -> AbstractContextManager:
-        """Return a context that changes nothing: a step assigns in a scope of its own."""
+        """Return an empty context: a step assigns in a stateless scope."""
         return nullcontext()
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
     ) -> tuple[State, Tensor, Tree]:
-        """Return what (state) -> (state, whether it is good, found) returns; the state as it was if it is not."""
+        """Return the results of (state) -> (state, is_good, results), with the old state unless it is good."""
         new, ok, found = function(state)
         return jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), new, state), ok, found
 
 
 class _StepScope(keras.StatelessScope):
-    """Lets variables have values in hand, and tells of those that are read without one."""
+    """A scope that gives variables their values, and reports reads of variables without one."""
 
     def __init__(self, pairs: list, note: Note):
         super().__init__(pairs, collect_losses=True)
@@ -62,7 +62,7 @@ class _StepScope(keras.StatelessScope):
 
 
 def _with_values(found: Tree, groups: Sequence[list], after: list[list]) -> Tree:
-    """Return what a step found with the values after it, where it found variables."""
+    """Return the results of a step, with the new values in place of variables."""
     known = {id(v): value for of_group in zip(groups, after, strict=True) for v, value in zip(*of_group, strict=True)}
 
     def value_of(leaf: Tensor) -> Tensor:
@@ -72,16 +72,16 @@ def _with_values(found: Tree, groups: Sequence[list], after: list[list]) -> Tree
 
 
 def _parts(returned: Tree, given: Sequence[list]) -> tuple[Tree, list[list]]:
-    """Return what a step found, and the state that it hands back.
+    """Return the results of a step, and the state that it returns.
 
     Raises:
-        SpecificationError: it hands back another state than it was given.
+        SpecificationError: the returned state has another form than the given one.
     """
     is_pair = isinstance(returned, tuple | list) and len(returned) == 2
     state: Any = returned[1] if is_pair else None
     if not _fits(state, given):
         sizes = ", ".join(str(len(group)) for group in given)
-        must = f"On JAX a step of the model's own must return (what it found, state): lists of {sizes} values."
+        must = f"On JAX a custom step must return (results, state), the state as lists of {sizes} values."
         received = _described(state) if is_pair else type(returned).__name__
         raise SpecificationError(message(must, received, "return the state as Keras' own step does."))
     return returned[0], [list(group) for group in state]

@@ -1,4 +1,4 @@
-"""Keras variables on JAX: they hold the very arrays that the next program spends, and the newest values at any time."""
+"""Keras variables on JAX. They always hold the newest values, in the same arrays that the next program spends."""
 
 import weakref
 from collections.abc import Callable
@@ -19,10 +19,10 @@ _copied = jax.jit(partial(jax.tree.map, jnp.copy))
 
 
 class ByVariable(dict[int, Any]):
-    """Arrays by the id of a variable, kept as long as the variable lives."""
+    """Arrays by the id of a variable, kept for the variable's lifetime."""
 
     def keep(self, variable: keras.Variable, arrays: Any) -> None:
-        """Keep arrays in place of those that were kept for the variable."""
+        """Keep arrays for the variable, in place of earlier ones."""
         if id(variable) not in self:
             weakref.finalize(variable, _drop, weakref.ref(self), id(variable)).atexit = False
         self[id(variable)] = arrays
@@ -34,20 +34,20 @@ def _drop(kept: Callable[[], ByVariable | None], key: int) -> None:
 
 
 class JaxVariables:
-    """The verbs of `wholestep.engines.protocol` that read and write Keras variables.
+    """The methods of `wholestep.engines.protocol` that read and write Keras variables.
 
     Args:
-        layout: where arrays lie on several devices; None for one.
+        layout: the placement of arrays on several devices; None for one.
     """
 
     def __init__(self, layout: MeshLayout | None):
         self.layout = layout
-        self._given = ByVariable()  # the part of one device, and the whole array
+        self._given = ByVariable()  # (array of the first device, full array)
         self._seen = ByVariable()
         self._sharing = ByVariable()
 
     def read_variables(self, variables: Variables) -> tuple[list, list, list]:
-        """Return the values of (params, slots, buffers). The variables' own arrays: the next program spends them."""
+        """Return the values of (params, slots, buffers): the variables' arrays, which the next program spends."""
         seen: set[int] = set()
         params, slots, buffers = variables.params, variables.slots, variables.buffers
         return self._own(params, seen), self._own(slots, seen), self._own(buffers, seen)
@@ -68,26 +68,26 @@ class JaxVariables:
         return all(v._value is alone and whole is value for v, (alone, whole), value in pairs)
 
     def write_variables(self, variables: Variables, state: State) -> None:
-        """Let the Keras variables hold the values of the state. Waits for nothing."""
+        """Write the state to the Keras variables. Does not wait."""
         self._write([*variables.params, *variables.slots, *variables.buffers], _changed(state))
         self._write(variables.metrics, state.metrics)
 
-    sees_looks = True  # arrays do not change: who wants a newer one asks the variable
+    sees_looks = True  # arrays do not change, so newer values are read through the variable
 
     def watch(self, variables: list, given: list, look: Callable[[], None], lock: AbstractContextManager) -> Watch:
-        """Return what calls `look`, under the lock, before a variable is read or set, or one of `given` is set."""
+        """Return a watch that calls `look` under the lock before an access to a variable or a write to `given`."""
         return Watch(variables, given, look, lock)
 
     def copied(self, values: Tree) -> Tree:
-        """Return the values in arrays of their own."""
+        """Return copies of the values."""
         return _copied(values)
 
     def write_metrics(self, variables: Variables, metrics: list) -> None:
-        """Let the variables of the Keras metrics hold these values. Waits for nothing."""
+        """Write these values to the variables of the Keras metrics. Does not wait."""
         self._write(variables.metrics, metrics)
 
     def write_buffers(self, variables: Variables, buffers: list) -> None:
-        """Let the variables that are no parameters hold these values. Waits for nothing."""
+        """Write these values to the variables that are no parameters. Does not wait."""
         self._write(variables.buffers, buffers)
 
     def _write(self, variables: list, values: list) -> None:
@@ -96,21 +96,21 @@ class JaxVariables:
             put(variable, value if whole else self._alone(variable, value))
 
     def at_rest(self, state: State) -> State:
-        """Return what is kept of the state between programs: all of it."""
+        """Return the part of the state that is kept between programs: all of it."""
         return state
 
     def loaded(self, state: State) -> State:
-        """Return, in a program, the state that was kept between programs: all of it is given."""
+        """Return, in a program, the full state from the part kept between programs: the same."""
         return state
 
     def stored(self, state: State) -> State:
-        """Return, in a program, what is to be kept of the state: the variables are written when it is back."""
+        """Return, in a program, the part of the state to keep: all; variables are written after the program."""
         return state
 
     def read_captured(self, variables: list, state: State) -> list:
-        """Return the values of variables that are not the trainer's own. They are not spent.
+        """Return the values of variables that the trainer does not own. They are not spent.
 
-        Who shares an array with the state, or a device's part of one, as after `target.assign(online)`, gets one anew.
+        A variable that shares an array, or a device's part of one, with the state (`target.assign(online)`) is copied.
         """
         held = (*state.params, *state.slots, *state.buffers, *self._sharing.values()) if variables else ()
         spent = {id(value) for value in held}
@@ -129,11 +129,11 @@ class JaxVariables:
         return placed
 
     def changed_outside(self, variables: list) -> list:
-        """Return the variables whose values are not those that `write_variables` gave them."""
+        """Return the variables that were set after `write_variables`."""
         return [v for v in variables if self._given.get(id(v), (None,))[0] is not v.value]
 
     def _own(self, variables: list, seen: set[int]) -> list:
-        """Return the variables' arrays; one that two variables share is copied, as no array can be spent twice."""
+        """Return the variables' arrays; an array of two variables is copied, as no array can be spent twice."""
         values = []
         for variable in variables:
             value = variable.value
@@ -142,9 +142,9 @@ class JaxVariables:
         return values
 
     def _alone(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Return what a variable holds: where every device has all of it, the first device's, for Keras' own functions.
+        """Return the first device's copy of a replicated array, which Keras' functions can compute with.
 
-        The whole array is kept, to be taken again if the variable still holds what it was given.
+        The full array is kept, for the next program if the variable still holds the returned copy.
         """
         alone = value.addressable_data(0)
         self._given.keep(variable, (alone, value))
@@ -153,7 +153,7 @@ class JaxVariables:
 
     @property
     def _gives_whole(self) -> bool:
-        """Whether variables hold the arrays of the state themselves."""
+        """Whether variables hold the full arrays of the state."""
         return self.layout is None or self.layout.distribution is not None
 
     def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
@@ -165,5 +165,5 @@ class JaxVariables:
 
 
 def _changed(state: State) -> list:
-    """Return the values that an update changes of Keras variables."""
+    """Return the values of the Keras variables that an update changes."""
     return [*state.params, *state.slots, *state.buffers]

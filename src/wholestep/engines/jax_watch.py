@@ -1,4 +1,4 @@
-"""Keras variables on JAX that report before they are read or set."""
+"""Keras variables on JAX that report accesses before they happen."""
 
 import threading
 from collections.abc import Callable
@@ -9,14 +9,14 @@ import jax
 import keras
 
 _WATCH = "_wholestep_watch"
-_KINDS: dict[tuple[type, bool], type] = {}  # the classes of watched variables, by the class that each had
-_MARKING = threading.Lock()  # held for a moment, and never while another lock is waited for
+_KINDS: dict[tuple[type, bool], type] = {}  # classes of watched variables, by original class
+_MARKING = threading.Lock()  # held briefly, and never while waiting for another lock
 
 
 class Watch:
     """Calls `look` before a variable is read or set, from `begin` to `end`.
 
-    Meanwhile the variables are of another class, a subclass of the one they had.
+    Meanwhile the variables have a subclass of their class.
 
     Args:
         variables: reads and writes are reported.
@@ -39,25 +39,25 @@ class Watch:
         self._is_reported = self._has_ended = False
 
     def begin(self) -> None:
-        """Watch all variables, unless the watch has ended already; end those that other trainers have on them."""
+        """Watch all variables, unless the watch has ended already; end other trainers' watches on them."""
         while other := self._mark():
             other.notice()
             other.end()
 
     def _mark(self) -> "Watch | None":
-        """Mark all variables and return None, or return the watch that one of them is under."""
+        """Mark all variables and return None, or return another watch on one of them."""
         with _MARKING:
             for variable in [] if self._has_ended else self._variables:
                 if (other := vars(variable).get(_WATCH)) is not None:
                     return other
             for i, variable in enumerate([] if self._has_ended else self._variables):
-                if _WATCH not in vars(variable):  # it is listed twice, or both read and given
+                if _WATCH not in vars(variable):  # else it is listed twice, or both read and given
                     vars(variable)[_WATCH] = self
                     variable.__class__ = _watched(type(variable), i < self._num_read)
             return None
 
     def end(self) -> None:
-        """Let the variables be of their own class."""
+        """Restore the class of the variables."""
         with _MARKING:
             self._has_ended = True
             for variable in self._variables:
@@ -66,7 +66,7 @@ class Watch:
                     del vars(variable)[_WATCH]
 
     def notice(self) -> None:
-        """Call `look`, unless this thread is inside of it."""
+        """Call `look`, except from within `look`."""
         with self._lock:
             if not self._is_reported:
                 self._is_reported = True
@@ -77,7 +77,7 @@ class Watch:
 
 
 def put(variable: keras.Variable, value: jax.Array) -> None:
-    """Let a variable hold an array, watched or not."""
+    """Set a variable without a report."""
     if _WATCH in vars(variable):
         vars(variable)["_value"] = value
     else:
@@ -86,12 +86,12 @@ def put(variable: keras.Variable, value: jax.Array) -> None:
 
 def _notice(variable: keras.Variable) -> None:
     watch = vars(variable).get(_WATCH)
-    if watch is not None:  # otherwise another thread's access has ended it
+    if watch is not None:  # else another thread's access has ended it
         watch.notice()
 
 
 def _watched(kind: type, is_read: bool) -> type:
-    """Return the class of variables of this kind while they are watched."""
+    """Return the subclass for watched variables of this class."""
 
     def read(variable: keras.Variable) -> Any:
         if is_read:

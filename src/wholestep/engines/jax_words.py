@@ -1,4 +1,4 @@
-"""Random words on JAX: element by element, so that XLA fuses them, and each device makes those of its own rows."""
+"""Random words on JAX: computed elementwise, so that XLA fuses them and each device computes its rows alone."""
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,19 @@ from wholestep.tree import Tensor
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-_FEW_BLOCKS = 1 << 14  # in a loop: XLA would fuse them with what they serve, and compute a row's for each pixel anew
+_FEW_BLOCKS = 1 << 14  # in a loop: XLA would fuse words into their use, and recompute them for each pixel
 
 
 class JaxWords:
-    """The verbs of `wholestep.engines.protocol` that random draws are made of."""
+    """The methods of `wholestep.engines.protocol` for random draws."""
 
-    shuffles_slices = False  # `jax.random.permutation(independent=True)`: every vector for itself
+    shuffles_slices = False  # `jax.random.permutation(independent=True)`: every vector separately
 
     def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Return for each row the words of its place: (rows, words), by Philox-4x32-10.
+        """Return the words of each row by its place: (rows, words), by Philox-4x32-10.
 
-        Of the 128 bits that are counted, the lower 64 number the blocks of four words of all rows, the next 32 are the
-        stream. The first words of a row's blocks come first, then the second ones, and so on.
+        Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the next 32 the stream.
+        The first words of a row's blocks come first, then the second words, and so on.
         """
         num = -(-num_words // 4)
         places = jnp.asarray(first).astype(jnp.uint32) + jnp.arange(num_rows, dtype=jnp.uint32)
@@ -34,7 +34,7 @@ class JaxWords:
         return jnp.concatenate(found, axis=1)[:, :num_words]
 
     def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
-        """Return the derivative of a gamma number by its parameter."""
+        """Return the derivative of a gamma sample by its parameter."""
         return jax.lax.random_gamma_grad(alpha, sample)
 
 
@@ -48,7 +48,7 @@ def _philox(counter: list, key: list) -> list:
 
 
 def _next_round(_: Tensor, both: tuple[list, list]) -> tuple[list, list]:
-    return _round(*both)  # no lambda: where nothing is compiled as a whole, JAX would compile each anew
+    return _round(*both)  # no lambda: outside `jit`, JAX would compile each one anew
 
 
 def _round(counter: list, key: list) -> tuple[list, list]:

@@ -1,4 +1,4 @@
-"""What an audit asks of an engine: to tell it the numbers of code that runs now, or that is traced and runs later."""
+"""The protocol by which an audit gets the values of code that runs now, or is traced and runs later."""
 
 import gc
 import sys
@@ -15,52 +15,52 @@ Told = Callable[[int, list[np.ndarray]], None]
 
 
 class Listener(Protocol):
-    """The verbs of an audit, engine by engine.
+    """The methods of an audit that depend on the engine.
 
-    `is_deaf_to_xla`: whether nothing can be told from what XLA compiles.
+    `is_deaf_to_xla`: whether code that XLA compiles cannot report values.
     """
 
     is_deaf_to_xla: bool
 
     def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
-        """Inside, traces are made anew; `told` gets the shape of whatever a gradient is asked of, where it can be seen.
+        """Return a context that calls `told` with the shape of each differentiated target, if it is visible.
 
-        Afterwards every attribute is what it was, whatever happened inside.
+        On exit every attribute is restored, also after an error.
         """
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told` with its place in the order of all calls and the numbers: now, or each time the trace runs.
+        """Call `told` with the index of this call and the numbers: now, or each time the trace runs.
 
-        The arrays are valid only in the call: what is kept has to be copied.
+        The arrays are valid only during the call; copy them to keep them.
         """
 
     def value(self, variable: Tensor) -> Tensor:
-        """Return the value that a Keras variable has at this place of the program, in its own dtype."""
+        """Return the value of a Keras variable at this point of the program, in its dtype."""
 
     def dense(self, gradient: Tensor) -> Tensor:
         """Return a gradient as one tensor, equal rows summed."""
 
     def is_differentiated(self, values: list[Tensor]) -> bool | None:
-        """Whether a gradient is taken of what is computed from these values here; None where nobody can tell."""
+        """Whether a gradient is taken through these values; None if it is not known."""
 
     def replica(self) -> int:
-        """Return which replica runs here, 0 outside of them."""
+        """Return the index of the current replica; 0 outside of replicas."""
 
     def blind(self, values: list[Tensor]) -> str:
-        """Return why nothing of what runs here can be told, or ""."""
+        """Return the kind of code that runs here and cannot report values; "" if it can."""
 
     def stack(self) -> Iterable[tuple[str, int]]:
-        """Return (file, line) of the functions that run now, innermost first, in the user's source."""
+        """Return (file, line) of the running functions in the user's source, innermost first."""
 
     def unhooked(self, function: Callable) -> Callable:
-        """Return the function as one that the engine takes as it is: no conversion of its source."""
+        """Return the function, marked so that the engine does not convert its source."""
 
     def settle(self) -> None:
-        """Return once everything that ran has been told."""
+        """Return once all values of finished code are reported."""
 
 
 def running(frame: FrameType | None = None) -> Iterator[tuple[str, int]]:
-    """Yield (file, line) of a frame and of those around it, innermost first; of the caller's by default."""
+    """Yield (file, line) of a frame (default: the caller's) and of its callers, innermost first."""
     frame = frame or sys._getframe(1)
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno
@@ -69,9 +69,9 @@ def running(frame: FrameType | None = None) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Let no garbage be collected inside: TensorFlow's functions among it wait for the program that runs.
+    """Return a context without garbage collection: deleting TensorFlow functions waits for the running program.
 
-    And that one waits for Python, if what runs inside is another thread than the program's.
+    In a callback on another thread that would deadlock, as the program waits for the callback.
     """
     was_on = gc.isenabled()
     gc.disable()

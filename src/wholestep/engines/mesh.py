@@ -1,4 +1,4 @@
-"""Where arrays lie on several JAX devices: batches over the replicas, variables as they are laid out."""
+"""The placement of arrays on several JAX devices: batches over replicas, variables by their layouts."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,18 +15,18 @@ from wholestep.tree import Tensor, Tree
 
 
 class Shares(NamedTuple):
-    """Rows that were loaded, each on the replica that works on it: leaves (replicas, rows of a replica, ...)."""
+    """Loaded rows, each on the replica that computes on it: leaves (replicas, rows of a replica, ...)."""
 
     leaves: Tree
 
 
 class MeshLayout:
-    """A mesh of devices, of which one axis counts the replicas.
+    """A mesh of devices, one axis of which is the replicas.
 
     Args:
         mesh: the devices.
         axis: the axis over which the rows of a batch are spread.
-        distribution: the `keras.distribution` that says where variables lie; None if every device holds them all.
+        distribution: the `keras.distribution` that places variables; None if every device holds all of them.
     """
 
     def __init__(
@@ -40,22 +40,22 @@ class MeshLayout:
         self.distribution = distribution
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         self.rows = NamedSharding(mesh, PartitionSpec(axis))
-        self.is_inside = False  # whether what is traced is one replica's own part
+        self.is_inside = False  # whether the part of one replica is being traced
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas share the rows of a batch."""
+        """The number of replicas that share the rows of a batch."""
         return self.mesh.shape[self.axis]
 
     def of(self, variable: keras.Variable) -> NamedSharding:
-        """Return where a variable's value lies."""
+        """Return the sharding of a variable's value."""
         if self.distribution is None:
             return self.everywhere
         layout = self.distribution.get_variable_layout(variable)
         return getattr(layout, "backend_layout", layout)
 
     def put(self, value: Tensor, sharding: NamedSharding) -> jax.Array:
-        """Return a value in its place; the value itself if it lies there already."""
+        """Return a value with this sharding; the value itself if it has the sharding already."""
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value
         if self.is_local:
@@ -64,14 +64,14 @@ class MeshLayout:
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
     def spread(self, leaf: np.ndarray, shares: np.ndarray) -> jax.Array:
-        """Give each replica its share of the rows; `shares` are their places, int (replicas, rows of a replica)."""
+        """Place each replica's share of the rows; `shares` are row indices, int (replicas, rows of a replica)."""
         shape = (*shares.shape, *leaf.shape[1:])
         return jax.make_array_from_callback(shape, self.rows, lambda index: leaf[shares[index[0]]])
 
     def total(self, function: Callable, data: Tree, carried: Tree, given: Tree) -> tuple[Tree, Tree, Tree]:
         """Run (data, carried, given) -> (sums, carried, alike) on every replica; add up sums and carried changes.
 
-        The function must close over no array: outside, arrays are global, and inside they are each replica's own.
+        The function must not close over an array: arrays are global outside, and local to each replica inside.
         """
 
         def work(data: Tree, carried: Tree, given: Tree) -> tuple[Tree, Tree, Tree]:
@@ -94,7 +94,7 @@ class MeshLayout:
 
     @property
     def own_replicas(self) -> list[int]:
-        """The replicas of which this process has a device."""
+        """The replicas with a device in this process."""
         devices = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(self.axis), 0)
         return [
             i
@@ -109,16 +109,16 @@ class MeshLayout:
 
 
 def find_layout(replicas: int | str | None) -> MeshLayout | None:
-    """Return the layout that `keras.distribution` or `replicas` asks for; None for one device.
+    """Return the layout set by `keras.distribution` or `replicas`; None for one device.
 
     Raises:
-        SpecificationError: they contradict each other, or there are not so many devices.
+        SpecificationError: the two contradict each other, or there are too few devices.
     """
     distribution = keras.distribution.distribution()
     if distribution is not None:
         layout = MeshLayout(distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution)
         if replicas not in (None, "all", layout.num_replicas):
-            must = "replicas must be left out under keras.distribution, which says it already."
+            must = "replicas must be left out under keras.distribution, which sets them."
             raise SpecificationError(message(must, f"replicas={replicas} and {distribution}", "leave one of them out."))
         return layout
     devices = jax.devices()
@@ -137,5 +137,5 @@ def find_layout(replicas: int | str | None) -> MeshLayout | None:
 
 
 def spread_like(value: jax.Array, numbers: Numbers) -> jax.Array:
-    """Return numbers where a value of this shape lies; only what this process's devices hold is asked for."""
+    """Return numbers with the sharding of a value of this shape; only local shards are read."""
     return jax.make_array_from_callback(value.shape, value.sharding, lambda index: numbers[index])

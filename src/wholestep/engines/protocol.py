@@ -1,6 +1,6 @@
-"""What an engine promises: the same verbs on JAX and on TensorFlow, each with one line of contract.
+"""The protocol of an engine: the same methods on JAX and on TensorFlow, each with one line of contract.
 
-`tests/test_engines.py` holds both to it. Beside this folder, only `processes.group` and `.store` import an engine.
+`tests/test_engines.py` tests both. Outside this folder, only `processes.group` and `.store` import a backend.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,80 +21,80 @@ class Watch(Protocol):
     """Reports accesses to variables before they happen."""
 
     def begin(self) -> None:
-        """Accesses are reported from now on, unless the watch has ended already."""
+        """From now on accesses are reported, unless the watch has ended already."""
 
     def end(self) -> None:
         """No access is reported any more."""
 
 
 class Engine(Protocol):
-    """One model's and one optimizer's way to the devices of this process."""
+    """Runs one model and one optimizer on the devices of this process."""
 
     # ---- what it is ----
 
     @property
     def name(self) -> str:
-        """The name is that of the Keras backend."""
+        """The name of the Keras backend."""
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer is the one that the engine was chosen for; who only evaluates needs none."""
+        """The optimizer passed to `choose`; None for evaluation alone."""
 
     @property
     def processes(self) -> Processes:
-        """The processes are those of the run, also if there is but one."""
+        """The processes of the run, also if there is only one."""
 
     @property
     def waits(self) -> int:
-        """The host has waited this many times for a device."""
+        """The number of times that the host has waited for a device."""
 
     @property
     def compilations(self) -> int:
-        """The engine has compiled this many programs."""
+        """The number of programs that the engine has compiled."""
 
     @property
     def num_replicas(self) -> int:
-        """So many replicas share the rows of a batch."""
+        """The number of replicas that share the rows of a batch."""
 
     @property
     def own_replicas(self) -> list[int]:
-        """The process loads the rows of these replicas; a single process loads those of all."""
+        """The replicas whose rows this process loads; a single process loads all rows."""
 
     @property
     def is_split(self) -> bool:
-        """True if replicas always work on their own rows alone; else arrays are global, unless `total` splits them."""
+        """True if each replica always sees its rows alone; else arrays are global, unless `total` splits them."""
 
     @property
     def can_split(self) -> bool:
-        """True if several replicas may work on their own rows alone."""
+        """True if several replicas may compute on their rows separately."""
 
     @property
     def coupling_layers(self) -> Collection[keras.layers.Layer]:
-        """Inside of these layers, the replicas of a split engine talk to each other where `total` syncs."""
+        """The layers in which the replicas of a split engine communicate where `total` syncs."""
 
     @property
     def always_xla(self) -> bool:
-        """True if the user asked for XLA, and there is another way."""
+        """True if the user asked for XLA, and the engine could do without it."""
 
     @property
     def is_eager(self) -> bool:
-        """True if nothing is traced or compiled: all functions are called with values, as the user can see."""
+        """True if nothing is traced or compiled: all functions are called with values, visible to the user."""
 
     @property
     def loops_once(self) -> bool:
-        """True if an update that is sent alone is best compiled as a loop too."""
+        """True if a single update should be compiled as a loop as well."""
 
     @property
     def why_no_xla(self) -> str:
-        """The words say why XLA compiles no more programs, where there is another way; none if it does."""
+        """The reason why XLA compiles no more programs; "" if it does."""
 
     @why_no_xla.setter
     def why_no_xla(self, why: str) -> None:
-        """XLA compiles no more programs, unless there are no words."""
+        """Stop compiling programs by XLA for this reason, unless it is ""."""
 
     @property
     def sees_looks(self) -> bool:
-        """True if `watch` can tell that somebody looks at a variable."""
+        """True if `watch` reports the reads of a variable."""
 
     @property
     def freezes_reads(self) -> bool:
@@ -102,156 +102,156 @@ class Engine(Protocol):
 
     @property
     def closes_over(self) -> bool:
-        """True if the gradient of a function that is traced by itself may use values of the program around it."""
+        """True if the gradient of a separately traced function may use values of the enclosing program."""
 
     @property
     def keeps_assigned(self) -> bool:
-        """True if an update starts from what the forward pass assigned to a parameter."""
+        """True if an update starts from the value that the forward pass assigned to a parameter."""
 
     def for_evaluation(self) -> "Engine":
-        """The engine for evaluation has the same variables, and is never split."""
+        """Return an engine for evaluation, with the same variables and never split."""
 
     def sharded(self, variables: list) -> list[str]:
-        """Each variable that no device holds whole is named, with the axes along which it is cut."""
+        """Return the paths of the sharded variables, with the axes along which they are cut."""
 
     # ---- Keras variables and values ----
 
     def read_variables(self, variables: Variables) -> tuple[list, list, list]:
-        """The values of params, slots and buffers may all be spent; what stays in its variables is left out."""
+        """Return the values of params, slots and buffers, which may all be spent; [] for a group kept in variables."""
 
     def read_metrics(self, variables: Variables) -> list:
-        """The values of the Keras metrics' variables may be spent."""
+        """Return the values of the Keras metrics' variables, which may be spent."""
 
     def holds(self, variables: Variables, state: State) -> bool:
-        """False only if a variable that the update changes holds what the next program would not use."""
+        """False only if a variable that the update changes holds a value that the next program would not use."""
 
     def at_rest(self, state: State) -> State:
-        """What is kept of the state from program to program; what stays in its variables is left out."""
+        """Return the part of the state kept between programs, without the values that stay in their variables."""
 
     def loaded(self, state: State) -> State:
-        """In a program, the state that was at rest, whole again."""
+        """Return, in a program, the full state from the part kept between programs."""
 
     def stored(self, state: State) -> State:
-        """In a program, the state at rest; what stays in its variables is there when the program has run."""
+        """Return, in a program, the part of the state to keep; write to variables the values that stay there."""
 
     def write_variables(self, variables: Variables, state: State) -> None:
-        """The Keras variables hold the values of a state that a program has stored, and nothing was waited for."""
+        """Write a state that a program has stored to the Keras variables, without waiting."""
 
     def write_metrics(self, variables: Variables, metrics: list) -> None:
-        """The variables of the Keras metrics hold these values, and nothing was waited for."""
+        """Write these values to the variables of the Keras metrics, without waiting."""
 
     def write_buffers(self, variables: Variables, buffers: list) -> None:
-        """The variables that are no parameters hold these values, and nothing was waited for."""
+        """Write these values to the variables that are no parameters, without waiting."""
 
     def watch(self, variables: list, given: list, look: Callable[[], None], lock: AbstractContextManager) -> Watch:
-        """Once begun, `look` runs under the lock before a variable is read or set, or one of `given` is set."""
+        """Return a watch that calls `look` under the lock before an access to a variable or a write to `given`."""
 
     def copied(self, values: Tree) -> Tree:
-        """The numbers are the same, in arrays of their own, and nothing was waited for."""
+        """Return copies of the values, without waiting."""
 
     def read_captured(self, variables: list, state: State) -> list:
-        """The newest values of variables that no program reads itself are returned; spending the state spares them."""
+        """Return the newest values of variables that no program reads itself; spending the state spares them."""
 
     def changed_outside(self, variables: list) -> list:
-        """Only variables that hold what `write_variables` gave them are left out."""
+        """Return all variables, except those that certainly still hold the values of `write_variables`."""
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
-        """The parameters are as the last update left them; those `apart` need not be read as a whole."""
+        """Return the parameters after the last update; those `apart` need not be read as a whole."""
 
     # ---- between host and devices ----
 
     def place(self, data: Tree) -> Tree:
-        """Every leaf is on the device, with the same numbers; the nesting stays, and so does None."""
+        """Return every leaf on the device, with the same numbers, nesting and Nones."""
 
     def resident(self, data: Tree) -> Tree:
-        """Every replica can gather rows of these data, again and again."""
+        """Return data on the device, of which every replica can gather rows repeatedly."""
 
     def staged(self, data: Tree) -> Tree:
-        """A program takes these host arrays as it takes the same arrays placed."""
+        """Return host arrays in the fastest form for a program, which gives the same results for placed arrays."""
 
     def shard(self, data: Tree, shares: np.ndarray) -> Tree:
-        """Replica i holds the rows shares[i], int (replicas, rows of a replica)."""
+        """Return data of which replica i holds the rows shares[i], int (replicas, rows of a replica)."""
 
     def fetch(self, values: Tree) -> Tree:
-        """Every leaf is numpy on the host, which has waited for it once, and waits nowhere else."""
+        """Return every leaf as numpy, after one wait; the host waits nowhere else."""
 
     def is_ready(self, values: Tree) -> bool:
-        """True only if to fetch the values would not wait for a device."""
+        """True only if the values can be fetched without waiting for a device."""
 
     # ---- inside a program ----
 
     def traced(self, function: Callable) -> Callable:
-        """The results are the function's; unless replicas are split, its Python runs once for each shape."""
+        """Return a function with the same results; unless replicas are split, its Python runs once for each shape."""
 
     def inlined(self, function: Callable) -> Callable:
-        """The results are the traced function's, and its gradient may be taken anywhere."""
+        """Return a function with the traced function's results, whose gradient may be taken anywhere."""
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
-        """The shapes and dtypes are those of what the function would return; nothing is computed."""
+        """Return the shapes and dtypes of the function's results, without computing unless the engine is eager."""
 
     def frame(self) -> object:
-        """One object stands for the function that is being traced, another for a loop's body in it."""
+        """Return the identity of the current trace, which is another one in the body of a loop."""
 
     def is_traced_in(self, frame: object, value: Tensor) -> bool:
-        """True if the frame is being traced, and the value is not that of one row which stands for several."""
+        """True if the frame is being traced, and the value is not of one row under a vectorised map."""
 
     def is_kept(self, frame: object) -> bool:
-        """True if a function compiled by itself, inside of the frame, keeps what is traced now for other frames."""
+        """True if a separately compiled function inside the frame keeps the current trace for other frames."""
 
     def tracing_anew(self) -> AbstractContextManager:
-        """A function compiled by itself is traced within, as if for the first time, unless it is one that `is_kept`."""
+        """Return a context in which separately compiled functions are traced anew, unless the engine keeps traces."""
 
     def gather(self, data: Tree, rows: Tensor) -> Tree:
-        """Every leaf has these rows, in this order; row numbers are in range."""
+        """Return these rows of every leaf, in this order; row numbers are in range."""
 
     def lookup(self, table: Tensor, places: Tensor) -> Tensor:
-        """The table's rows at these places are returned; NaN for a place beyond the last."""
+        """Return the table's rows at these places; NaN for a place beyond the last."""
 
     def batch(self, data: Tree, rows: Tensor) -> Tree:
-        """These rows are returned, to a replica its equal part; rows of sharded data are places in the shares."""
+        """Return these rows, and to a replica its equal part; for `Shares`, `rows` index the shares."""
 
     def replica_slice(self, rows: Tensor) -> Tensor:
-        """A replica gets its part's slice of a vector over the rows; outside, the vector stays whole."""
+        """Return a replica's slice of a vector over the rows; outside of replicas, the full vector."""
 
     def replica_start(self, size: int) -> Tensor | int:
-        """A replica gets the place of the first row of its part, of so many; outside, it is 0."""
+        """Return the index of the first row of a replica's part of `size` rows; 0 outside of replicas."""
 
     def replica_params(self, params: list) -> list:
-        """A replica gets its own values of the parameters; outside, they stay the same."""
+        """Return a replica's values of the parameters; unchanged outside of replicas."""
 
     def total(
         self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
     ) -> tuple[Tree, Tree, Tree]:
-        """If split, replicas run (data, carried, given) -> (sums, carried, alike); sums and changes are added up."""
+        """Run (data, carried, given) -> (sums, carried, alike), if split on each replica; add up sums and changes."""
 
     def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
-        """The gradients of params -> (scalar, auxiliary) are dense, and zero where the scalar depends on nothing."""
+        """Return dense gradients of params -> (scalar, auxiliary), zero for unused params, and the auxiliary."""
 
     def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
-        """The carry goes through (carry, piece) -> carry, piece by piece in order; pieces are (num, ...)."""
+        """Fold (carry, piece) -> carry over the pieces, (num, ...), in order."""
 
     def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
-        """For i < num, (i, state) -> (state, report) runs until a state is stopped; other reports stay."""
+        """Call (i, state) -> (state, report) for i < num until a state is stopped; other reports are unchanged."""
 
     # ---- random draws ----
 
     @property
     def shuffles_slices(self) -> bool:
-        """True if `keras.random.shuffle` moves whole slices; else each vector along the axis is shuffled for itself."""
+        """True if `keras.random.shuffle` moves whole slices; else it shuffles each vector along the axis separately."""
 
     def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Row i has the uint32 words of place first + i, the same on every engine; another number of them is others."""
+        """Return the uint32 words of places first + i, equal on every engine; another `num_words` gives other words."""
 
     def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
-        """The derivatives are those of gamma numbers by their parameter, while the random words stay."""
+        """Return the derivatives of gamma samples by their parameter, for constant random words."""
 
     # ---- the optimizer ----
 
     def loss_scale(self, state: State) -> Tensor:
-        """The scale is what the optimizer multiplies a loss by now; 1 if it scales none."""
+        """Return the factor by which the optimizer scales a loss now; 1 if it scales none."""
 
     def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
-        """Where `ok`, the result is `new` after Keras' own update of params and slots; else it is `state`."""
+        """Return `new` after Keras' update of params and slots where `ok`, else `state`."""
 
     def apply_to_rows(
         self,
@@ -263,10 +263,10 @@ class Engine(Protocol):
         touched: list[TableRows],
         twin: Optimizer,
     ) -> State:
-        """The result is that of `apply` on whole tables; of those touched, the twin updates only the rows looked up."""
+        """Return the result of `apply` on whole tables, where the twin updates only the `touched` rows of tables."""
 
     def is_finite(self, values: list) -> Tensor:
-        """True if every number is finite; also if there is none."""
+        """True if every number is finite, also if there are none."""
 
     # ---- a model's own steps ----
 
@@ -279,32 +279,32 @@ class Engine(Protocol):
         data: Tree,
         note: Callable[[keras.Variable], None],
     ) -> tuple[Tree, list[list]]:
-        """The step has `num` groups of values; all groups are returned as it left them. `note` hears of other reads."""
+        """Call a step with `num` groups of values; return results and all groups after it. Other reads go to `note`."""
 
     def trying(self, variables: Variables) -> AbstractContextManager:
-        """What a step does to these variables within, where `shapes` calls it, is undone."""
+        """Return a context that undoes a step's changes of these variables, where `shapes` calls it."""
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
     ) -> tuple[State, Tensor, Tree]:
-        """Where (state) -> (state, is good, found) finds it good, the state is the new one; else all is as before."""
+        """Return the results of (state) -> (state, is_good, results); unless good, restore state and variables."""
 
     # ---- programs ----
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
-        """The program returns what the function does for such arguments; only if it `spends` is the first lost."""
+        """Return a program with the function's results for such arguments; the first is lost only if it `spends`."""
 
     def again(self, program: Callable) -> Callable | None:
-        """What is returned carries out the program, traced no more; None if the program does more than to return."""
+        """Return the program in a form that is never retraced; None if it has side effects, or is never run again."""
 
     def describe(self, program: Callable) -> str:
-        """Where there are several ways to carry out a program, the words say which."""
+        """Return how the program is executed, as text; "" if there is one way."""
 
     def memory(self, program: Callable) -> int | None:
-        """A program needs so many bytes beside arguments and results; None where nobody can tell."""
+        """Return the bytes that a program needs in addition to arguments and results; None if unknown."""
 
     def device_bytes(self) -> int | None:
-        """The device has so many bytes of its own memory; None where its memory is the host's."""
+        """Return the bytes of the device's memory; None where it is the host's."""
 
     def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
-        """True only if the function is known to run slower inside of a compiled loop."""
+        """True only if the function is known to be slower inside a compiled loop, or nothing is compiled."""

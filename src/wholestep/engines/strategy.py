@@ -1,4 +1,4 @@
-"""Several replicas on TensorFlow: what `tf.distribute.MirroredStrategy` does for a step."""
+"""Several replicas on TensorFlow, by `tf.distribute.MirroredStrategy`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,13 +15,13 @@ from wholestep.tree import Tensor, Tree
 
 
 class Shares(NamedTuple):
-    """Rows that were loaded, each on the replica that works on it: leaves of one value for each replica."""
+    """Loaded rows, each on the replica that computes on it: leaves of one value for each replica."""
 
     leaves: Tree
 
 
 class Replicas:
-    """The replicas of a strategy. Each sees its own rows alone; what they found is summed."""
+    """The replicas of a strategy. Each sees its rows alone; their results are summed."""
 
     def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model):
         self.strategy = strategy
@@ -30,14 +30,14 @@ class Replicas:
 
     @property
     def index(self) -> int | None:
-        """The replica that is being traced; None outside of them."""
+        """The index of the replica that is being traced; None outside of replicas."""
         context = tf.distribute.get_replica_context()
         if context is None or context.strategy is not self.strategy:
             return None
         return int(tf.get_static_value(context.replica_id_in_sync_group))
 
     def part(self, size: int) -> slice:
-        """Return which of so many rows are this replica's; all, outside of the replicas."""
+        """Return this replica's slice of `size` rows; all rows outside of replicas."""
         if self.index is None:
             return slice(0, size)
         each = -(-size // self.count)
@@ -50,7 +50,7 @@ class Replicas:
         )
 
     def gather(self, data: Tree, rows: Tensor) -> Tree:
-        """Return the rows of a batch outside of the replicas, from all of them."""
+        """Return the rows of a batch from all replicas, outside of replicas."""
         results = self.strategy.experimental_local_results
         if not isinstance(data, Shares):
             return tree.map_leaves(lambda leaf: rows_of(results(leaf)[0], rows), data)
@@ -72,10 +72,10 @@ class Replicas:
         return sums, tf.nest.map_structure(tf.add, carried, moves), first
 
     def apply(self, optimizer: keras.optimizers.Optimizer, grads: list, variables: list) -> None:
-        """Carry out an optimizer update with the gradients of the whole batch, the same on every replica."""
+        """Apply an optimizer update with the full batch's gradients, the same on every replica."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         parts = [inner, *getattr(inner, "optimizers", [])]  # a MultiOptimizer has several
-        # They are summed already, before the clip. Keras would do it after, and count them once for each replica.
+        # The gradients are summed already, before clipping. Keras would sum them again, after it.
         for part in parts:
             vars(part)["_all_reduce_sum_gradients"] = list
         try:
@@ -89,7 +89,7 @@ class Replicas:
 
     @contextmanager
     def _synchronized(self) -> Iterator[None]:
-        """Let BatchNormalization take its statistics over all replicas."""
+        """Make BatchNormalization compute its statistics over all replicas."""
         before = [layer.synchronized for layer in self.syncing]
         for layer in self.syncing:
             layer.synchronized = True
@@ -101,10 +101,10 @@ class Replicas:
 
 
 def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Replicas | None:
-    """Return the replicas of the strategy that a model was built under; None if it was under none, or there is one.
+    """Return the replicas of the strategy that a model was built under; None without a strategy or with one replica.
 
     Raises:
-        SpecificationError: a strategy of another kind, or another number of replicas than asked for.
+        SpecificationError: the strategy is of another kind, or has another number of replicas than requested.
     """
     strategy = getattr(model, "distribute_strategy", None)
     count = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -114,7 +114,7 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Repl
         attempt = "tf.distribute.MirroredStrategy; or, for several hosts, the JAX engine and `wholestep launch`."
         raise SpecificationError(message(must, type(strategy).__name__, attempt))
     if replicas not in (None, count) and not (replicas == "all" and mirrored):
-        must = "On TensorFlow, replicas are those of the strategy that the model was built under."
+        must = "On TensorFlow, replicas must match the strategy that the model was built under."
         found = f"replicas={replicas} and a model of {count}"
         raise SpecificationError(
             message(must, found, "with tf.distribute.MirroredStrategy().scope(): build the model.")

@@ -1,4 +1,4 @@
-"""The engine on TensorFlow: how data come to the devices, and what is done with them there."""
+"""The engine on TensorFlow: placement of data, and the operations inside a program."""
 
 import copy
 from collections.abc import Callable, Collection
@@ -22,17 +22,17 @@ from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
-_BODIES = "WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph"  # which nobody calls but the loop
+_BODIES = "WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph"  # called by the loop alone
 
 
 class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps, TensorflowWords):
-    """The verbs of `wholestep.engines.protocol` on TensorFlow."""
+    """The methods of `wholestep.engines.protocol` on TensorFlow."""
 
     name = "tensorflow"
     is_eager = False
     freezes_reads = False  # a program reads variables anew whenever it runs
-    closes_over = True  # a function's gradient is traced where its value is
-    keeps_assigned = True  # `keras.Model.fit` keeps what the forward pass assigns to a parameter
+    closes_over = True  # a function's gradient is traced in the same graph as its value
+    keeps_assigned = True  # `keras.Model.fit` keeps the parameter values that the forward pass assigns
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas share the rows of a batch."""
+        """The number of replicas that share the rows of a batch."""
         return 1 if self.replicas is None else self.replicas.count
 
     @property
@@ -59,48 +59,48 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
 
     @property
     def is_split(self) -> bool:
-        """Whether every replica sees its own rows alone, rather than its part of an array of all."""
+        """Whether every replica sees its rows alone, rather than a part of a global array."""
         return self.num_replicas > 1
 
     @property
     def can_split(self) -> bool:
-        """Whether replicas may fold their own rows: they always do."""
+        """Whether replicas may fold their rows separately: they always do."""
         return self.is_split
 
     @property
     def coupling_layers(self) -> list:
-        """The layers that couple rows, but over the rows of all replicas."""
+        """The layers that couple the rows of all replicas."""
         return [] if self.replicas is None else self.replicas.syncing
 
     def for_evaluation(self) -> Engine:
-        """Return an engine of the same variables for one device: evaluation runs there."""
+        """Return an engine with the same variables for one device, where evaluation runs."""
         engine = copy.copy(self)
         engine.replicas = None
         return engine
 
     def sharded(self, variables: list) -> list[str]:
-        """Return which variables no device holds whole: none."""
+        """Return []: every device holds all variables."""
         return []
 
     # ---- Keras variables and values ----
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
-        """Return the parameters as they are now; those `apart` as variables, which are not read as a whole."""
+        """Return the current parameters; those `apart` as variables, which are not read as a whole."""
         return [v.value if i in apart else tf.convert_to_tensor(v.value) for i, v in enumerate(self._variables)]
 
     def place(self, data: Tree) -> Tree:
-        """Put host arrays on the device, at once."""
+        """Put host arrays on the device immediately."""
         return tree.map_leaves(tensor_of, data)
 
     def resident(self, data: Tree) -> Tree:
-        """Put host arrays on the device, on each of several."""
+        """Put host arrays on the device; with several devices, on each."""
         if self.replicas is None:
             return self.place(data)
         put = self.replicas.put
         return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
 
     def staged(self, data: Tree) -> Tree:
-        """Return host arrays in the form that a program takes soonest."""
+        """Return host arrays in the form that is fastest for a program: on the device."""
         return self.place(data)
 
     def shard(self, data: Tree, shares: np.ndarray) -> Shares:
@@ -115,37 +115,37 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
         return tree.map_leaves(array_of, values)
 
     def is_ready(self, values: Tree) -> bool:
-        """Whether to fetch the values would not wait: on the host, where programs end before they return."""
+        """Whether the values can be fetched without waiting: on a CPU, where calls return after the computation."""
         flat = tf.nest.flatten(values, expand_composites=True)
         return all("CPU" in leaf.device for leaf in flat if leaf is not None)
 
     # ---- inside a program ----
 
     def traced(self, function: Callable) -> Callable:
-        """Return the function, traced once for each shape of its arguments, wherever it is called."""
-        if self.replicas is not None:  # a replica cannot talk to the others from inside of another function
+        """Return the function, traced once for each shape of its arguments."""
+        if self.replicas is not None:  # replicas cannot communicate from inside a nested function
             return function
         return tf.function(function, autograph=False)
 
     def inlined(self, function: Callable) -> Callable:
-        """Return a traced function to be traced where it is called, as one must be whose gradient is taken.
+        """Return a traced function's Python function, to be traced inline if its gradient is taken.
 
-        What the gradient needs as a constant (the axes of a transposition) would come out of a function of its own as a
-        value, and XLA would compile anew for each value.
+        Constants of the gradient (the axes of a transposition) would come out of a nested function as values, and XLA
+        would compile anew for each value.
         """
         return getattr(function, "python_function", function)
 
     def frame(self) -> object:
-        """Return what stands for the function that is being traced, or the body of a loop in it."""
+        """Return the identity of the current trace, which is another one in the body of a loop."""
         return tf.compat.v1.get_default_graph()
 
     def is_traced_in(self, frame: object, value: Tensor) -> bool:
-        """Whether `frame` is being traced, and a value is one of its own, not of a row that stands for several."""
+        """Whether `frame` is being traced, and not for one row under `tf.vectorized_map`."""
         scopes = tf.get_current_name_scope().split("/")
         return self.frame() is frame and not any(scope.startswith(_ONE_OF_SEVERAL) for scope in scopes)
 
     def is_kept(self, frame: object) -> bool:
-        """Whether a `tf.function` is being traced inside of a frame: it may be called from anywhere afterwards."""
+        """Whether a `tf.function` is being traced inside a frame: later it may be called from anywhere."""
         graph, is_kept = self.frame(), False
         while graph is not frame and graph is not None:
             is_kept |= type(graph).__name__ not in _BODIES
@@ -153,11 +153,11 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
         return is_kept and graph is not None
 
     def tracing_anew(self) -> AbstractContextManager:
-        """Return a context that changes nothing: every `tf.function` keeps its traces, whoever asked for them."""
+        """Return an empty context: every `tf.function` keeps its traces for all callers."""
         return nullcontext()
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
-        """Return shapes and dtypes of what a traced function would return."""
+        """Return the shapes and dtypes of a traced function's results."""
         traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
         return traced.get_concrete_function(*specs_of(arguments)).structured_outputs
 
@@ -166,7 +166,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
         return tree.map_leaves(lambda leaf: rows_of(leaf, rows), data)
 
     def batch(self, data: Tree, rows: Tensor) -> Tree:
-        """Return the rows of a (micro)batch, of a replica its part; of shares, by their places in them."""
+        """Return the rows of a (micro)batch, and to a replica its part; for `Shares`, `rows` index the shares."""
         if self.replicas is None:
             return self.gather(data, rows)
         if self.replicas.index is None:
@@ -174,15 +174,15 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
         return self.gather(data.leaves if isinstance(data, Shares) else data, self.replica_slice(rows))
 
     def replica_slice(self, rows: Tensor) -> Tensor:
-        """Return of a vector over the rows of a (micro)batch what belongs to the rows that `batch` returns."""
+        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch` returns."""
         return rows if self.replicas is None else rows[self.replicas.part(rows.shape[0])]
 
     def replica_start(self, size: int) -> int:
-        """Return the place of the first row of so many that `batch` returns."""
+        """Return the index of the first row that `batch` returns of a (micro)batch of `size` rows."""
         return 0 if self.replicas is None else self.replicas.part(size).start
 
     def replica_params(self, params: list) -> list:
-        """Return the parameters as the replica that is being traced has them."""
+        """Return the parameters of the replica that is being traced."""
         if self.replicas is None or self.replicas.index is None:
             return params
         return [tf.convert_to_tensor(v.value) for v in self._variables]
@@ -192,7 +192,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
     ) -> tuple[Tree, Tree, Tree]:
         """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
 
-        Where it `syncs`, BatchNormalization takes its statistics over all replicas.
+        With `syncs`, BatchNormalization computes its statistics over all replicas.
         """
         if not split or self.replicas is None:
             return function(data, carried, given)
@@ -218,7 +218,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
         def body(i: Tensor, carry: Tree) -> tuple:
             return i + 1, function(carry, tf.nest.map_structure(lambda leaf: leaf[i], pieces))
 
-        if num == 1 or self.coupling_layers:  # replicas cannot talk to each other from inside of a loop
+        if num == 1 or self.coupling_layers:  # replicas cannot communicate from inside a loop
             for i in range(num):
                 _, carry = body(i, carry)
             return carry
@@ -238,15 +238,15 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
 
 
 def _set(all: tf.Tensor, i: Tensor, one: tf.Tensor) -> tf.Tensor:
-    """Return an array with another part i."""
+    """Return an array with part i replaced."""
     return tf.tensor_scatter_nd_update(all, [[i]], [one])
 
 
 def _dense(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor:
-    """Return a gradient as a tensor; that of a table in the table's static shape.
+    """Return a gradient as a dense tensor; a sparse one gets the table's static shape.
 
-    `tf.convert_to_tensor` asks for the shape at run time. XLA needs it as a constant, and compiles anew for every value
-    of the parameters that it seems to depend on.
+    `tf.convert_to_tensor` reads the shape at run time. XLA needs a constant, and would compile anew for every value of
+    the parameters on which the shape seems to depend.
     """
     if isinstance(grad, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(grad.values, grad.indices, param.shape[0])

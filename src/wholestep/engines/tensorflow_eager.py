@@ -11,11 +11,11 @@ from wholestep.state import Variables
 
 
 class EagerTensorflowEngine(Eager, TensorflowEngine):
-    """The verbs of `wholestep.engines.protocol` on TensorFlow, for one device, without `tf.function`."""
+    """The methods of `wholestep.engines.protocol` on TensorFlow, for one device, without `tf.function`."""
 
     @contextmanager
     def trying(self, variables: Variables) -> Iterator[None]:
-        """Let a step that is called for what it returns leave no trace in these variables."""
+        """Return a context that restores these variables, after a step is called only for its results' shapes."""
         held = [*variables.params, *variables.slots, *variables.buffers, *variables.metrics]
         before = [tf.identity(v.value) for v in held]
         try:

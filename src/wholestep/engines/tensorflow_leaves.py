@@ -8,7 +8,7 @@ from wholestep.tree import Tensor, Tree
 
 
 def tensor_of(leaf: Tensor) -> Tensor:
-    """Return a host array as a tensor, of ragged rows a `tf.RaggedTensor`; a tensor as it is.
+    """Return a host array as a tensor, ragged rows as a `tf.RaggedTensor`; a tensor unchanged.
 
     >>> tensor_of(tree.ragged(np.array([5, 6, 7]), [0, 2, 3]))
     <tf.RaggedTensor [[5, 6], [7]]>
@@ -27,18 +27,18 @@ def array_of(value: Tensor) -> np.ndarray:
 
 
 def rows_of(leaf: Tensor, rows: Tensor) -> Tensor:
-    """Return these rows of a leaf; their number is known where that of `rows` is."""
+    """Return these rows of a leaf; their number is static where the length of `rows` is."""
     return _of_rows(tf.gather(leaf, rows), rows.shape[0] if rows.shape.rank else None)
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """Return the rows of all parts; their number is known where that of each part is."""
+    """Return the rows of all parts; their number is static where each part's number is."""
     numbers = [part.shape[0] for part in parts]
     return _of_rows(tf.concat(parts, axis=0), None if None in numbers else sum(numbers))
 
 
 def _of_rows(leaf: Tensor, number: int | None) -> Tensor:
-    """Return a leaf with its number of rows; TensorFlow forgets that of ragged ones."""
+    """Return a leaf with its static number of rows, which TensorFlow drops from ragged tensors."""
     if not isinstance(leaf, tf.RaggedTensor):
         return leaf
     splits = tf.ensure_shape(leaf.row_splits, [None if number is None else number + 1])
@@ -55,10 +55,10 @@ def spec_of(value: Tensor | None) -> tf.TypeSpec | None:
 
 
 def why_not_for_xla(specs: Tree) -> str:
-    """Return why XLA cannot hold arguments of such shapes and dtypes; nothing if it can."""
+    """Return why XLA cannot hold arguments of such shapes and dtypes; "" if it can."""
     leaves = [spec for spec in tf.nest.flatten(specs) if spec is not None]
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in leaves):
-        return "it takes ragged rows, whose lengths only the values tell"
+        return "it takes ragged rows, whose lengths are not static"
     if any(getattr(spec, "dtype", None) == tf.string for spec in leaves):
-        return "it takes text, which XLA has no numbers for"
+        return "it takes text, which XLA does not support"
     return ""

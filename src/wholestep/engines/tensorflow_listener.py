@@ -1,4 +1,4 @@
-"""What an audit hears on TensorFlow, eager and inside of a `tf.function`."""
+"""The listener of an audit on TensorFlow: eager and inside a `tf.function`."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(t
 
 
 class TensorflowListener:
-    """The verbs of `wholestep.engines.listener` on TensorFlow."""
+    """The methods of `wholestep.engines.listener` on TensorFlow."""
 
     is_deaf_to_xla = True
 
@@ -26,19 +26,16 @@ class TensorflowListener:
 
     @cached_property
     def _clock(self) -> tf.Variable:
-        """What counts all that is told. Not made before that: afterwards nobody can choose TensorFlow's devices.
+        """The counter of all reports. Created on first use, as TensorFlow's devices cannot be set afterwards.
 
-        A thread of its own knows of no graph and no strategy that somebody is in.
+        It is created in a new thread, outside of the current graph and strategy.
         """
         with ThreadPoolExecutor(1) as alone:
             return alone.submit(tf.Variable, 0, trainable=False, dtype=tf.int64).result()
 
     @contextmanager
     def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
-        """Watch which tapes are open, and what gradients are asked of.
-
-        What was traced before keeps its trace.
-        """
+        """Count the open tapes, and report the targets of gradients. Earlier traces are kept."""
         tape = tf.GradientTape
         enter, leave, gradient = (tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient"))
 
@@ -61,7 +58,7 @@ class TensorflowListener:
             tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told`; a clock that is moved first gives what is traced its place, which it has not by itself."""
+        """Call `told`; a counter, incremented first, gives the operations of a trace an order."""
         if tf.executing_eagerly():
             self._clock.assign_add(1)
             told(int(self._clock), [np.asarray(value) for value in values])
@@ -76,7 +73,7 @@ class TensorflowListener:
         tf.numpy_function(heard, [order, *values], tf.int64, stateful=True)
 
     def value(self, variable: keras.Variable) -> Tensor:
-        """Return the value that a Keras variable has here."""
+        """Return the value of a Keras variable here."""
         return tf.identity(tf.convert_to_tensor(variable.value))
 
     def dense(self, gradient: Tensor) -> Tensor:
@@ -88,12 +85,12 @@ class TensorflowListener:
         return self._num_open > 0
 
     def replica(self) -> int:
-        """Return which replica of a strategy runs here."""
+        """Return the index of the strategy's replica that runs here."""
         context = tf.distribute.get_replica_context()
         return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
 
     def blind(self, values: list[Tensor]) -> str:
-        """Return what of TensorFlow lets nothing be told from inside."""
+        """Return the part of TensorFlow from which values cannot be reported; "" if there is none."""
         if not isinstance(strategy := tf.distribute.get_strategy(), _KNOWN):
             return f"what runs under a {type(strategy).__name__}"
         frame = sys._getframe()
@@ -106,7 +103,7 @@ class TensorflowListener:
         return ""
 
     def stack(self) -> Iterable[tuple[str, int]]:
-        """Return the stack: in a trace that of an operation, which has the lines from which AutoGraph made its code."""
+        """Return the stack; in a trace, an operation's stack, which has the lines before AutoGraph's conversion."""
         if tf.executing_eagerly():
             return running()
         return [(frame.filename, frame.lineno) for frame in reversed(tf.no_op().traceback)]
@@ -116,4 +113,4 @@ class TensorflowListener:
         return tf.autograph.experimental.do_not_convert(function)
 
     def settle(self) -> None:
-        """Return: TensorFlow's functions are done when they return."""
+        """Do nothing: TensorFlow's functions have finished when they return."""

@@ -12,11 +12,11 @@ from wholestep.tree import Tensor
 
 
 class TensorflowOptimizer(TensorflowVariables):
-    """The verbs of `wholestep.engines.protocol` that speak of the optimizer; it updates the variables where they are.
+    """The methods of `wholestep.engines.protocol` for the optimizer, which updates the variables in place.
 
     Args:
-        optimizer: Keras' own; who only evaluates needs none.
-        replicas: the replicas that have the variables; None if there is but one.
+        optimizer: the Keras optimizer; None for evaluation alone.
+        replicas: the replicas that have the variables; None if there is only one.
     """
 
     def __init__(self, optimizer: Optimizer | None, replicas: Replicas | None):
@@ -25,11 +25,11 @@ class TensorflowOptimizer(TensorflowVariables):
         self.replicas = replicas
 
     def loss_scale(self, state: State) -> Tensor:
-        """Return what the optimizer multiplies the loss by."""
+        """Return the factor by which the optimizer scales the loss."""
         return self.optimizer.scale_loss(tf.ones((), "float32"))
 
     def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
-        """Return `new` with one optimizer update applied where `ok`, to what is `assigned`; else `state` as it is."""
+        """Return `new` with one optimizer update applied where `ok`, to the `assigned` values; else `state`."""
 
         def update() -> State:
             for i, value in assigned.items():
@@ -52,7 +52,7 @@ class TensorflowOptimizer(TensorflowVariables):
         touched: list[TableRows],
         twin: Optimizer,
     ) -> State:
-        """Do the same, of the tables in `touched` for these rows only, by an optimizer that was made for them."""
+        """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""
         for i, value in assigned.items():
             whole = self._variables[i].value
             whole.assign(tf.where(ok, value, whole), read_value=False)
@@ -63,7 +63,7 @@ class TensorflowOptimizer(TensorflowVariables):
             moves += [(whole[i].value, few[i].value, rows, row_slots) for (whole, i), (few, _) in pairs]
         for whole, few, rows, _ in moves:
             few.assign(tf.gather(whole, rows))
-        # Not a branch, which would copy the rows: such an optimizer leaves alone what has no gradient.
+        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes nothing.
         twin.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], twin._trainable_variables)
         twin.iterations.value.assign_sub(tf.cast(~ok, twin.iterations.dtype))
         for whole, few, rows, row_slots in moves:
@@ -78,14 +78,14 @@ class TensorflowOptimizer(TensorflowVariables):
 
 
 def _bits(value: tf.Tensor) -> tf.Tensor:
-    """Return the bits of floats as integers of their size, without the sign: infinity is above all that is finite."""
+    """Return the bits of floats as integers of their size, without the sign: infinity is above all finite values."""
     whole = {2: tf.int16, 4: tf.int32, 8: tf.int64}[value.dtype.size]
     return tf.bitwise.bitwise_and(tf.bitcast(value, whole), whole.max)
 
 
 def _largest_bits(value: tf.Tensor) -> tf.Tensor:
-    """Return the largest of the bits. The largest of the numbers would not do: XLA leaves out NaN there.
+    """Return the maximum of the bits. Not of the values, as XLA ignores NaN in a maximum.
 
-    Truth values would do, but XLA takes several times as long to reduce them.
+    Booleans would be correct, but XLA takes several times as long to reduce them.
     """
     return tf.reduce_max(_bits(value))

@@ -1,4 +1,4 @@
-"""Programs on TensorFlow: traced functions, that XLA compiles where it is worth it."""
+"""Programs on TensorFlow: traced functions, which XLA compiles where it is faster."""
 
 from collections.abc import Callable
 
@@ -15,11 +15,11 @@ _UNKNOWN_LISTS = "XLA cannot compile it (the gradient of a loop makes lists whos
 
 
 class TensorflowPrograms:
-    """The verbs of `wholestep.engines.protocol` that speak of programs.
+    """The methods of `wholestep.engines.protocol` for programs.
 
     Args:
-        model: the model, which may say what of XLA; None where there is none.
-        replicas: the replicas that share the rows of a batch; None if there is but one.
+        model: the model, whose layers and `compile` may rule out XLA; None if there is none.
+        replicas: the replicas that share the rows of a batch; None if there is only one.
         jit_compile: whether the user wants XLA; "auto" leaves the choice to the program.
     """
 
@@ -31,7 +31,7 @@ class TensorflowPrograms:
 
     @property
     def loops_once(self) -> bool:
-        """Whether single updates are compiled as a loop: where XLA is wanted, it takes nothing else."""
+        """Whether single updates are compiled as a loop: XLA compiles loops only."""
         return self.always_xla
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
@@ -41,8 +41,8 @@ class TensorflowPrograms:
         never on a measurement: the same program must give the same bits again.
 
         Args:
-            repeats: whether the function repeats a step as often as its last argument says, which is 0 in `examples`:
-                then calling it compiles it, and does nothing.
+            repeats: whether the last argument is the number of repetitions of a step. It is 0 in `examples`, so that a
+                call with them only compiles.
         """
         self.compilations += 1
         specs = specs_of(examples)
@@ -74,28 +74,28 @@ class TensorflowPrograms:
         return FlatCall(graph)
 
     def again(self, program: Callable) -> Callable | None:
-        """Return None: whoever looks is not seen, so nothing is sent ahead."""
+        """Return None: reads of variables are not reported, so updates are never sent ahead."""
         return None
 
     def describe(self, program: Callable) -> str:
-        """Return how a program is carried out, in plain words."""
+        """Return how a program is executed, as text."""
         if any(program is compiled for compiled in self._with_xla):
             return "XLA compiles it."
         return f"TensorFlow runs it without XLA: {self.why_no_xla}." if self.why_no_xla else ""
 
     def memory(self, program: Callable) -> int | None:
-        """Return None: TensorFlow does not tell what a program needs before it runs."""
+        """Return None: TensorFlow does not report a program's memory before it runs."""
         return None
 
     def device_bytes(self) -> int | None:
-        """Return the device's own memory; None where it is the host's."""
+        """Return None: the device's memory is not known."""
         return None
 
     def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
-        """Whether the function should not run inside a compiled loop: nothing known here."""
+        """Return False: no function is known to be slower inside a compiled loop."""
         return False
 
 
 def specs_of(arguments: Tree) -> Tree:
-    """Return shapes and dtypes of the arguments of a program."""
+    """Return the shapes and dtypes of a program's arguments."""
     return tf.nest.map_structure(spec_of, arguments)

@@ -1,4 +1,4 @@
-"""A model's own steps on TensorFlow: functions of data, on Keras' contract, that assign variables in place."""
+"""Custom steps on TensorFlow: functions of data, with Keras' signature, that assign variables in place."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from wholestep.tree import Tensor, Tree
 
 
 class TensorflowSteps:
-    """The verbs of `wholestep.engines.protocol` that speak of a model's own steps."""
+    """The methods of `wholestep.engines.protocol` for custom steps."""
 
     def call_step(
         self,
@@ -26,7 +26,7 @@ class TensorflowSteps:
         data: Tree,
         note: Callable[[keras.Variable], None],
     ) -> tuple[Tree, list[list]]:
-        """Call a step; return what it found, and the values of those groups that do not stay in their variables."""
+        """Call a step; return its results, and the values of the groups that are passed as values."""
         carried = [(group, given) for group, given in zip(groups, values, strict=True) if given]
         for group, given in carried:
             for variable, value in zip(group, given, strict=True):
@@ -36,13 +36,13 @@ class TensorflowSteps:
         return found, [[tf.convert_to_tensor(v.value) for v in group] if given else [] for group, given in after]
 
     def trying(self, variables: Variables) -> AbstractContextManager:
-        """Return a context that changes nothing: a step that is traced assigns when its program runs."""
+        """Return an empty context: a traced step assigns only when its program runs."""
         return nullcontext()
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
     ) -> tuple[State, Tensor, Tree]:
-        """Return what (state) -> (state, whether it is good, found) returns; all as it was if it is not."""
+        """Return the results of (state) -> (state, is_good, results); unless good, restore state and variables."""
         held = [*variables.params, *variables.slots, *variables.buffers]
         before = [tf.convert_to_tensor(v.value) for v in held]
         new, ok, found = function(state)
@@ -58,11 +58,11 @@ class TensorflowSteps:
 
 
 def as_function(step: Callable) -> Any:
-    """Return a step as a function that is traced once for each shape, and makes variables when it is first traced."""
+    """Return a step as a function that is traced once for each shape, and creates variables in its first trace."""
     return tf.function(step, autograph=False)
 
 
 def make_variables(function: Any, batch: Tree) -> None:
-    """Let a function make its variables for such a batch. Nothing is computed."""
+    """Create the variables of a function for such a batch. Nothing is computed."""
     traced = function if hasattr(function, "get_concrete_function") else as_function(function)
     traced.get_concrete_function(*specs_of((tree.map_leaves(tensor_of, batch),)))

@@ -1,4 +1,4 @@
-"""Keras variables on TensorFlow: programs read and write them where they are."""
+"""Keras variables on TensorFlow: programs read and write them in place."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ class Unseen:
 
 
 class TensorflowVariables:
-    """The verbs of `wholestep.engines.protocol` that read and write Keras variables."""
+    """The methods of `wholestep.engines.protocol` that read and write Keras variables."""
 
     def __init__(self) -> None:
         self._variables: list = []  # the parameters
@@ -38,50 +38,50 @@ class TensorflowVariables:
         return [tf.identity(v.value) for v in variables.metrics]
 
     def holds(self, variables: Variables, state: State) -> bool:
-        """Whether the variables hold the values of the state: programs read them when they run, whatever they hold."""
+        """Return True: programs read the current values of the variables when they run."""
         return True
 
     def write_variables(self, variables: Variables, state: State) -> None:
-        """Let the Keras variables hold the values of the state: the program has done so."""
+        """Do nothing: the program has written the state to the Keras variables."""
 
-    sees_looks = False  # a function that was traced reads a variable without Python
+    sees_looks = False  # a traced function reads a variable without Python
 
     def watch(self, variables: list, given: list, look: Callable[[], None], lock: AbstractContextManager) -> "Unseen":
-        """Accesses are not seen on TensorFlow."""
+        """Return a watch that reports nothing: accesses are not visible on TensorFlow."""
         return Unseen()
 
     def copied(self, values: Tree) -> Tree:
-        """Return the values in tensors of their own: tensors do not change."""
+        """Return copies of the values."""
         return tf.nest.map_structure(tf.identity, values)
 
     def write_metrics(self, variables: Variables, metrics: list) -> None:
-        """Let the variables of the Keras metrics hold these values."""
+        """Write these values to the variables of the Keras metrics."""
         _assign(variables.metrics, metrics)
 
     def write_buffers(self, variables: Variables, buffers: list) -> None:
-        """Let the variables that are no parameters hold these values."""
+        """Write these values to the variables that are no parameters."""
         _assign(variables.buffers, buffers)
 
     def at_rest(self, state: State) -> State:
-        """Return what is kept of the state between programs: not what stays in its variables."""
+        """Return the part of the state kept between programs: buffers stay in their variables."""
         return state._replace(buffers=[])
 
     def loaded(self, state: State) -> State:
-        """Return, in a program, the state that was kept between programs, with what stays in its variables."""
+        """Return, in a program, the full state from the part kept between programs and the variables."""
         return state._replace(buffers=[tf.convert_to_tensor(v.value) for v in self._buffers])
 
     def stored(self, state: State) -> State:
-        """Return, in a program, what is to be kept of the state, and let the variables hold what they keep."""
+        """Return, in a program, the part of the state to keep; write buffers and metrics to their variables."""
         _assign(self._buffers, state.buffers)
         _assign(self._metrics, state.metrics)
         return self.at_rest(state)
 
     def read_captured(self, variables: list, state: State) -> list:
-        """Return the values of variables that are not the trainer's own: none, as programs read them themselves."""
+        """Return []: programs read variables that the trainer does not own themselves."""
         return []
 
     def changed_outside(self, variables: list) -> list:
-        """Return the variables that somebody else may have assigned: any of them."""
+        """Return all variables: assignments by others are not visible."""
         return variables
 
 

@@ -1,4 +1,4 @@
-"""Random words on TensorFlow: its own kernel counts on from any place, and so needs but the first row's."""
+"""Random words on TensorFlow: its Philox kernel counts up from the place of the first row."""
 
 import tensorflow as tf
 
@@ -8,15 +8,15 @@ _PHILOX = 1
 
 
 class TensorflowWords:
-    """The verbs of `wholestep.engines.protocol` that random draws are made of."""
+    """The methods of `wholestep.engines.protocol` for random draws."""
 
     shuffles_slices = True  # `keras.random.shuffle` moves whole slices: all rows in one order
 
     def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Return for each row the words of its place: (rows, words), by Philox-4x32-10.
+        """Return the words of each row by its place: (rows, words), by Philox-4x32-10.
 
-        Of the 128 bits that are counted, the lower 64 number the blocks of four words of all rows, the next 32 are the
-        stream. The first words of a row's blocks come first, then the second ones, and so on.
+        Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the next 32 the stream.
+        The first words of a row's blocks come first, then the second words, and so on.
         """
         num = -(-num_words // 4)
         one, two = tf.unstack(tf.bitwise.bitwise_and(tf.cast(seed, tf.int64), 0xFFFFFFFF))
@@ -34,5 +34,5 @@ class TensorflowWords:
         return tf.concat(blocks, axis=1)[:, :num_words]
 
     def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
-        """Return the derivative of a gamma number by its parameter."""
+        """Return the derivative of a gamma sample by its parameter."""
         return tf.raw_ops.RandomGammaGrad(alpha=alpha, sample=sample)

@@ -1,4 +1,4 @@
-"""Programs on TensorFlow: whether XLA compiles them, and how they are called."""
+"""Programs on TensorFlow: the choice of XLA, and their fast call."""
 
 from functools import partial
 
@@ -7,25 +7,25 @@ import tensorflow as tf
 
 from wholestep.tree import Tree
 
-# XLA's convolutions on CPU are many times slower than TensorFlow's own (measured: 20x); sizes that only the values tell
-# fail in the middle of a run; what Python computes cannot be told from its graph. Of all others, trying tells.
+# XLA's convolutions on CPU are many times slower than TensorFlow's (measured: 20x); sizes that depend on values fail in
+# the middle of a run; operations in Python cannot be judged by the graph. All others are compiled on trial.
 _NOT_FOR_XLA = ("Conv", "Depthwise", "Unique", "Where", "PyFunc", "EagerPyFunc")
 
 
 def choose_xla(model: keras.Model | None, asked: bool | str) -> tuple[bool, str]:
-    """Return whether every program is to be compiled by XLA, and why none is to be; nothing if trying shall tell."""
+    """Return (whether every program must be compiled by XLA, why none may be); (False, "") to try each program."""
     if model is not None and not all(layer.supports_jit for layer in model._flatten_layers()):
-        return False, "a layer says that XLA cannot compile it"
+        return False, "a layer does not support XLA (supports_jit=False)"
     if model is not None and asked == "auto" and getattr(model, "compiled", False):
         if model.jit_compile:
             return True, ""
-        # Keras resolves "auto" in `compile` already: without a GPU to False, which says nothing of what the user wants.
+        # Keras resolves "auto" in `compile` already: without a GPU to False, which is then not the user's choice.
         asked = "auto" if not model._resolve_auto_jit_compile() else False
     return asked is True, "" if asked else "jit_compile=False"
 
 
 def is_not_for_xla(program: tf.types.experimental.ConcreteFunction) -> bool:
-    """Whether a traced function holds an operation that XLA is known to be slow at, or to fail at."""
+    """Whether a traced function holds an operation for which XLA is known to be slow or to fail."""
     definition = program.graph.as_graph_def()
     functions = [node for function in definition.library.function for node in function.node_def]
     return any(node.op.startswith(_NOT_FOR_XLA) for node in [*definition.node, *functions])
@@ -46,9 +46,9 @@ def holds_unknown_lists(program: tf.types.experimental.ConcreteFunction) -> bool
 
 
 class FlatCall:
-    """A traced function that is called by its tensors, in their order.
+    """A traced function that is called with its flat tensors.
 
-    What TensorFlow does with nested arguments at every call takes as long as a small update.
+    TensorFlow's handling of nested arguments takes as long as a small update at every call.
 
     >>> function = tf.function(lambda pair: {"sum": pair[0] + pair[1]})
     >>> traced = function.get_concrete_function((tf.TensorSpec(()), tf.TensorSpec(())))
@@ -63,14 +63,14 @@ class FlatCall:
         given = tf.nest.flatten(traced.structured_input_signature)
         self._has_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in given)
         results = traced.structured_outputs
-        # Keras' trees are packed 20 times as fast, unless they name the leaves in another order.
+        # Keras packs trees 20 times as fast; it can be used only if it orders the leaves alike.
         is_same = all(
             one is two for one, two in zip(keras.tree.flatten(results), tf.nest.flatten(results), strict=True)
         )
         self._pack = partial((keras.tree if is_same else tf.nest).pack_sequence_as, results)
 
     def __call__(self, *arguments: Tree) -> Tree:
-        """Return what the function returns, nested as it nests that."""
+        """Return the function's results, in their nesting."""
         flat = tf.nest.flatten(arguments, expand_composites=self._has_ragged)
         tensors = [tensor for tensor in flat if tensor is not None]
         return self._pack(self._function.call_flat(*tensors, *self._captured))

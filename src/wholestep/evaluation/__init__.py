@@ -1,1 +1,1 @@
-"""Looking at data without an update: `evaluate` and `predict`."""
+"""Passes over data without an update: `evaluate` and `predict`."""

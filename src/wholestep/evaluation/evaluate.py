@@ -1,4 +1,4 @@
-"""The same line without an update: the sums of a data set, and the predictions of a model."""
+"""The programs of `evaluate` and `predict`: the sums of a data set, and the outputs of a model."""
 
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
@@ -35,12 +35,12 @@ _MOST_BYTES = 64 << 20  # of outputs in one dispatch
 
 
 class Look(NamedTuple):
-    """What is wanted of a pass over a data set in evaluation mode.
+    """The options of a pass over a data set in evaluation mode.
 
     Args:
-        predicts: the model's outputs, and not the numbers of an evaluation.
-        is_whole: a batch is (x, y, ...), of which the first part is the input.
-        one_by_one: somebody looks at what is found of each batch before the next.
+        predicts: whether to return the model's outputs, not the numbers of an evaluation.
+        is_whole: whether a batch is (x, y, ...), the first part of which is the input.
+        one_by_one: whether the results of each batch are read before the next batch.
     """
 
     predicts: bool = False
@@ -52,16 +52,16 @@ Step = Scoring | Predicting | CustomLook
 
 
 def _step_of(engine: Engine, forward: Forward, steps: CustomSteps, *, predicts: bool, is_whole: bool) -> Step:
-    """Return what is done with a batch: our own, or the model's `test_step` or `predict_step`."""
+    """Return the function of a batch: ours, or the model's custom `test_step` or `predict_step`."""
     if steps.predicts if predicts else steps.tests:
         return CustomLook(engine, forward, steps, predicts=predicts, is_whole=is_whole)
     return Predicting(engine, forward, is_whole) if predicts else Scoring(engine, forward)
 
 
 class Evaluation:
-    """The programs that look at batches in evaluation mode. Every batch keeps its own shape.
+    """The programs of evaluation mode. Batches are not padded.
 
-    A program takes the state in two parts: what it moves, which is spent, and the rest.
+    A program takes the state in two parts: the moved part, which is spent, and the rest.
     """
 
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps):
@@ -73,11 +73,11 @@ class Evaluation:
         }
         self._learned: dict[tuple, Step] = {}
         self.programs: dict[tuple, Program] = {}
-        self.tables: dict = {}  # of loaded batches, which every pass names alike
+        self.tables: dict = {}  # of loaded batches, the same for every pass
         self._span = lru_cache(maxsize=1024)(lambda first, num: engine.place(span(first, num)))
 
     def state(self, metrics: list[np.ndarray], look: Look) -> State:
-        """Return where a pass begins: with the values of the variables as they are, these metrics, and empty sums."""
+        """Return the initial state of a pass: the current values of the variables, these metrics, and empty sums."""
         forward = self._step(look).forward
         summed = ([], ()) if look.predicts else (metrics, EpochSums(forward).empty())
         (metrics, sums), stopped = self.engine.place((summed, np.int32(0)))
@@ -88,14 +88,14 @@ class Evaluation:
         return self._steps[look.predicts, look.is_whole]
 
     def plan(self, run: "PassRun", batches: Batches, look: Look, steps: int | None) -> Callable:
-        """Return what finds the program for each batch of these, of which so many are wanted (None: all)."""
+        """Return the function that finds the program of a batch, for a pass over `steps` batches (None: all)."""
         is_resident = batches.arrays is not None and not batches.shapes
         most = len(batches) if is_resident else MOST_STACKED if self.engine.num_replicas == 1 else 1
         most = 1 if look.one_by_one or steps == 1 else most
         return partial(self._program, run, look, most, len(batches.shapes))
 
     def send(self, run: "PassRun", feed: Feed, block: Block) -> tuple[Any, Block]:
-        """Send a block of batches to the device; return what was found of each on the device, and the block."""
+        """Send a block of batches to the device; return the results, still on the device, and the block."""
         engine, program = self.engine, block.program
         assert run.state is not None
         forward, state = program.forward, run.state
@@ -123,14 +123,14 @@ class Evaluation:
 
     def _program(self, run: "PassRun", look: Look, most: int, num_shapes: int, batch: Batch) -> Program:
         self.compilations.num_batches += 1
-        most = most if batch.num_rows == batch.full else 1  # the short one comes once
+        most = most if batch.num_rows == batch.full else 1  # a short batch comes once
         key = self._key(look, most, batch)
         if key not in self.programs:
             compiling = nullcontext() if self.engine.is_eager else self.compilations.watched(batch, num_shapes)
             with named(batch), compiling, uninterrupted(twice=False):
                 self.engine.processes.set_status("compiling")
                 program = self._compile(run, look, most, batch)
-                key = self._key(look, most, batch)  # which knows of what was found meanwhile
+                key = self._key(look, most, batch)  # which includes the buffers found meanwhile
                 self.programs[key] = program
                 self.engine.processes.set_status("at work (reading data, or in a callback)")
         return self.programs[key]
@@ -164,13 +164,13 @@ class Evaluation:
         return Program(call, cut, length, num_stacked, None, [], step.forward, step.layout, "")
 
     def _learned_step(self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor) -> tuple[State, Step]:
-        """Return what such a pass does with batches like this one, and the state with all that is state then."""
+        """Return the traced function of such a pass for batches like this one, and the state with new variables."""
         engine, step = self.engine, self._step(look)
         before, like = step.forward, (look.predicts, look.is_whole, signature)
         if like not in self._learned:
             captured = engine.read_captured(before.inputs, state)
             step = step.learned(state._replace(captured=captured), data, rows)
-            if step.forward.variables is not before.variables:  # of which the others know nothing
+            if step.forward.variables is not before.variables:  # unknown to the other functions
                 self._learned = {key: known for key, known in self._learned.items() if key[0] != look.predicts}
             self._learned[like] = step
         step = self._learned[like]
@@ -199,11 +199,11 @@ class PassRun:
 
 @dataclass(frozen=True)
 class Pass:
-    """A data set that may be gone through in evaluation mode several times, always from its first batch on.
+    """A data set for repeated passes in evaluation mode, each from its first batch.
 
     Args:
-        run: how far the pass has got.
-        look: what is wanted of the pass.
+        run: the progress of the pass: `number` counts batches, and `state` is separate from the training's.
+        look: the options of the pass.
     """
 
     run: PassRun
@@ -218,17 +218,17 @@ class Pass:
     def updates(
         self, evaluation: Evaluation, num: int | None, size: Callable[[], int], before: Callable[[], None]
     ) -> Generator[tuple[Any, Block], None, None]:
-        """Go through `num` batches (None: all); see `wholestep.run.updates`."""
+        """Run `num` batches (None: all); see `wholestep.run.updates`."""
         return updates(evaluation, self.run, self.feed, num, size, once=True, before=before)
 
 
 def _num_bytes(found: Tree) -> int:
-    """Return the bytes of arrays of such shapes; of what is not known, none."""
+    """Return the bytes of arrays of such shapes; unknown sizes count 0."""
     return sum(8 * int(np.prod([size or 0 for size in leaf.shape])) for leaf in tree.leaves(found))
 
 
 def _can_loop(found: Tree) -> bool:
-    """Whether arrays of such shapes can be collected in a loop: known ones, that hold anything."""
+    """Whether arrays of such shapes can be collected in a loop: all sizes are known and not 0."""
     return all(len(leaf.shape) > 0 and all(leaf.shape) for leaf in tree.leaves(found))
 
 

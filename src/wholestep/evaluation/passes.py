@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`: a data set gone through in evaluation mode, and what watches it told."""
+"""The loops of `evaluate` and `predict` over a data set, with their callbacks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ def run_evaluation(
     """Return the logs over `steps` batches (None: all).
 
     Args:
-        look: called between any two dispatches; what it raises ends the evaluation.
+        look: called after each dispatch; its exceptions end the evaluation.
     """
     told, at, logs = watch.callbacks, through.run, None
     executor.model.stop_evaluating = False
@@ -43,7 +43,7 @@ def run_evaluation(
         _note_missing(at.number, steps)
     watch.test.close()
     if logs is None:
-        raise BatchError(message("There must be at least one batch.", "none", "pass data that are not spent."))
+        raise BatchError(message("There must be at least one batch.", "none", "pass data that are not exhausted."))
     shown = logs()
     executor.engine.processes.barrier(f"evaluated {at.number} batches")
     told.on_test_end(shown)
@@ -73,7 +73,7 @@ def run_prediction(executor: Executor, run: Run, through: Pass, steps: int | Non
 
 
 def _rows(found: Tensor, num: int) -> Tensor:
-    """Return what was found of the first `num` batches, row after row."""
+    """Return the outputs of the first `num` batches as one array of rows."""
     return keras.ops.reshape(found[:num], (num * found.shape[1], *found.shape[2:]))
 
 

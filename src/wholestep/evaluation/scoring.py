@@ -1,4 +1,4 @@
-"""What an evaluation and a prediction do with one batch."""
+"""Evaluation and prediction of one batch."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ def _values(engine: Engine, state: State) -> Values:
 
 
 def parted(forward: Forward, state: State) -> tuple[State, State]:
-    """Return what a batch moves of the state, and the rest."""
+    """Return the part of the state that a batch changes, and the rest."""
     moves = forward.facts.moves_buffers
     moved = State([], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, [])
     rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers)
@@ -35,16 +35,16 @@ def parted(forward: Forward, state: State) -> tuple[State, State]:
 
 
 def joined(moved: State, rest: State) -> State:
-    """Return the two parts as one."""
+    """Return the two parts as one state."""
     return rest._replace(buffers=moved.buffers or rest.buffers, metrics=moved.metrics, sums=moved.sums)
 
 
 class Scoring:
-    """What an evaluation does with one batch: (what it moves of the state, the rest, data, rows) -> (that, numbers).
+    """The evaluation of one batch: (moved state, rest of the state, data, rows) -> (moved state, numbers).
 
     Args:
-        forward: the objective, with what is known of it.
-        layout: of the numbers.
+        forward: the objective, with its known properties.
+        layout: the layout of the numbers.
     """
 
     def __init__(self, engine: Engine, forward: Forward, layout: ReportLayout = NOTHING_TOLD):
@@ -54,7 +54,7 @@ class Scoring:
         self._epoch_sums = EpochSums(forward)
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "Scoring":
-        """Return the same with what is found by tracing it."""
+        """Return this function with the properties that its trace finds."""
         layout = self.layout
 
         def trace(forward: Forward) -> None:
@@ -70,7 +70,7 @@ class Scoring:
         return Scoring(self._engine, self.forward.learned(trace), layout)
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tensor]:
-        """Return what is moved, and the numbers of the data so far."""
+        """Return the moved state, and the numbers of the data so far."""
         forward, values = self.forward, _values(self._engine, joined(moved, rest))
         outcome = forward.sums(*values, self._engine.batch(data, rows), None)
         once = outcome.extra
@@ -84,10 +84,10 @@ class Scoring:
 
 
 class Predicting:
-    """What a prediction does with one batch: (what it moves of the state, the rest, data, rows) -> (that, outputs).
+    """The prediction of one batch: (moved state, rest of the state, data, rows) -> (moved state, outputs).
 
     Args:
-        forward: the model, with what is known of it.
+        forward: the model, with its known properties.
         is_whole: see `Look`.
     """
 
@@ -99,7 +99,7 @@ class Predicting:
         self._is_whole = is_whole
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "Predicting":
-        """Return the same with what is found by tracing it."""
+        """Return this function with the properties that its trace finds."""
 
         def trace(forward: Forward) -> None:
             moved = State([], [], [], [], (), [], [])
@@ -108,7 +108,7 @@ class Predicting:
         return Predicting(self._engine, self.forward.learned(trace), self._is_whole)
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
-        """Return what is moved, and the outputs."""
+        """Return the moved state, and the outputs."""
         batch = self._engine.batch(data, rows)
         inputs = unpack(batch)[0] if self._is_whole else batch
         outputs, after = self.forward.predict(*_values(self._engine, joined(moved, rest)), inputs)

@@ -1,1 +1,1 @@
-"""A Keras model as the user gives it: how it is built, prepared for, called, and what couples its rows."""
+"""The user's Keras model: its construction, its preprocessing, its calls, and the coupling of its rows."""

@@ -1,4 +1,4 @@
-"""The variables of a model that nobody has called yet: made from the shapes of the first batch, as `fit` makes them."""
+"""Create the variables of an unbuilt model from the shapes of the first batch, as `keras.Model.fit` does."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,11 +21,11 @@ _OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, M
 
 
 class Builder:
-    """Creates what one model lacks: its variables, and those of what it was compiled with; signals are held back.
+    """Creates the missing variables of a model, its losses and its metrics; interrupts are deferred meanwhile.
 
     Args:
         given: the objective that will call the model, or parts of it; None for a compiled model.
-        steps: those that are the model's own; None if there are none.
+        steps: the model's custom steps; None if there are none.
     """
 
     def __init__(self, model: keras.Model, given: Objective | None, steps: CustomSteps | None = None):
@@ -35,13 +35,13 @@ class Builder:
         self._unused: list = []
 
     def build(self, batches: Batches, *, trains: bool = False, predicts: bool = False, are_whole: bool = False) -> None:
-        """Create all variables that training, evaluating or (`predicts`) predicting such batches asks for.
+        """Create all variables that training, evaluation or (`predicts`) prediction on such batches needs.
 
         Args:
-            are_whole: whether a batch to be predicted holds labels, or what else an objective takes, beside the inputs.
+            are_whole: whether the batches to predict also hold labels or other arguments of an objective.
 
         Raises:
-            SpecificationError: the model has no `call`, and is to be called.
+            SpecificationError: the model must be called and has no `call`.
         """
         name = self._custom(trains=trains, predicts=predicts)
         if name and self._build_custom(name, batches):
@@ -49,7 +49,7 @@ class Builder:
         if (predicts or self.given is None) and not _has_call(self.model):
             raise SpecificationError(
                 message(
-                    "The model must have a `call`: that is what it was asked for.",
+                    "The model must have a `call`.",
                     f"{type(self.model).__name__}, which has none",
                     _OF_A_PART if predicts else _OBJECTIVE,
                 )
@@ -77,20 +77,20 @@ class Builder:
             compiled.build(model, example)
 
     def _compiled_is_built(self) -> bool:
-        """Whether a compiled model, its losses and its metrics have all their variables: no batch need be loaded."""
+        """Whether a compiled model, its losses and its metrics have all their variables, so that no batch is loaded."""
         model = self.model
         parts = [*compiled.layers(model), model._compile_loss, model._compile_metrics]
         return all(part is None or part.built for part in parts)
 
     def _custom(self, *, trains: bool, predicts: bool) -> str:
-        """Return which of the model's own steps will be run; nothing if it is none."""
+        """Return the name of the custom step that will run; "" if there is none."""
         steps = self.steps
         if steps is None or not (steps.trains if trains else steps.predicts if predicts else steps.tests):
             return ""
         return "train_step" if trains else "predict_step" if predicts else "test_step"
 
     def _build_custom(self, name: str, batches: Batches) -> bool:
-        """Create what a model's own step asks for, as Keras does; return whether that is done."""
+        """Create the variables that a custom step needs, as Keras does; return whether they are complete."""
         steps = self.steps
         assert steps is not None
         steps.forget()
@@ -113,10 +113,10 @@ class Builder:
         if has_call and y is None and not self.model.built:
             with uninterrupted():
                 objective.build(_call, self.model, x)
-        return not has_call or y is None  # its own step may need no labels
+        return not has_call or y is None  # a custom step may need no labels
 
     def _make_variables(self, steps: CustomSteps, name: str, example: Tree) -> None:
-        """Create what a step on TensorFlow asks for. One that runs eagerly is traced only where nothing else helps."""
+        """Create the variables that a step needs on TensorFlow. An eager step is traced only as a last resort."""
         x, y, _ = compiled.unpack(example)
         if self.model.run_eagerly and _has_call(self.model):
             if y is None:
@@ -127,16 +127,16 @@ class Builder:
             engines.make_variables(steps.function(name), example)
 
     def _unbuilt(self) -> list:
-        """Return the layers without variables yet; none if they are those that the last build made no use of."""
+        """Return the unbuilt layers; an empty list if they are the same layers that the last build left unused."""
         unbuilt = [layer for layer in compiled.layers(self.model) if not layer.built]
         return [] if compiled.are_same(unbuilt, self._unused) else unbuilt
 
 
 def _build(function: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:
-    """Create the variables that (model, batch, training) asks for; shapes alone say nothing of ragged rows."""
+    """Create the variables that `function` needs; ragged rows are traced, as their shapes do not suffice."""
     if _has_ragged(batch):
-        for training in (True, False):  # a model may have parts that only one of them calls
-            with keras.StatelessScope():  # or a strategy could not copy what a graph initialises
+        for training in (True, False):  # a model may have layers that only one mode calls
+            with keras.StatelessScope():  # or a strategy could not copy variables that a graph initialises
                 engines.make_variables(engines.as_function(partial(_traced, function, model, training)), batch)
     else:
         objective.build(function, model, batch)
@@ -145,7 +145,7 @@ def _build(function: Callable[[keras.Model, Tree, bool], object], model: keras.M
 def _traced(
     function: Callable[[keras.Model, Tree, bool], object], model: keras.Model, training: bool, batch: Tree
 ) -> Tensor:
-    """Call the function, and return what any program may return."""
+    """Call the function, and return a scalar that every program can return."""
     function(model, batch, training)
     return keras.ops.zeros(())
 

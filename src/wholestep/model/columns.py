@@ -1,4 +1,4 @@
-"""Columns of a Hugging Face dataset as the inputs and labels of a compiled model: told by their names."""
+"""Columns of a Hugging Face dataset as the inputs and labels of a compiled model, matched by name."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ _WEIGHT = "sample_weight"
 
 
 def has_columns(source: object) -> bool:
-    """Whether this is a Hugging Face dataset, or several by name."""
+    """Whether this is a Hugging Face dataset, or a mapping of names to datasets."""
     is_theirs = type(source).__module__.partition(".")[0] == "datasets"
     return is_theirs and hasattr(source, "column_names") and hasattr(source, "__getitem__")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a dataset are to a model.
+    """The roles of a dataset's columns: inputs, labels and sample weights.
 
-    Columns that are named as the model's inputs, or as the keys of its dict of inputs, are those. Labels are the
-    columns that are named as its outputs; else, of one output, `label`, `labels`, `target` or `y`. `sample_weight`
-    weighs rows. A model that names no inputs, or has one that no column is named after, takes what then remains.
+    Columns named like the model's inputs, or like the keys of its dict of inputs, are the inputs. Columns named like
+    its outputs are the labels; for a single output also `label`, `labels`, `target` or `y`. `sample_weight` weights
+    the rows. A model without named inputs, or with one input that no column matches, takes the remaining columns.
 
     Args:
-        inputs: a column for each input; a name alone for the array itself.
+        inputs: a column for each input; a single name for a single array.
         labels: the same for the outputs; None if there are none.
         weight: the column of sample weights, if there is one.
 
@@ -45,7 +45,7 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """The columns that are used."""
+        """The names of the columns that are used."""
         return [name for name in keras.tree.flatten((self.inputs, self.labels, self.weight)) if name is not None]
 
     def __call__(self, batch: dict[str, Any]) -> tuple:
@@ -56,15 +56,15 @@ class Columns:
 
 
 def open_columns(source: Any, model: keras.Model, **how: bool) -> tuple[Any, Callable[[Tree], tuple]]:
-    """Return a dataset of those columns that a model uses, and what makes its batches of them.
+    """Return a dataset of the columns that a model uses, and the function that makes batches of them.
 
     Raises:
-        SpecificationError: the names do not tell what a column is.
+        SpecificationError: the role of a column does not follow from its name.
     """
     if isinstance(source.column_names, dict):
         must = "A model is trained, or evaluated, on one dataset."
         raise SpecificationError(
-            message(must, f"several: {', '.join(source.column_names)}", "pass one of them, dataset['train'].")
+            message(must, f"several: {', '.join(source.column_names)}", "pass one dataset, as in dataset['train'].")
         )
     if not hasattr(source, "__len__"):
         must, attempt = (
@@ -77,7 +77,7 @@ def open_columns(source: Any, model: keras.Model, **how: bool) -> tuple[Any, Cal
 
 
 class _Rows:
-    """The rows of a dataset, several at once by column: that takes it a fraction of the time of one by one."""
+    """The rows of a dataset, read in groups by column: much faster than row by row."""
 
     def __init__(self, dataset: Any):
         self._dataset = dataset
@@ -101,7 +101,7 @@ def by_columns(
     seed: int = 0,
     **how: bool,
 ) -> Tree:
-    """Return the batches of a Hugging Face dataset by the names of its columns; other data as they are.
+    """Return the batches of a Hugging Face dataset by the names of its columns; other data unchanged.
 
     Raises:
         SpecificationError: as `open_columns`.
@@ -115,7 +115,7 @@ def by_columns(
 def find(
     model: keras.Model, names: Collection[str], *, inputs_only: bool = False, is_prepared: bool = False
 ) -> Columns:
-    """Return what columns of these names are to a model, or to what prepares its inputs, which names none.
+    """Return the roles of columns with these names. A preprocessor (`is_prepared`) names no inputs.
 
     Raises:
         SpecificationError: as `open_columns`.
@@ -145,12 +145,12 @@ def _labels(outputs: Tree, rest: list[str]) -> Tree:
 
 
 def _names_of(model: keras.Model, kind: str) -> Tree:
-    """Return the names of the inputs, or outputs, nested as labels would be; None for a model that tells of none."""
+    """Return the names of the inputs or outputs, nested as labels would be; None for a model without names."""
     struct = getattr(model, f"_{kind}s_struct", None)
     if isinstance(struct, dict):
         return {key: key for key in struct}
     names = [tensor.name for tensor in getattr(model, "inputs", None) or []]
-    told = getattr(model, "_functional", None) or model  # a Sequential says the names of its outputs nowhere else
+    told = getattr(model, "_functional", None) or model  # a Sequential has the names of its outputs nowhere else
     names = names if kind == "input" else list(getattr(told, "output_names", None) or [])
     if len(names) < 2:
         return names[0] if names else None
@@ -163,7 +163,7 @@ def _flat(names: Tree) -> list[str]:
 
 def _unclear(model: keras.Model, names: Collection[str], what: str) -> SpecificationError:
     inputs, outputs = (", ".join(_flat(_names_of(model, kind))) or "no names" for kind in ("input", "output"))
-    must = f"The names of the columns must tell {what}: the model has the inputs {inputs} and the outputs {outputs}."
+    must = f"The names of the columns must show {what}: the model has the inputs {inputs} and the outputs {outputs}."
     attempt = "name an Input as its column, keras.Input(..., name='image'), and the label 'label'; or "
     attempt += "ws.Batches(dataset, 32, transform=lambda columns: (columns['image'], columns['label']))."
     return SpecificationError(message(must, f"the columns {', '.join(names)}", attempt))

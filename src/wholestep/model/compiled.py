@@ -1,7 +1,7 @@
-"""What a Keras model was compiled with, and what Keras' own `fit` makes of it: its parts, its metrics, its logs.
+"""The losses, metrics and logs of a compiled Keras model, as `keras.Model.fit` uses them.
 
-It looks inside Keras, as does `wholestep.model.losses`: `keras.Model.compile` keeps what it was given in private
-attributes.
+This module and `wholestep.model.losses` read private attributes of Keras: `keras.Model.compile` keeps its arguments
+there.
 """
 
 import keras
@@ -12,7 +12,7 @@ from wholestep.tree import Tensor, Tree
 
 
 def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
-    """Return (x, y, sample_weight) of a batch, None for what it does not have."""
+    """Return (x, y, sample_weight) of a batch; None for a missing part."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if len(parts) > 3:
         raise SpecificationError(
@@ -29,7 +29,7 @@ def build(model: keras.Model, batch: Tree) -> None:
     """Create the variables of the model, its losses and its metrics from the shapes of one batch; not its optimizer's.
 
     Raises:
-        BatchError: the model was compiled with a loss, and there are no labels.
+        BatchError: the model was compiled with a loss, and the batch has no labels.
     """
     x, y, weight = unpack(batch)
     if y is None and model._compile_loss is not None:
@@ -55,20 +55,20 @@ def takes_labels(model: keras.Model) -> bool:
 
 
 def symbolic(leaf: Tensor) -> keras.KerasTensor:
-    """Return what stands for an array on the host, or an engine's, while shapes alone are computed."""
+    """Return the symbolic tensor of an array, for computing shapes alone."""
     is_text = leaf.dtype == object
     return keras.KerasTensor(leaf.shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
 
 
 def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
-    """Do what `_symbolic_build` does with the numbers of the batch: whoever runs eagerly may look at them."""
+    """Do the work of `_symbolic_build` on the batch's values: an eager model may read them."""
     parts = (*layers(model), model._compile_metrics, model._compile_loss)
     if all(getattr(part, "built", True) for part in parts):
         return
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in (x, y, weight))
     with keras.StatelessScope():  # nothing is moved
         outputs = model(x, training=False) if model._call_has_training_arg else model(x)
-    with keras.StatelessScope([(v, v.value) for v in model.variables]):  # as Keras asks there for what is regularised
+    with keras.StatelessScope([(v, v.value) for v in model.variables]):  # where Keras looks for regularised variables
         if not getattr(model._compile_metrics, "built", True):
             model.compute_metrics(x, y, outputs, sample_weight=weight)
         if not getattr(model._compile_loss, "built", True):
@@ -81,21 +81,21 @@ def layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def is_overridden(model: keras.Model, name: str) -> bool:
-    """Whether a model has a method of its own in place of Keras'."""
+    """Whether a model overrides a method of Keras."""
     return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the metrics to carry: all but the loss trackers, whose place our own sums take.
+    """Return the metrics to carry: all except the loss trackers, which our sums replace.
 
-    Those of single losses are carried if a `compute_loss` of the model's own may move them.
+    The trackers of single losses are carried if a custom `compute_loss` may update them.
     """
     trackers = loss_trackers(model).values()
     return [m for m in model.metrics if not any(m is t for t in trackers)]
 
 
 def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
-    """Return the metrics whose place our own sums take, by what they are called in the logs."""
+    """Return the metrics that our sums replace, by their names in the logs."""
     if not model.compiled:
         return {}
     has_own = is_overridden(model, "compute_loss") or model._compile_loss is None
@@ -104,24 +104,24 @@ def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
 
 
 def resets_on_the_host(metric: keras.metrics.Metric) -> bool:
-    """Whether a metric has a `reset_state` of its own, which may do anything; so may a metric in it."""
+    """Whether a metric, or a metric nested in it, has a custom `reset_state`, which may do anything."""
     own = type(metric).reset_state.__module__.split(".")[0] != "keras"
     return own or any(map(resets_on_the_host, getattr(metric, "metrics", ())))
 
 
 def tracked(model: keras.Model, numbers: dict[str, Tensor | float]) -> list[tuple[keras.Variable, Tensor | float]]:
-    """Return the variables of the loss trackers, and what they hold where these are the numbers of an epoch."""
+    """Return the variables of the loss trackers, and their values for these logs of an epoch."""
     found = [(tracker, numbers[name]) for name, tracker in loss_trackers(model).items() if name in numbers]
     return [pair for tracker, number in found for pair in ((tracker.total, number), (tracker.count, 1))]
 
 
 def own_results(model: keras.Model) -> dict[str, Tensor]:
-    """Return what a `get_metrics_result` of the model's own says of its metrics now; nothing, if it has none."""
+    """Return the current results of a custom `get_metrics_result`; {} if the model has none."""
     return dict(model.get_metrics_result()) if is_overridden(model, "get_metrics_result") else {}
 
 
 def in_order(model: keras.Model, logs: dict[str, Tensor | float]) -> Tensor | float | list:
-    """Return what `evaluate` returns of these logs: a number, or the list of `keras.Model.evaluate`."""
+    """Return these logs as `keras.Model.evaluate` does: a number, or a list in its order."""
     trackers = [] if model._compile_loss is None else model._compile_loss.metrics
     renamed = dict(zip(map(id, trackers), distinct([m.name for m in trackers]), strict=True))
     names = []
@@ -133,7 +133,7 @@ def in_order(model: keras.Model, logs: dict[str, Tensor | float]) -> Tensor | fl
 
 
 def made_of(model: keras.Model, extra: list) -> list:
-    """Return what compiled programs depend on, the things themselves: an id alone may come again."""
+    """Return the objects that compiled programs depend on. Not their ids, which Python may reuse."""
     compiled = [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
     flags = [part for layer in layers(model) for part in (layer, layer.trainable)]
     carried = [v for metric in (*metrics_of(model), *extra) for v in metric.variables]
@@ -141,12 +141,12 @@ def made_of(model: keras.Model, extra: list) -> list:
 
 
 def are_same(one: list, two: list) -> bool:
-    """Whether two lists hold the very same things."""
+    """Whether two lists hold the same objects."""
     return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
 
 
 def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric] | None:
-    """Return the metrics that are updated by compiled ones and `extra`; None if layers update others themselves."""
+    """Return the compiled metrics and `extra`; None if layers update further metrics themselves."""
     compiled = model._compile_metrics
     if any(m is not compiled and not any(m is k for k in extra) for m in metrics_of(model)):
         return None
@@ -154,7 +154,7 @@ def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric]
 
 
 def distinct(names: list[str]) -> list[str]:
-    """Number names that come again, as Keras does with metrics.
+    """Number repeated names, as Keras does with metrics.
 
     >>> distinct(["mse_loss", "mse_loss", "a_loss"])
     ['mse_loss', 'mse_loss_1', 'a_loss']

@@ -1,12 +1,12 @@
-"""Do the rows of a batch see each other? Found out by trying, not by a list of layer names.
+"""Test whether the rows of a batch see each other: by experiment, not by a list of layer names.
 
-The content of the other rows is changed, same shapes and seeds: if the value of the row that stayed moves, rows are
-coupled (BatchNormalization, in-batch negatives). Every probed row takes its turn, if its own content moves its value.
-If the forward pass moves floating state (moving statistics), padding would enter it. What `add_loss` and activity
-regularisers add up to is found by cutting four rows into two and two. Whether a cut changes random draws is found by
-moving rows up, as the first ones of a later microbatch: if their values move, they were drawn for otherwise. And by
-drawing the least and the greatest numbers for the later rows: if others move, the draws are theirs as well. Where draws
-decide whether rows see each other, they do at one of the extremes.
+The content of the other rows is changed, with the same shapes and seeds: if the value of the unchanged row moves, the
+rows are coupled (BatchNormalization, in-batch negatives). Every probed row is tested whose content moves its value.
+If the forward pass moves floating state (moving statistics), padding would enter it. Whether `add_loss` and activity
+regularisers are sums or means over rows is found by cutting four rows into two and two. Whether a cut changes random
+draws is found in two ways. Rows are moved up, as the first rows of a later microbatch: if their values move, their
+draws changed. And later rows draw the least and the greatest numbers: if earlier rows move, the draws are shared.
+Where draws decide whether rows see each other, the rows do so at one of the extremes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +35,7 @@ Moved = Callable[[Rows, Rows], np.ndarray]
 
 
 def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupling:
-    """Run the objective on a few rows of an update and see what depends on what."""
+    """Run the objective on a few rows of an update, and return the coupling of the rows."""
     num_rows = batch.num_rows
     if any(getattr(layer, "stateful", False) for layer in layers(forward.model)):
         return Coupling(keeps=True)
@@ -77,14 +77,14 @@ def _sees_others(
     can_move: np.ndarray,
     extreme: int,
 ) -> bool:
-    """Whether a row's value moves with the content of the others, where all draws are as they are, or extreme."""
+    """Whether a row's value moves with the content of other rows, with regular or with extreme draws."""
     one = run(batch, extreme=extreme) if extreme else one
     rows = np.flatnonzero(can_move).tolist()
     return any(moved(one, run(_but(other, batch, row), extreme=extreme))[row] for row in rows)
 
 
 def _are_redrawn(run: Callable[..., Rows], batch: Tree, size: int, moved: Moved, extreme: int) -> bool:
-    """Whether rows have other values as the first ones of a later microbatch, where none sees others."""
+    """Whether uncoupled rows have other values as the first rows of a later microbatch."""
     start = size // 2
     later = run(_rows(batch, np.roll(np.arange(size), -start)), start, extreme)
     back = [np.roll(part, start, 0) if len(part) == size else part for pair in later.values.values() for part in pair]
@@ -94,13 +94,13 @@ def _are_redrawn(run: Callable[..., Rows], batch: Tree, size: int, moved: Moved,
 
 
 def _draw_together(run: Callable[..., Rows], batch: Tree, size: int, one: Rows, moved: Moved) -> bool:
-    """Whether a row's value moves if what is drawn for later rows does: at both extremes, as a mask may be rare."""
+    """Whether a row's value moves with the draws for later rows. At both extremes, as a mask may be rare."""
     extremes = (run(batch, extreme=extreme) for extreme in (LATER, -LATER))
     return any(np.broadcast_to(moved(one, other), (size,))[: size // 2].any() for other in extremes)
 
 
 def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
-    """Whether rows of weight 0 add nothing to the metrics: found out by trying."""
+    """Whether rows of weight 0 add nothing to the metrics, by experiment."""
     few = engine.place(batch.some(np.arange(_ROWS) % batch.num_rows))
 
     def both(state: State, batch: Tree) -> tuple[list, list]:
@@ -108,13 +108,13 @@ def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch
 
     try:
         alone, among = engine.fetch(engine.compile(both, (state, few), spends=False)(state, few))
-    except Exception:  # a user-defined metric may fail on weights of rows; what else it raises, the update raises
+    except Exception:  # a user-defined metric may fail on row weights; the update raises its other errors
         return False
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(alone, among, strict=True))
 
 
 def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
-    """Whether the metrics' states are sums over rows: found out by trying."""
+    """Whether the metrics' states are sums over rows, by experiment."""
     size = _ROWS // 2
     parts = [engine.place(batch.some((np.arange(size) + i) % batch.num_rows)) for i in (0, size)]
 
@@ -132,7 +132,7 @@ def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: 
 
 @contextmanager
 def inference(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Let these layers of BatchNormalization run in inference mode, where they couple nothing."""
+    """Run these BatchNormalization layers in inference mode, in which they do not couple rows."""
     layers = list(layers)
     for layer in layers:
         vars(layer)["call"] = partial(_without_training, layer)
@@ -150,7 +150,7 @@ def _without_training(
 
 
 def _but(batch: Tree, kept: Tree, row: int) -> Tree:
-    """Return a batch in which one row is that of another batch."""
+    """Return `batch` with one row replaced by the same row of `kept`."""
     rows = np.arange(tree.num_rows(batch)) == row
     return tree.map_leaves(lambda b, k: np.where(rows.reshape(-1, *[1] * (b.ndim - 1)), k, b), batch, kept)
 
@@ -160,7 +160,7 @@ def _rows(batch: Tree, rows: np.ndarray) -> Tree:
 
 
 def _shaken(batch: Tree) -> Tree:
-    """Change the numbers of all rows, where other rows hold the same."""
+    """Return the batch with changed floating values, for data whose rows are all alike."""
 
     def shake(leaf: np.ndarray) -> np.ndarray:
         return (leaf * 1.25 + 0.5).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
@@ -186,7 +186,7 @@ def _runner(engine: Engine, forward: Forward, state: State) -> Callable[..., Row
 
 
 def _wiggled(parameter: Tensor) -> Tensor:
-    """Move a parameter a little: a layer that begins with zeros would hide what the rows before it do."""
+    """Perturb a parameter: a layer initialised with zeros would hide the coupling in the layers before it."""
     if "float" not in str(parameter.dtype):
         return parameter
     numbers = np.cos(1.0 + np.arange(int(np.prod(parameter.shape)))).reshape(parameter.shape) * 0.05

@@ -1,4 +1,4 @@
-"""The functions of `keras.random`, made of words that belong to rows. Arguments are Keras' own, but for the seed."""
+"""The functions of `keras.random`, made of words that belong to rows. Arguments are those in Keras, except the seed."""
 
 import math
 
@@ -10,7 +10,7 @@ from wholestep.tree import Tensor
 
 Shape = tuple[int, ...]
 
-_LIMIT = math.erf(math.sqrt(2))  # of what lies within two deviations
+_LIMIT = math.erf(math.sqrt(2))  # the probability of two deviations around the mean
 
 
 def uniform(
@@ -83,7 +83,7 @@ def dropout(words: Words, inputs: Tensor, rate: float, noise_shape: Shape) -> Te
 
 
 def shuffle_slices(words: Words, x: Tensor, axis: int = 0) -> Tensor:
-    """Return x with its slices along the axis in another order, the same for all.
+    """Return x with its slices along the axis in one random order.
 
     TensorFlow's own depends on its compiler: XLA draws other numbers from the same seed.
     """
@@ -91,5 +91,5 @@ def shuffle_slices(words: Words, x: Tensor, axis: int = 0) -> Tensor:
 
 
 def shuffle(words: Words, x: Tensor, axis: int = 0) -> Tensor:
-    """Return x with every vector along the axis in an order of its own."""
+    """Return x with every vector along the axis in an independent random order."""
     return ops.take_along_axis(x, ops.argsort(words.words(tuple(x.shape)), axis=axis), axis=axis)

@@ -1,4 +1,4 @@
-"""What is known of an objective's random draws: traces on two sizes tell which axis of a draw holds rows."""
+"""Properties of an objective's random draws. Traces on two batch sizes show which axis of a draw holds rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Asked(NamedTuple):
-    """What an objective asked of `keras.random`, once.
+    """One call of `keras.random` by an objective.
 
     Args:
         name: the function.
-        shape: of what is drawn; None if it is known only when the program runs.
+        shape: of the drawn array; None if it is known only when the program runs.
         along: the axis along which elements change places, of a shuffle.
-        why: why the function cannot be carried out with words of rows, in plain words; nothing if it can.
-        is_inside: whether it was asked by a function, or the body of a loop, that is traced by itself.
+        why: why the function cannot be computed from the random words of rows; "" if it can.
+        is_inside: whether a separately traced function, or the body of a loop, made the call.
     """
 
     name: str
@@ -25,14 +25,14 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawFact:
-    """What is known of a draw.
+    """Properties of one draw.
 
     Args:
         axis: the axis that holds rows; None if there is none, or it is not known.
         couples: whether rows change places.
-        why: why the draw cannot be given to rows, in plain words; nothing if it is.
-        is_inside: whether it is drawn in a function, or the body of a loop, that is traced by itself.
-        of_row: the shape that it had first; along the axis of rows, of one row.
+        why: why the draw cannot be assigned to rows; "" if it can.
+        is_inside: whether it is drawn in a separately traced function, or in the body of a loop.
+        of_row: the shape of the traced draw, where the axis of rows counts one row.
     """
 
     name: str
@@ -44,24 +44,24 @@ class DrawFact:
 
     @property
     def is_ours(self) -> bool:
-        """Whether any cut of the batch draws the same."""
+        """Whether every cut of the batch draws the same numbers."""
         return not (self.why or self.couples)
 
     def fits(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
-        """Whether a draw of this shape can be this one, with as many numbers for every row."""
+        """Whether a draw of this shape can be this draw, with equally many numbers for every row."""
         if shape is None or len(shape) != len(self.of_row):
             return False
         return self.axis is None or shape[self.axis] % max(1, num_rows) == 0
 
     def is_like(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
-        """Whether a draw of this shape has for every row the shape that this one had first."""
+        """Whether a draw of this shape has the traced shape, `of_row`, for every row."""
         if shape is None or not self.fits(shape, num_rows):
             return False
         return tuple(size // (max(1, num_rows) if i == self.axis else 1) for i, size in enumerate(shape)) == self.of_row
 
 
 def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) -> tuple[DrawFact, ...]:
-    """Return what is known of draws, from what was asked for on so many rows, and on twice as many (None: refused).
+    """Return the properties of draws, from calls on `num_rows` rows and on twice as many (None: refused).
 
     >>> one = [Asked("uniform", (3, 5)), Asked("normal", (5,)), Asked("uniform", (4, 6))]
     >>> two = [Asked("uniform", (6, 5)), Asked("normal", (5,)), Asked("uniform", (4, 12))]

@@ -1,6 +1,6 @@
-"""Draws that belong to rows: what Keras draws while an objective is traced depends on the row's place in the update.
+"""Random draws that belong to rows: the numbers depend on the row's place in the update, not on the cut.
 
-While `drawing` holds, the functions of `keras.random` draw so in this thread.
+Inside `drawing`, the functions of `keras.random` draw so in this thread.
 """
 
 import inspect
@@ -34,22 +34,22 @@ _WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
 _OF_TENSORS = {"categorical": "logits", "shuffle": "x"}
 _APART = 1000003
 _STRAYED = (
-    "An objective draws alike for batches of any number of rows, if cuts are to change nothing. {} was not asked for "
-    "before: this draw and those after it depend on how the batch is cut."
+    "An objective must make the same random draws for every number of rows. {} was not drawn in the first trace: this "
+    "draw and all later draws depend on how the batch is cut."
 )
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What `keras.random` does while an objective is traced on some rows.
+    """The behaviour of `keras.random` while an objective is traced on some rows.
 
     Args:
         first: the place in the update of the first row.
-        facts: what is known of each draw, in order; None to draw as Keras does.
+        facts: the properties of each draw, in order; None to draw as Keras does.
         extreme: see `Words`.
-        frame: what the engine traces while this is entered; None if nothing.
+        frame: the engine's trace in which this was made; None outside a trace.
         is_backward: whether the gradient is traced, not the objective.
-        asked: what was asked for by now.
+        asked: the draws requested so far.
     """
 
     engine: Engine
@@ -63,15 +63,15 @@ class Draws:
     _strayed: list[Asked] = field(default_factory=list)
 
     def tracing(self) -> AbstractContextManager:
-        """Return the context in which a function that is traced by itself asks for its draws again."""
+        """Return a context in which separately traced functions are traced again, and so request their draws again."""
         is_asked = self.facts is None or any(fact.is_inside for fact in self.facts)
         return self.engine.tracing_anew() if is_asked and not self.is_backward else nullcontext()
 
     def draw(self, name: str, keras_own: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
-        """Return what a function of `keras.random` is asked for: as ever, if nobody knew that this would be drawn.
+        """Return the numbers of one call of `keras.random`: Keras' own, unless the draw is known to belong to rows.
 
         Raises:
-            SpecificationError: it is asked for where the place of the first row is not to be had.
+            SpecificationError: the place of the first row is not available at this point of the trace.
         """
         is_kept = self.engine.is_kept(self.frame)
         if is_kept or (name == "dropout" and _is_number(given["rate"]) and given["rate"] in (0, 1)):
@@ -88,8 +88,8 @@ class Draws:
         if self.is_backward and asked.is_inside and not self.engine.closes_over:
             if not fact.is_ours:
                 return keras_own(**given)
-            must = "A loop, or a function that is compiled by itself, draws in its forward pass alone."
-            received = f"keras.random.{name} in the backward pass of one"
+            must = "A loop, or a separately compiled function, must draw in its forward pass only."
+            received = f"keras.random.{name} in its backward pass"
             raise SpecificationError(message(must, received, "jax.checkpoint, which draws nothing again."))
         seed = given.pop("seed")
         state = seed if ops.is_tensor(seed) else draw_seed(seed)
@@ -106,11 +106,11 @@ class Draws:
         return _OURS[name](words, **given)
 
     def _fact(self, asked: Asked) -> DrawFact:
-        """Return what is known of the latest draw; nothing, once there was another than those that are known."""
+        """Return the properties of the latest draw; once a draw was not recognised, only that it is unknown."""
         assert self.facts is not None
         if not self._strayed:
             number = len(self.asked) - 1
-            # A gradient asks in an order of its own, and a function with a gradient of its own asks once more.
+            # A gradient draws in another order, and a function with a custom gradient draws once more.
             comes = () if self.is_backward else self.facts[number : number + 1]
             for fact in comes:
                 if fact.name == asked.name and (not fact.is_ours or fact.fits(asked.shape, self.num_rows)):
@@ -125,12 +125,12 @@ class Draws:
 
 
 def _is_typed_key(seed: object) -> bool:
-    """Whether a seed is a key of JAX's own kind, which is no array of numbers."""
+    """Whether a seed is a typed key of JAX, which is no array of numbers."""
     return str(getattr(seed, "dtype", "")).startswith("key<")
 
 
 class _Given(keras.random.SeedGenerator):
-    """A seed generator that yields the state that was drawn from another."""
+    """A seed generator that returns the state drawn from another one."""
 
     def __init__(self, state: Tensor):
         self._drawn = state
@@ -141,7 +141,7 @@ class _Given(keras.random.SeedGenerator):
 
 
 def _apart(state: Tensor, first: Tensor | int) -> Tensor:
-    """Return another seed for each microbatch: what cannot be given to rows is at least not drawn twice."""
+    """Return another seed for each microbatch, so that draws that cannot belong to rows are at least not repeated."""
     first = ops.cast(first, state.dtype) * ops.cast(_APART, state.dtype)
     return state + ops.stack([first, ops.zeros_like(first)])
 
@@ -154,7 +154,7 @@ def _noise_shape(inputs: Tensor, noise_shape: Sequence | None) -> tuple:
 
 
 def _asked(name: str, given: dict[str, Any]) -> Asked:
-    """Return what is asked for, and why it cannot be carried out with words of rows, if so."""
+    """Return the request, with the reason if it cannot be computed from the random words of rows."""
     if name == "dropout":
         why = "" if _is_number(given["rate"]) else "its rate is a tensor"
         return Asked(name, _static(given["noise_shape"]), why=why)
@@ -175,7 +175,7 @@ def _is_number(value: object) -> bool:
 
 
 def _why_no_randint(given: dict[str, Any], dtype: str) -> str:
-    """Return why whole numbers cannot be made of a word, as far as bounds and dtype tell."""
+    """Return why the integers cannot be computed from 32-bit words, judged by bounds and dtype; "" if they can."""
     if dtype in ("int8", "int16", "int32", "uint8", "uint16"):
         return ""
     bounds = given["minval"], given["maxval"]
@@ -203,9 +203,9 @@ _holders: list[Draws] = []
 
 @contextmanager
 def drawing(draws: Draws) -> Iterator[Draws]:
-    """Let `keras.random` draw so in this thread; others draw as ever.
+    """Make `keras.random` draw so in this thread; other threads draw as in Keras.
 
-    Replicas are traced in threads that take turns: who comes first puts the functions in, who goes last takes them out.
+    Replicas are traced in threads that take turns: the first to enter patches the functions, the last restores them.
     """
     with _LOCK:
         if not _holders:
@@ -229,9 +229,9 @@ def drawing(draws: Draws) -> Iterator[Draws]:
 def backwards(
     engine: Engine | None, facts: tuple[DrawFact, ...], num_rows: int, first: Tensor | int
 ) -> AbstractContextManager:
-    """Let what is drawn while a gradient is traced be the same: a function that is computed again draws again.
+    """Return a context in which a gradient's trace repeats the objective's draws: a recomputed function draws again.
 
-    Which of the objective's draws comes again is told by its function and shape. `engine`: None to draw as ever.
+    A repeated draw is recognised by its function and shape. `engine`: None to draw as in Keras.
     """
     if engine is None:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""What tracing an objective tells: noted while it is traced, a frozen value from then on."""
+"""Properties of an objective, collected while it is traced and frozen afterwards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from wholestep.state import Variables
 
 @dataclass(frozen=True)
 class TermFact:
-    """What tracing the objective told of one term."""
+    """Properties of one term of the objective."""
 
     kind: type
     coefficient: float
@@ -24,17 +24,17 @@ class TermFact:
 
 @dataclass(frozen=True)
 class TraceFacts:
-    """What is known of an objective; of one that nobody has traced, nothing.
+    """Properties of a traced objective; the defaults hold before the first trace.
 
     Args:
         terms: by label, in order.
-        has_extra: whether `add_loss` or an activity regulariser spoke.
-        has_whole: whether a loss or metric came as one number.
+        has_extra: whether `add_loss` or an activity regulariser added a loss.
+        has_whole: whether a loss or metric is a single number.
         is_complete: whether the terms are the whole loss, see `Reading`.
-        moved: the places of the variables that are no parameters and are assigned.
-        assigned: the places of the parameters that the forward pass assigns, where the engine keeps such assignments.
-        captured: variables that the objective reads, but the trainer does not own (of another model, or alone).
-        draws: what is drawn at random, in order.
+        moved: the indices of the assigned variables that are not parameters.
+        assigned: the indices of the parameters that the forward pass assigns, where the engine keeps such assignments.
+        captured: variables that the objective reads, but the trainer does not own (of another model, or free-standing).
+        draws: the random draws, in order.
     """
 
     terms: Mapping[str, TermFact] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class TraceFacts:
 
     @property
     def moves_buffers(self) -> bool:
-        """Whether variables that are no parameters are assigned."""
+        """Whether variables other than parameters are assigned."""
         return bool(self.moved)
 
     @property
@@ -58,7 +58,7 @@ class TraceFacts:
 
 
 class Notes:
-    """What is found while an objective is traced, which goes on from what was known."""
+    """Collects the properties of an objective during a trace, starting from the known ones."""
 
     def __init__(self, known: TraceFacts):
         self.terms: dict[str, TermFact] = {}
@@ -67,17 +67,17 @@ class Notes:
         self.assigned = list(known.assigned)
         self.captured = list(known.captured)
         self.written: list[keras.Variable] = []
-        self.draws: Draws | None = None  # those of the last call
+        self.draws: Draws | None = None  # of the last call
 
     def note_reading(self, reading: Reading) -> None:
-        """Take note of what the objective returned."""
+        """Record the terms and metric updates that the objective returned."""
         terms, reported = reading.terms, reading.reported
         self.terms = _term_facts(terms, counts=True) | _term_facts(reported, counts=False)
         self.has_whole |= any(isinstance(t, Whole) for t in terms.values()) or any(s.is_whole for s in reading.scores)
         self.is_complete = reading.is_complete
 
     def note_read(self, variable: keras.Variable, variables: Variables) -> None:
-        """Take note of a variable that has no value in hand: another's becomes an input.
+        """Record the read of a variable that has no value in the scope; it becomes an input of the program.
 
         Raises:
             SpecificationError: a metric's result or a regulariser reads the model's own variables.
@@ -92,7 +92,7 @@ class Notes:
             self.captured.append(variable)
 
     def note_written(self, variable: keras.Variable, variables: Variables) -> None:
-        """Take note of a variable that is assigned, and is no parameter: another's becomes state."""
+        """Record the assignment of a variable that is no parameter; a foreign variable becomes state."""
         if any(variable is known for known in variables.metrics):
             return
         if not any(variable is known for known in (*variables.buffers, *self.written)):
@@ -102,7 +102,7 @@ class Notes:
             self.moved.append(place)
 
     def facts(self) -> TraceFacts:
-        """Return what is known now; what is assigned is state, and no input."""
+        """Return the properties collected so far. An assigned variable is state, not an input."""
         captured = tuple(v for v in self.captured if not any(v is known for known in self.written))
         found = (self.has_extra, self.has_whole, self.is_complete, tuple(self.moved))
         return TraceFacts(dict(self.terms), *found, tuple(self.assigned), captured)

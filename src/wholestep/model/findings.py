@@ -1,4 +1,4 @@
-"""What was found out by trying, of a model and of the machine: it decides how updates are carried out."""
+"""Measured properties of a model and of the machine, by which updates are planned."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,17 +9,17 @@ from wholestep.tree import Tree
 
 @dataclass(frozen=True)
 class Coupling:
-    """What the probe found.
+    """The result of the probe: how the rows of a batch depend on each other.
 
     Args:
         couples: a row's value depends on the other rows.
         moves: the forward pass moves floating state, such as moving statistics.
-        whole: a loss or a metric came as one number.
+        whole: a loss or a metric is a single number.
         extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or "whole" (not at all).
-        unknown: other rows' values could not be moved either, so nothing is known.
-        keeps: a layer keeps a state for every row of a whole batch (`stateful=True`), and takes no other number.
-        draws: random draws were seen to depend on the cut, or to move from one call to the next.
-        custom: the name of the model's own step that is an update, if one is.
+        unknown: no row's value changed with its content, so nothing is known.
+        keeps: a layer keeps a state for every row of the full batch (`stateful=True`), so the number of rows is fixed.
+        draws: random draws depend on the cut, or change from one call to the next.
+        custom: the name of the custom step that computes an update; "" if there is none.
     """
 
     couples: bool = False
@@ -38,7 +38,7 @@ class Coupling:
 
     @property
     def cut_is_possible(self) -> bool:
-        """Whether a cut has a meaning at all, if another one than the whole batch's."""
+        """Whether a cut batch can be computed, even with another result than the full batch."""
         return not (self.whole or self.keeps or self.extra == "whole" or self.custom)
 
     @property
@@ -48,7 +48,7 @@ class Coupling:
 
     @property
     def why(self) -> str:
-        """Why the batch may not be cut, in plain words."""
+        """The reasons why the batch may not be cut, as text."""
         reasons = {
             "the rows of a batch see each other (as in BatchNormalization)": self.couples and self.moves,
             "the rows of a batch see each other, in a layer or in the loss": self.couples and not self.moves,
@@ -63,7 +63,7 @@ class Coupling:
 
     @property
     def cut_means(self) -> str:
-        """What cutting such a batch means, in plain words."""
+        """The effect of cutting such a batch, as text."""
         meets = "each row meets only the rows of its own microbatch"
         moves = "moving statistics move once per update, by the mean over the microbatches"
         known = f"If they do, {meets}." if self.unknown else f"{meets.capitalize()}."
@@ -73,17 +73,17 @@ class Coupling:
 
 @dataclass
 class Findings:
-    """What was found out by trying. A run that goes on elsewhere goes on with it, and so with the same bits.
+    """Measurements of a run. They are saved with it, so that it resumes on another machine with the same bits.
 
     Args:
-        coupling: what couples the rows; None if that must be tried.
-        pads: whether every metric can be told to leave rows out; None if that must be tried.
-        adds: whether the states of the metrics are sums over rows; None if that must be tried.
-        limit: the bytes that a program may use beside its arguments, where the user does not say.
-        room: the bytes that arrays may take which stay on the device.
-        why_no_xla: why programs are not compiled by XLA, though they might be; nothing if they are.
-        sizes: by the shapes of a row, to how many rows batches in hand are filled up.
-        looped: the kinds of loaded batches of which several updates are one program, where an update may also be one.
+        coupling: the coupling of the rows; None if it is not measured yet.
+        pads: whether every metric ignores rows of weight 0; None if it is not measured yet.
+        adds: whether the states of the metrics are sums over rows; None if it is not measured yet.
+        limit: the bytes that a program may use in addition to its arguments, unless the user sets them.
+        room: the bytes that arrays resident on the device may take.
+        why_no_xla: why programs are not compiled by XLA, though they could be; "" if they are.
+        sizes: by the shapes of a row, the numbers of rows to which batches passed one at a time are padded.
+        looped: the kinds of loaded batches with a program of several updates, on an engine with programs of one too.
     """
 
     coupling: Coupling | None = None
@@ -96,18 +96,18 @@ class Findings:
     looped: list[str] = field(default_factory=list)
 
     def plans_as(self, other: "Findings") -> bool:
-        """Whether a plan of an update by these findings is the plan by the other ones."""
+        """Whether both findings lead to the same plan of an update."""
         names = "coupling", "pads", "adds", "limit", "why_no_xla"
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as JSON."""
+        """Return the findings as JSON."""
         return asdict(self)
 
     def rows_to_fill(self, host: Tree) -> int:
-        """Return to how many rows a batch in hand may be filled up: to those of one before it, or to a power of two.
+        """Return the number of rows to pad a batch to: the size of an earlier batch, or a power of two.
 
-        So batches of ever other sizes are few programs.
+        So batches of many sizes need few programs.
         """
         count = tree.num_rows(host)
         shape = str([(tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in tree.leaves(host)])

@@ -30,15 +30,15 @@ NOTHING = Lookups([])
 class Forward:
     """The objective as a pure function of values: the only place where a model is called.
 
-    A trace leaves nothing behind: `learned` returns what one has found as another such function.
+    A trace has no side effects: `learned` returns another such function with the properties that the trace found.
 
     Args:
         freezes_reads: whether a variable that a traced function reads would be a constant of the program.
-        keeps_assigned: whether an assignment to a parameter stays, as in `keras.Model.fit` on this engine.
-        draws_by: the engine whose words random draws are made of, so that they belong to rows; None: Keras draws.
-        facts: what is known of the objective.
-        notes: where a trace takes notes; None if all is known.
-        extreme: what the later half of the rows draw, see `wholestep.model.words.Words`; None but in a probe.
+        keeps_assigned: whether an assignment to a parameter persists, as in `keras.Model.fit` on this engine.
+        draws_by: the engine that makes random words, so that draws belong to rows; None: Keras draws.
+        facts: the properties of the objective.
+        notes: the collector of a trace; None outside of one.
+        extreme: the extreme draws of a probe, see `wholestep.model.words.Words`; None elsewhere.
     """
 
     model: keras.Model
@@ -56,10 +56,10 @@ class Forward:
     def learned(
         self, trace: Callable[["Forward"], None], twice: Callable[["Forward"], None] | None = None
     ) -> "Forward":
-        """Return this function with the facts that are found while `trace` calls it.
+        """Return this function with the properties that are found while `trace` calls it.
 
-        What the objective assigns of other variables is state from then on. `twice` calls it on twice as many rows,
-        which tells which axis of a random draw holds rows.
+        Foreign variables that the objective assigns are state from then on. `twice` calls it on twice as many rows, to
+        find the axis of rows in every random draw.
         """
         notes = Notes(self.facts)
         trace(replace(self, notes=notes))
@@ -72,12 +72,12 @@ class Forward:
         if twice is None or draws is None or not draws.asked:
             return ()
         more = Notes(self.facts)
-        with suppress(Exception):  # a model may take one number of rows only, and say so in any words
+        with suppress(Exception):  # a model may take one number of rows only, and raise any error
             twice(replace(self, notes=more))
         return compare(draws.asked, draws.num_rows, None if more.draws is None else more.draws.asked)
 
     def knows_as(self, other: "Forward") -> bool:
-        """Whether both know the same facts, and hold the same variables."""
+        """Whether both have the same properties and the same variables."""
         mine, theirs = self.facts, other.facts
         same = [a is b for a, b in zip(mine.captured, theirs.captured, strict=False)]
         return (
@@ -88,7 +88,7 @@ class Forward:
         )
 
     def so_far(self) -> "Forward":
-        """Return this function with the facts that its trace has found by now."""
+        """Return this function with the properties that its trace has found so far."""
         assert self.notes is not None
         return replace(self, facts=self.notes.facts())
 
@@ -105,16 +105,16 @@ class Forward:
         *,
         lookups: Lookups = NOTHING,
     ) -> Outcome:
-        """Run the objective on one (micro)batch and sum what it returned.
+        """Run the objective on one (micro)batch and return the sums of its terms.
 
         Args:
             captured: the values of the variables in `facts.captured`; None to read them as they are now.
-            places: by group of `lookups`, where each lookup finds its row; `params` hold these rows for its tables.
-            first: the place in the update of the first row, of which its random draws are a function.
+            places: by group of `lookups`, the index of each lookup's row among the rows that `params` hold of a table.
+            first: the first row's place in the update, on which random draws depend.
         """
         scope = self._scope(params, buffers, metrics, captured, lookups)
         with scope, lookups.answering(params, places):
-            # With rows in hand a second look is not possible; there has been one on whole tables before.
+            # A second call needs whole tables, and has been made on them before; here are only rows of them.
             look_again = None if lookups.tables else lambda: self._scope(params, buffers, metrics, captured)
             reading = self._read(batch, look_again, first)
             for score in reading.scores:
@@ -135,7 +135,7 @@ class Forward:
         *,
         lookups: Lookups = NOTHING,
     ) -> Rows:
-        """Run the objective and keep each row's own values and weights; what the tables of `lookups` lack is NaN."""
+        """Run the objective and return the values and weights of each row; rows missing from a table are NaN."""
         scope = self._scope(params, buffers, metrics)
         with scope, lookups.noting(params):
             reading = self._read(batch, lambda: self._scope(params, buffers, metrics), first)
@@ -156,7 +156,7 @@ class Forward:
     ) -> list[Tensor]:
         """Return the row numbers that the objective looks up on one (micro)batch, by group of `lookups`.
 
-        They depend on the batch alone, mostly: then the compiler drops the forward pass.
+        They mostly depend on the batch alone: then the compiler drops the forward pass.
         """
         scope = self._scope(params, buffers, metrics, captured)
         with scope, lookups.noting(params) as noted:
@@ -166,14 +166,14 @@ class Forward:
     def lookups(
         self, params: list, buffers: list, metrics: list, captured: Sequence[Tensor], batch: Tree, *, lookups: Lookups
     ) -> tuple[Lookups, list[str]]:
-        """Return what the objective looks up on one (micro)batch, and why each table is had as a whole, if it must."""
+        """Return the objective's lookups on one (micro)batch, and the reasons why tables must be passed as a whole."""
         scope = self._scope(params, buffers, metrics, captured)
         with scope, lookups.noting(params) as noted:
             self._call(batch, 0)
         return lookups.learned(noted, scope.read, self.variables)
 
     def padded(self, params: list, buffers: list, metrics: list, batch: Tree, num: int) -> tuple[list, list]:
-        """Return the metrics' values after the first `num` rows, and after all rows if the others weigh nothing."""
+        """Return the metrics' values after the first `num` rows, and after all rows where the others have weight 0."""
         weights = ops.cast(ops.arange(tree.num_rows(batch)) < num, keras.config.floatx())
         after = []
         for part, row_weights in ((slice(num), None), (slice(None), weights)):
@@ -194,7 +194,7 @@ class Forward:
         return outputs, values_after(scope, self.variables.buffers, buffers)
 
     def results(self, metrics: list, captured: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
-        """Return what the Keras metrics say now, by name."""
+        """Return the current results of the Keras metrics, by name."""
         results: dict[str, Tensor] = {}
         with self._scope([], [], metrics, captured):
             for metric in self.metrics:
@@ -205,7 +205,7 @@ class Forward:
     def own_results(
         self, metrics: list, numbers: dict[str, Tensor], captured: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Return what a `get_metrics_result` of a compiled model's own says now, by name; nothing, if it has none."""
+        """Return the current results of a compiled model's custom `get_metrics_result`, by name; {} without one."""
         if not isinstance(self.objective, CompiledObjective):
             return {}
         with self._scope([], [], metrics, captured) as scope:
@@ -214,14 +214,14 @@ class Forward:
             return {name: as_tensor(value) for name, value in own_results(self.model).items()}
 
     def tracking(self, metrics: list, numbers: dict[str, Tensor]) -> list:
-        """Return the metrics' values, those of Keras' loss trackers being the numbers of an epoch."""
+        """Return the metrics' values, with the epoch's numbers in Keras' loss trackers."""
         held = {id(variable): value for variable, value in tracked(self.model, numbers)}
         pairs = zip(self.variables.metrics, metrics, strict=True)
         return [ops.cast(held[id(v)], value.dtype) if id(v) in held else value for v, value in pairs]
 
     def penalty(self, params: list, captured: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the weight regularisation, a function of the parameters and of what the regularisers read."""
-        # Of a table that is not regularised there may be but some rows in hand: no value for its variable.
+        """Return the weight regularisation, a function of the parameters and the variables that regularisers read."""
+        # The params may hold only some rows of an unregularised table, which are no value for its variable.
         pairs = [(v, p) for v, p in zip(self.variables.params, params, strict=True) if v.regularizer is not None]
         with self._scope([], [], [], captured) as scope:
             scope.state_mapping |= {id(v): p for v, p in pairs}
@@ -240,7 +240,7 @@ class Forward:
         captured: Sequence[Tensor] | None = None,
         lookups: Lookups = NOTHING,
     ) -> Scope:
-        """Return the scope in which variables have these values; a group that is left empty is not to be asked."""
+        """Return the scope in which variables have these values; variables of an empty group must not be read."""
         v, apart = self.variables, {table.param for table in lookups.tables}
         pairs = [(v.params, params), (v.buffers, buffers), (v.metrics, metrics), (self.facts.captured, captured or ())]
         mapping = [pair for known, values in pairs for pair in zip(known, values, strict=False)]
@@ -256,7 +256,7 @@ class Forward:
 
     @property
     def inputs(self) -> list[keras.Variable]:
-        """What the objective captures and a program takes as input; in training the optimizer's own are state."""
+        """The captured variables that a program takes as inputs; in training, the optimizer's variables are state."""
         slots = {id(v) for v in self.variables.slots} if self.training else set()
         return [v for v in self.facts.captured if id(v) not in slots]
 
@@ -280,7 +280,7 @@ class Forward:
             return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
 
     def _drawing(self, batch: Tree, first: Tensor | int | None) -> AbstractContextManager:
-        """Let random draws belong to rows, of which the first has this place; None where they do not matter."""
+        """Return a context in which draws belong to rows, the first at this place; None where draws do not matter."""
         if self.draws_by is None or first is None:
             return nullcontext()
         facts = self.facts.draws if self.notes is None else None

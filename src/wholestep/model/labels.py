@@ -1,4 +1,4 @@
-"""Labels that are class numbers, and those that a compiled model has an output for."""
+"""Labels that are class numbers, and the range for which a compiled model has outputs."""
 
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class LabelRange(NamedTuple):
 
 
 def label_ranges(call: LossCall, labels: list) -> list[LabelRange]:
-    """Return which class numbers a loss has an output for, for each leaf of the labels that it is called with."""
+    """Return the range of class numbers that a loss has outputs for, by leaf of the labels that it is called with."""
     loss = call.loss
     fn = getattr(loss, "fn", None)
     if fn is not keras.losses.sparse_categorical_crossentropy:
@@ -73,10 +73,10 @@ def check_labels(ranges: list[LabelRange], batch: Tree, numbers: np.ndarray | No
     """Refuse class numbers that the model has no output for: backends would count them as nothing, or as garbage.
 
     Args:
-        numbers: what the rows are called, if not by their places.
+        numbers: the row numbers to report; None to count from 0.
 
     Raises:
-        BatchError: as said, naming the first row.
+        BatchError: a class number has no output; the message names the first such row.
     """
     leaves = tree.leaves(unpack(batch)[1]) if ranges else []
     for place, num_classes, ignored in ranges:

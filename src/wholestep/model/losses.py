@@ -1,6 +1,6 @@
-"""The losses that a Keras model was compiled with, as an objective: Keras' own meaning of every loss, weight and mask.
+"""The compiled losses of a Keras model as an objective, with Keras' meaning of every loss, weight and mask.
 
-Keras decides which output meets which label and loss; we take over before it reduces (keras/src/losses/loss.py).
+Keras matches outputs, labels and losses; we take over before its reduction (keras/src/losses/loss.py).
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from wholestep.tree import Tensor, Tree
 
 
 class CompiledObjective(Objective):
-    """What `model.compile(...)` said, as an objective over batches (x, y) or (x, y, sample_weight).
+    """The arguments of `model.compile(...)` as an objective over batches (x, y) or (x, y, sample_weight).
 
     `label_ranges` and `divisors` (the leaves of the sample weights by which a mean is divided) are valid once the
     objective has been traced.
@@ -35,7 +35,7 @@ class CompiledObjective(Objective):
         self._has_told_of_labels = False
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Reading:
-        """Return the compiled losses' terms and the compiled metrics' updates."""
+        """Return the terms of the compiled losses and the updates of the compiled metrics."""
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
         scores = [*_scores(model, y, y_pred, weight), *(Score(m, y, y_pred) for m in self.extra_metrics)]
@@ -58,7 +58,7 @@ class CompiledObjective(Objective):
         return Reading({name: unreduced(call) for name, call in zip(names, calls, strict=True)}, {}, scores)
 
     def _that_count(self, calls: list[LossCall], y: Tree, y_pred: Tree) -> list[LossCall]:
-        """Return what Keras minimises: of several losses for one output and one leaf of labels the first alone."""
+        """Return the losses that Keras minimises: only the first of several for one output and one leaf of labels."""
         if len(calls) < 2 or keras.tree.is_nested(y) or keras.tree.is_nested(y_pred):
             return calls
         if not self._has_told:
@@ -69,7 +69,7 @@ class CompiledObjective(Objective):
 
 
 class _Entry(Protocol):
-    """What Keras keeps of one loss, a named tuple."""
+    """Keras' record of one loss, a named tuple."""
 
     loss: keras.losses.Loss
     loss_weights: float | None
@@ -80,7 +80,7 @@ class _Entry(Protocol):
 
 @contextmanager
 def _recording(model: keras.Model, calls: list[LossCall]) -> Iterator[None]:
-    """Let Keras match outputs, labels and weights as ever, but note each loss call instead of reducing it."""
+    """Let Keras match outputs, labels and weights, but record each loss call instead of reducing it."""
     compile_loss = model._compile_loss
     entries, metrics = compile_loss._flat_losses, compile_loss._metrics
 

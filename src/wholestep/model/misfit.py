@@ -1,4 +1,4 @@
-"""Batches that a model cannot take: the error of the layer or the backend that meets them first, in our words."""
+"""Explain batches that a model cannot take: the error of a layer or backend becomes a BatchError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,17 +28,17 @@ _SHAPES = "ncompatible shapes", "imensions must be equal"  # of JAX, and of Tens
 def explained(
     model: keras.Model, objective: Objective | None, batch: Tree, *, inputs_only: bool = False
 ) -> Iterator[None]:
-    """Call the model in here: what fails because the batch does not fit is a BatchError, the cause chained.
+    """Return a context for calls of the model: an error because of the batch becomes a BatchError, its cause chained.
 
-    What a compiled model needs is known; of an objective's batch only the model's own words tell. All else that is
-    raised is the user's own.
+    The parts that a compiled model needs are known; for an objective's batch, only the model's error message is.
+    All other errors are raised unchanged.
 
     Args:
-        inputs_only: whether the batch is nothing but the model's inputs.
+        inputs_only: whether the batch consists of the model's inputs alone.
 
     Raises:
-        BatchError: as said.
-        SpecificationError: a layer looks numbers up on the host, which a compiled program cannot.
+        BatchError: the batch does not fit the model.
+        SpecificationError: a layer computes on the host, which a compiled program cannot.
     """
     is_compiled = objective is None or isinstance(objective, CompiledObjective)
     x, y, weight = (batch, None, None) if inputs_only else unpack(batch) if is_compiled else (None, None, None)
@@ -61,7 +61,7 @@ def explained(
 
 @contextmanager
 def named(batch: Batch) -> Iterator[None]:
-    """Add to an error which of the loaded batches it speaks of."""
+    """Add the position of a loaded batch to its error."""
     try:
         yield
     except BatchError as error:
@@ -77,7 +77,7 @@ def check_parts(model: keras.Model, batch: Tree) -> None:
     """Refuse a batch without labels for a model that was compiled with a loss.
 
     Raises:
-        BatchError: as said.
+        BatchError: the batch has no labels.
     """
     if (message := _without_labels(model, unpack(batch)[1])) is not None:
         raise BatchError(message)
@@ -87,7 +87,7 @@ def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
     """Refuse text among the labels, unless a `compute_loss` of the model's own may take it.
 
     Raises:
-        BatchError: as said.
+        BatchError: the labels hold text or ragged rows.
     """
     names = [name for name, leaf in tree.named_leaves(unpack(batch)[1], "y") if leaf.dtype == object]
     if names and not is_overridden(model, "compute_loss"):
@@ -96,7 +96,7 @@ def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
 
 
 def _check_text(model: keras.Model, x: Tree) -> None:
-    """Refuse text for a model whose inputs say that they are numbers: TensorFlow would find out in its program."""
+    """Refuse text for a model whose inputs are numbers: TensorFlow would fail only inside its program."""
     names = [name for name, leaf in tree.named_leaves(x, "x") if _is_text(leaf)]
     kinds = [tensor.dtype for tensor in getattr(model, "inputs", None) or []]
     if names and kinds and "string" not in kinds:
@@ -140,7 +140,7 @@ def _of_missing(y: Tree) -> str | None:
 
 
 def _of_weights(y: Tree, weight: Tree, words: str) -> str | None:
-    """Weights lead the axes of the labels, whose last one a loss sums over unless they are class numbers."""
+    """Refuse weights that do not lead the labels' axes; a loss sums the last axis, except that of class numbers."""
     if y is None or weight is None:
         return None
     if isinstance(y, dict) and isinstance(weight, dict) and y.keys() != weight.keys():
@@ -164,7 +164,7 @@ def _of_weights(y: Tree, weight: Tree, words: str) -> str | None:
 
 
 def _wanted(model: keras.Model) -> list[tuple[str, tuple]]:
-    """Return the names and shapes of the inputs that a model was built for, if it says so."""
+    """Return the names and shapes of the inputs that a model was built for; [] if it has none."""
     inputs = getattr(model, "inputs", None)
     return [(tensor.name, tuple(tensor.shape)) for tensor in inputs] if inputs else []
 
@@ -174,7 +174,7 @@ def _given(x: Tree, root: str = "x") -> list[tuple[str, tuple]]:
 
 
 def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
-    """Return the way out, if these inputs are not those that are wanted."""
+    """Return the advice for inputs that the model does not take; None if it takes them."""
     names = [name for name, _ in wanted]
     if isinstance(x, dict):
         if len(wanted) == 1 and names[0] not in x:
@@ -193,12 +193,12 @@ def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
 
 
 def _shape(leaf: Tensor) -> tuple:
-    """Return a leaf's shape; ragged rows have an axis of no one length."""
+    """Return a leaf's shape; the axis of ragged rows has the length None."""
     return (len(leaf), None, *leaf[0].shape[1:]) if tree.is_ragged(leaf) else tuple(leaf.shape)
 
 
 def _fits(given: tuple, wanted: tuple) -> bool:
-    """Whether a shape is wanted; an axis of length 1 at the end may be missing or too many."""
+    """Whether a shape fits the wanted one; a last axis of length 1 may be missing or added."""
     if abs(len(given) - len(wanted)) == 1:
         longer = max(given, wanted, key=len)
         given, wanted = (s[:-1] if s is longer and s[-1] == 1 else s for s in (given, wanted))
@@ -209,7 +209,7 @@ def _untraceable(model: keras.Model, error: Exception) -> str | None:
     names = [layer.name for layer in layers(model) if not layer.supports_jit]
     cause: BaseException | None = error
     while cause is not None and not type(cause).__module__.startswith("jax"):
-        cause = cause.__context__  # Keras words errors anew, and fails at it with JAX's
+        cause = cause.__context__  # Keras rewrites error messages, and fails at JAX's
     if not names or cause is None:
         return None
     must = "On JAX every layer must be able to be compiled."

@@ -1,4 +1,4 @@
-"""What is minimised: the user's function, or a compiled Keras model, as (model, batch, training) -> Means."""
+"""The minimised function, user-defined or of a compiled model: (model, batch, training) -> Means."""
 
 import inspect
 import math
@@ -24,7 +24,7 @@ from wholestep.tree import Tensor, Tree
 
 
 class Objective(ABC):
-    """A loss of one's own. Subclass it and return values and weights, never a mean.
+    """A user-defined loss. Subclass it and return values and weights, never a mean.
 
     `__call__` gets the model, the batch as the source nests it (leaves of shape (rows, ...)) and `training`, and
     returns
@@ -36,9 +36,9 @@ class Objective(ABC):
 
     The model's own regularisation is added once by the update. Row i of the result must belong to row i of the batch.
 
-    A `keras.Variable` that it reads besides (of another model, of a metric or optimizer, or alone) has its newest value
-    whenever updates are sent to the device; one that it assigns is state, kept from update to update. Python numbers
-    and bare arrays are read once and for all: what shall change must be a `keras.Variable`, or come in the batch.
+    Any other `keras.Variable` that it reads (of another model, a metric or an optimizer, or free-standing) has its
+    newest value whenever updates are sent to the device; a variable that it assigns is state, kept from update to
+    update. Python numbers and bare arrays are read once: a changing value must be a `keras.Variable` or in the batch.
 
     >>> import keras, wholestep as ws
     >>> class Squared(ws.Objective):
@@ -53,14 +53,14 @@ class Objective(ABC):
 
 
 def uncast() -> AbstractContextManager:
-    """Return a scope in which variables are read in their own dtype, whatever the layer around computes in."""
+    """Return a scope in which variables are read in their own dtype, not in the layer's compute dtype."""
     return backend.AutocastScope(None)
 
 
 def build(objective: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:
-    """Create the variables that an objective asks for, from the shapes of one batch. Nothing is moved.
+    """Create the variables that an objective needs, from the shapes of one batch. No variable is changed.
 
-    Nothing is computed either, unless the model runs eagerly: then whoever is called may look at the numbers.
+    Nothing is computed, unless the model runs eagerly: then its layers may read the batch's values.
     """
 
     def call(batch: Tree, training: bool) -> Tensor:
@@ -79,7 +79,7 @@ def build(objective: Callable[[keras.Model, Tree, bool], object], model: keras.M
 
 @dataclass(frozen=True)
 class Score:
-    """What one Keras metric is shown of a batch."""
+    """The arguments of one Keras metric's update on a batch."""
 
     metric: keras.metrics.Metric
     y_true: Tensor
@@ -88,7 +88,7 @@ class Score:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the metric is a function whose values do not belong to rows: one number, or a mean over the rows."""
+        """Whether the metric is a function that does not return one value per row."""
         fn = getattr(self.metric, "_fn", None)
         if not isinstance(self.metric, keras.metrics.MeanMetricWrapper) or fn is None:
             return False
@@ -99,7 +99,7 @@ class Score:
         return tuple(getattr(values, "shape", ()))[:1] not in ((tree.num_rows(self.y_pred),), (None,))
 
     def part(self, rows: slice) -> "Score":
-        """Return what the metric is shown of these rows."""
+        """Return the arguments of the metric for these rows."""
         mask = get_keras_mask(self.y_pred)
         y_true, y_pred, weight = (
             None if given is None else tree.map_leaves(lambda leaf: leaf[rows], given)
@@ -125,9 +125,9 @@ class Score:
 
     @property
     def _least_rank(self) -> int:
-        """The least rank of weights that lead the axes of what they weigh: Keras would align them with the last axes.
+        """The least rank at which weights lead the axes of the values: Keras aligns lower ranks with the last axes.
 
-        Of a mask; or of all axes but the last, which counts of right and wrong classes give the weights themselves.
+        It is the mask's rank; for AUC and its kin, the predictions' rank minus 1, as they add the last axis.
         """
         if any(kind.__module__ == AUC.__module__ for kind in type(self.metric).__mro__):
             return max(1, len(self.y_pred.shape) - 1)
@@ -143,7 +143,7 @@ class Score:
 
 
 def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
-    """Whether every one of the metrics ignores rows of weight 0; None if that must be tried.
+    """Whether all metrics ignore rows of weight 0; None if an experiment must decide.
 
     Keras' metrics do. A user-defined `update_state` may take weights and not use them.
     """
@@ -153,14 +153,14 @@ def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
 
 
 def _lengthen(weight: Tensor, rank: int) -> Tensor:
-    """Give weights of rows the rank of a mask: Keras multiplies the two as they come."""
+    """Give row weights the rank of a mask: Keras multiplies them without aligning their axes."""
     return ops.reshape(weight, tuple(weight.shape) + (1,) * (rank - len(weight.shape)))
 
 
 class Reading(NamedTuple):
-    """What an objective returned, in one form: loss terms, terms that are only reported, and metric updates.
+    """The normalised result of an objective: loss terms, terms that are only reported, and metric updates.
 
-    `is_complete`: the terms are the whole loss, and the model's regularisation and `add_loss` are not to be added.
+    `is_complete`: the terms already include the model's regularisation and `add_loss`.
     """
 
     terms: dict[str, Term]
@@ -170,10 +170,10 @@ class Reading(NamedTuple):
 
 
 def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:
-    """Bring what an objective returned into one form.
+    """Normalise the result of an objective.
 
     Raises:
-        SpecificationError: it is neither a Mean, a Sum nor a mapping of them.
+        SpecificationError: the result is neither a Mean, a Sum nor a mapping of them.
     """
     if isinstance(result, Reading):
         return result
@@ -185,9 +185,7 @@ def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:
     clash = {"loss", *(label for label in terms if label)} & (set(extra) | ({"loss"} & set(terms)))
     if clash:
         raise SpecificationError(
-            message(
-                "Terms and metrics must have names of their own.", sorted(clash), "rename them ('loss' is the total)."
-            )
+            message("Terms and metrics must have distinct names.", sorted(clash), "rename them ('loss' is the total).")
         )
     return Reading(terms, reported, scores)
 

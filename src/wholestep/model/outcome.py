@@ -1,4 +1,4 @@
-"""What the objective adds on some rows: summed up, or row by row."""
+"""The results of the objective on some rows: as sums, or row by row."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from wholestep.tree import Tensor
 
 
 class Outcome(NamedTuple):
-    """What one microbatch adds: sums by term as (value, weight), the model's other losses, and the new state.
+    """The results of one microbatch: sums by term as (value, weight), the model's other losses, and the new state.
 
     `assigned` are the new values of the parameters that the forward pass assigned, in the order of `facts.assigned`.
     """
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The same, row by row: each term's (values, weights), both (rows,). For the probe and for naming bad rows."""
+    """The results of each row: (values, weights) by term, both (rows,). For the probe and for naming bad rows."""
 
     values: dict[str, tuple[Tensor, Tensor]]
     extra: Tensor
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
 
 def values_after(scope: keras.StatelessScope, variables: list, before: list) -> list:
-    """Return the values that variables have at the end of a scope; those of before, if they have no others."""
+    """Return the values of variables at the end of a scope; unassigned variables keep their value in `before`."""
     return [_or(scope.get_current_value(v), old) for v, old in zip(variables, before, strict=True)]
 
 
@@ -39,5 +39,5 @@ def _or(value: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def wide(value: Tensor) -> Tensor:
-    """Sums are kept in floatx or wider, whatever the model computes in."""
+    """Return a sum in floatx or wider, independent of the model's compute dtype."""
     return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())

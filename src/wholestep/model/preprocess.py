@@ -1,4 +1,4 @@
-"""What a model's own `fit`, `evaluate` and `predict` do to a batch first, as the tasks of keras-hub do."""
+"""Preprocessing of batches by a model's overridden `fit`, `evaluate` and `predict`, as in the tasks of keras-hub."""
 
 import inspect
 from collections.abc import Callable
@@ -18,20 +18,19 @@ Prepare = Callable[[Tree], Tree]
 
 
 def preparation(model: keras.Model, method: str) -> Prepare | None:
-    """Return what the model's own `method` does to every batch; None if the method is Keras'.
+    """Return the preprocessing that the model's `method` applies to every batch; None if the method is Keras'.
 
     Raises:
-        SpecificationError: the method is the model's own, and the model has no preprocessor.
+        SpecificationError: the method is overridden, and the model has no preprocessor.
     """
     if not is_overridden(model, method):
         return None
     samples = getattr(model, "preprocess_samples", None)
     if samples is None and not hasattr(model, "preprocessor"):
-        must = f"The model must not override `{method}`, which the trainer does in its place."
-        attempt = (
-            "do before the trainer what it does to the data, or let `model.preprocessor(x, y, sample_weight)` do it"
-        )
-        raise SpecificationError(message(must, f"`{method}` of {type(model).__name__}", f"{attempt}, and delete it."))
+        must = f"The model must not override `{method}`, which the trainer replaces."
+        attempt = "preprocess the data beforehand, or in `model.preprocessor(x, y, sample_weight)`"
+        attempt += "; then delete the method."
+        raise SpecificationError(message(must, f"`{method}` of {type(model).__name__}", attempt))
 
     def prepare(batch: Tree) -> Tree:
         preprocess = samples or model.preprocessor
@@ -39,7 +38,7 @@ def preparation(model: keras.Model, method: str) -> Prepare | None:
         if preprocess is not None:
             takes_all = "y" in inspect.signature(getattr(preprocess, "call", preprocess)).parameters
             before = getattr(model, "_in_pipeline_execution", False)
-            model._in_pipeline_execution = True  # or keras-hub warns of every call that no data were preprocessed
+            model._in_pipeline_execution = True  # or keras-hub warns at every call that the data are not preprocessed
             try:
                 found = preprocess(*found) if takes_all else (preprocess(found[0]), *found[1:])
             finally:
@@ -51,7 +50,7 @@ def preparation(model: keras.Model, method: str) -> Prepare | None:
 
 
 def open_prepared(source: object, batch_size: int | None, prepare: Prepare | None, **how: Any) -> Batches:
-    """Return the batches of a source, each prepared; what it holds may then be text on every engine."""
+    """Return the batches of a source, each prepared; the source may then hold text on every engine."""
     if isinstance(source, Batches):
         return source if prepare is None else Prepared(source, prepare)
     if prepare is None:
@@ -62,25 +61,25 @@ def open_prepared(source: object, batch_size: int | None, prepare: Prepare | Non
 
 
 def in_turn(first: Prepare | None, then: Prepare | None) -> Prepare | None:
-    """Return the function that does both to a batch; None if there is neither."""
+    """Return the composition of both functions; None if there is neither."""
     if first is None or then is None:
         return first or then
     return lambda batch: then(first(batch))
 
 
 def open_in_sequence(source: object, batch_size: int | None, prepare: Prepare | None) -> Batches:
-    """Return the batches of a source in their own order; the batch size is for those that are not ready-made."""
+    """Return the batches of a source in sequence; `batch_size` applies unless the source is already batched."""
     how = {} if isinstance(source, Batches) else {"shuffle": False}
     return open_prepared(source, batch_size, prepare, **how)
 
 
 def as_input(x: Tree) -> Any:
-    """Return a batch of inputs alone as the parts (x,) that are prepared; a data set as it is."""
+    """Return arrays of inputs as the batch (x,), ready to be prepared; other data sets unchanged."""
     return (x,) if not isinstance(x, Batches) and is_nest_of_arrays(text_as_arrays(x)) else x
 
 
 class Prepared(Batches):
-    """The batches of another, each prepared; they stand where those stand."""
+    """The batches of another source, each prepared; both have the same position."""
 
     def __init__(self, batches: Batches, prepare: Prepare):
         self._batches = batches
@@ -91,7 +90,7 @@ class Prepared(Batches):
 
     @property
     def arrays(self) -> None:
-        """None: what arrays hold is not what the model gets."""
+        """None: the arrays' rows are not the rows that the model gets."""
         return None
 
     @property
@@ -118,7 +117,7 @@ class Prepared(Batches):
         return getattr(self._batches, name)
 
     def is_spent(self) -> bool:
-        """Whether the other batches are spent, as `Batches.is_spent`."""
+        """Return whether the other batches are exhausted, as `Batches.is_spent`."""
         return self._batches.is_spent()
 
     def seek(self, epoch: int, step: int = 0) -> None:
@@ -126,7 +125,7 @@ class Prepared(Batches):
         self._batches.seek(epoch, step)
 
     def run_forward(self, epoch: int, step: int) -> None:
-        """Go to a position from the beginning, as `Batches.run_forward`."""
+        """Advance from the beginning to a position, as `Batches.run_forward`."""
         self._batches.run_forward(epoch, step)
 
     def in_order(self) -> Batches:

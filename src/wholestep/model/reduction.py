@@ -1,4 +1,4 @@
-"""One loss of a compiled model before its reduction: its values, and as weights what Keras would have divided by."""
+"""One loss of a compiled model before its reduction: its values, with Keras' divisor as weights."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from wholestep.tree import Tensor
 
 
 class LossCall(NamedTuple):
-    """One loss as Keras calls it: what is compared, and how much it counts."""
+    """One loss with the arguments of Keras' call and its coefficient."""
 
     loss: keras.losses.Loss
     coefficient: float
@@ -24,14 +24,14 @@ class LossCall(NamedTuple):
 
 
 def unreduced(call: LossCall) -> Term:
-    """Return one compiled loss before its reduction, with what Keras would have divided by as weights."""
+    """Return one compiled loss before its reduction, with Keras' divisor as weights."""
     loss, dtype = call.loss, call.loss.dtype
     if type(loss).__call__ is not keras.losses.Loss.__call__:
         return Whole(loss(call.y_true, call.y_pred, call.weight), call.coefficient)
     y_pred = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_pred)
     y_true = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_true)
     values = loss.call(y_true, y_pred)
-    if len(getattr(values, "shape", ())) == 0:  # a Python number, of an output that shall not count
+    if len(getattr(values, "shape", ())) == 0:  # a Python number, of an output that does not count
         return Whole(ops.cast(loss(call.y_true, call.y_pred, call.weight), dtype), call.coefficient)
     mask = _both(get_keras_mask(call.y_pred), get_keras_mask(values))
     return _reduce(ops.cast(values, dtype), _checked(_fit(call.weight, values), values), _fit(mask, values), call)
@@ -68,7 +68,7 @@ def _fit(weight: Tensor, values: Tensor) -> Tensor:
 
 
 def _checked(weight: Tensor, values: Tensor) -> Tensor:
-    """Refuse weights of more axes than the values have: those of a single row would broadcast."""
+    """Refuse weights of more axes than the values: weights of a single row would broadcast."""
     if weight is not None and len(weight.shape) > len(values.shape):
         must = "sample_weight must hold one number for each row, or for each of the places that the loss tells apart."
         received = f"weights of shape {tuple(weight.shape)} beside losses of shape {tuple(values.shape)}"
@@ -93,7 +93,7 @@ def _weighed(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def _sum_broadcast(values: Tensor, weights: Tensor) -> Tensor:
-    """Sum the values over axes that the weights do not have: Keras divides by the sum of the weights as given."""
+    """Sum the values over the axes that the weights lack: Keras divides by the sum of the unbroadcast weights."""
     if weights is None:
         return values
     axes = [a for a in range(1, len(values.shape)) if a >= len(weights.shape) or weights.shape[a] == 1]

@@ -1,7 +1,7 @@
-"""The functions of `keras.random` that try until a number is accepted: every element by its own row's words.
+"""Rejection sampling for `keras.random`: every element is drawn from the random words of its row.
 
-The trials of an element are numbered, and each has words of its own; so what one element is does not depend on how many
-trials the others take.
+The trials of an element are numbered, and each has separate words, so an element's value does not depend on the number
+of trials of the others.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from wholestep.model.distributions import Shape, standard
 from wholestep.model.words import Words, float_dtype, wide
 from wholestep.tree import Tensor
 
-_MOST_TRIALS = 10_000  # none was ever seen to take a hundred, but for sums of waiting times
+_MOST_TRIALS = 10_000  # a hundred suffice in practice, except for sums of waiting times
 _NAN = float("nan")
-_INVERTED = 10  # below this mean, waiting times are summed
-# log(k!) less Stirling's formula for it, k = 0 .. 9
+_INVERTED = 10  # below this mean, sum waiting times
+# log(k!) minus Stirling's formula, k = 0 .. 9
 _TAILS = (
     *(0.0810614667953272, 0.0413406959554092, 0.0276779256849983, 0.0207906721037650, 0.0166446911898211),
     *(0.0138761288230707, 0.0118967099458917, 0.0104112652619720, 0.0092554621827127, 0.0083305634333628),
@@ -30,7 +30,7 @@ def gamma(words: Words, shape: Shape, alpha: Tensor | float, dtype: str | None =
 
 
 def beta(words: Words, shape: Shape, alpha: Tensor | float, beta: Tensor | float, dtype: str | None = None) -> Tensor:
-    """Return numbers of beta distributions: the share of one gamma number in the sum of two."""
+    """Return numbers of beta distributions: the ratio of a gamma number to the sum of two."""
     dtype = float_dtype(dtype)
     one, two = (_log_gamma(words, shape, a, wide(dtype), i) for i, a in enumerate((alpha, beta)))
     return ops.cast(ops.sigmoid(one - two), dtype)
@@ -42,7 +42,7 @@ def _log_gamma(words: Words, shape: Shape, alpha: Tensor | float, dtype: str, nu
     By Marsaglia and Tsang, "A simple method for generating gamma variables" (2000).
 
     Args:
-        number: 0 or 1: of two that are drawn together.
+        number: 0 or 1, to tell two simultaneous draws apart.
     """
     given = ops.broadcast_to(ops.cast(alpha, dtype), shape)
     fixed = ops.stop_gradient(given)
@@ -69,10 +69,10 @@ def _log_gamma(words: Words, shape: Shape, alpha: Tensor | float, dtype: str, nu
 
 
 def _tried(trial: Callable[..., tuple], shape: Shape, dtype: str, is_valid: Tensor) -> Tensor:
-    """Return what was accepted by (trial, value, accepted) -> the next such, element by element.
+    """Return the accepted values of (trial, value, accepted) -> the next triple, element by element.
 
     Args:
-        is_valid: where parameters mean something; else nothing would ever be accepted.
+        is_valid: where parameters are valid; elsewhere no trial would ever be accepted.
     """
 
     def goes_on(t: Tensor, value: Tensor, accepted: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def _tried(trial: Callable[..., tuple], shape: Shape, dtype: str, is_valid: Tens
 def binomial(
     words: Words, shape: Shape, counts: Tensor | float, probabilities: Tensor | float, dtype: str | None = None
 ) -> Tensor:
-    """Return how many of so many trials succeed.
+    """Return numbers of binomial distributions: the successes in `counts` trials.
 
     Means below 10 by summing waiting times, others by Hörmann, "The generation of binomial random variates" (1993).
     """
@@ -103,7 +103,7 @@ def binomial(
 
 
 def _inverted(words: Words, shape: Shape, dtype: str, n: Tensor, q: Tensor) -> Tensor:
-    """Return how many waiting times for a success fit into n trials, less one."""
+    """Return the number of waiting times for a success that fit into n trials."""
     scale = ops.log1p(-q)
 
     def trial(t: Tensor, both: Tensor, done: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +141,7 @@ def _transformed(words: Words, shape: Shape, dtype: str, n: Tensor, q: Tensor) -
 
 
 def _tail(k: Tensor) -> Tensor:
-    """Return log(k!) less Stirling's formula for it."""
+    """Return log(k!) minus Stirling's formula."""
     inverse = 1 / (k + 1)
     series = (1 / 12 - (1 / 360 - inverse**2 / 1260) * inverse**2) * inverse
     known = ops.take(ops.convert_to_tensor(_TAILS, k.dtype), ops.cast(ops.clip(k, 0, 9), "int32"))

@@ -1,4 +1,4 @@
-"""The scope in which an objective runs: variables have the values in hand, and what is read and assigned is noted."""
+"""The scope in which an objective runs: variables have the given values; reads and assignments are recorded."""
 
 import keras
 from keras import ops
@@ -13,12 +13,12 @@ class Scope(keras.StatelessScope):
     """A pure function's view of variables.
 
     Args:
-        mapping: (variable, value) of those that have a value in hand.
-        variables: those that belong to the state.
-        notes: where a trace takes notes; None if all is known.
+        mapping: pairs (variable, value).
+        variables: the variables of the state.
+        notes: the collector of a trace; None outside of one.
         apart: the ids of parameters that have no value here, and must not be read.
-        keeps_assigned: whether an assignment to a parameter stays.
-        tells_reads: whether a variable without a value in hand is told of when it is read.
+        keeps_assigned: whether an assignment to a parameter persists.
+        tells_reads: whether the read of a variable without a value is recorded, or refused outside of a trace.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Scope(keras.StatelessScope):
         self._tells_reads = tells_reads
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
-        """Return the value in hand; None if there is none.
+        """Return the variable's value in this scope; None if it has none.
 
         Raises:
-            SpecificationError: nobody knew that this variable is read, and the program would keep the value that it
-                has now; or a metric's result or a regulariser reads the model's own variables.
+            SpecificationError: the read is new since the trace, and the program would freeze the current value; or a
+                metric's result or a regulariser reads the model's variables.
         """
-        assert id(variable) not in self._apart, f"{variable.path} is read, but only rows of it are in hand"
+        assert id(variable) not in self._apart, f"{variable.path} is read, but only some of its rows are here"
         self.read.add(id(variable))
         value = super().get_current_value(variable)
         if value is None and self._tells_reads:
@@ -58,15 +58,15 @@ class Scope(keras.StatelessScope):
         return value
 
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
-        """Let a variable have another value from here on.
+        """Assign a variable within this scope.
 
         Raises:
-            SpecificationError: it is the optimizer's.
+            SpecificationError: the variable is the optimizer's.
         """
         variable, value = update
         own = self._variables
         if any(variable is known for known in own.slots):
-            must = "An objective must not assign the optimizer's variables: they are what the update computes."
+            must = "An objective must not assign the optimizer's variables, which the update computes."
             raise SpecificationError(message(must, variable.path, "assign it between updates, or in a callback."))
         place = next((i for i, known in enumerate(own.params) if known is variable), None)
         if place is None and self._notes is not None:
@@ -74,7 +74,7 @@ class Scope(keras.StatelessScope):
         if place is not None and self._keeps_assigned:
             if self._notes is not None and place not in self._notes.assigned:
                 self._notes.assigned.append(place)
-            # The gradient of what is assigned is that of the parameter: as Keras has it on TensorFlow.
+            # The gradient passes through the assigned value to the parameter, as in Keras on TensorFlow.
             current = self.state_mapping[id(variable)]
             value = ops.stop_gradient(ops.cast(value, current.dtype)) + (current - ops.stop_gradient(current))
         super().add_update((variable, value))

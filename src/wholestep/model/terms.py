@@ -1,6 +1,6 @@
 """Mean and Sum: values and weights, kept apart until the whole batch is known.
 
-A loss never returns a mean. It returns values and weights with a leading row axis; sums of both are merged over
+A loss never returns a mean. It returns values and weights with a leading row axis; their sums are added over
 microbatches, replicas and hosts, and divided once.
 """
 
@@ -29,7 +29,7 @@ class Mean(_Shown):
         values: (rows,) or (rows, ...), unreduced.
         weights: the shape of `values`, or its leading part, e.g. (rows,); `None` weighs every value 1. Weights depend
             on the batch, not on the parameters. A value of weight 0 is never looked at, even if it is NaN.
-        coefficient: what the term counts for in the loss; it is reported without it.
+        coefficient: the factor of the term in the loss; the term is reported without it.
 
     >>> from keras import ops
     >>> term = Mean(ops.array([[1.0, 2.0], [3.0, 9.0]]), ops.array([[1.0, 1.0], [1.0, 0.0]]))
@@ -72,7 +72,7 @@ class Sum(_Shown):
 
 @dataclass(frozen=True, repr=False)
 class Whole(_Shown):
-    """A loss that came as one number: it cannot be cut, so it is taken as it is."""
+    """A loss that is a single number, and so cannot be cut."""
 
     values: Tensor
     coefficient: float = 1.0
@@ -87,7 +87,7 @@ Term = Mean | Sum | Whole
 
 
 def check(term: Term, label: str, num_rows: int) -> Term:
-    """Return the term with floating values, or say what is wrong with its shape.
+    """Return the term with floating values, after checking its shape.
 
     Raises:
         SpecificationError: no leading row axis, or weights that do not fit.
@@ -109,7 +109,7 @@ def check(term: Term, label: str, num_rows: int) -> Term:
 
 
 def _with_rows(term: Term, num_rows: int) -> Term:
-    """Return the term whose shape says how many rows there are, where a layer has lost count of them."""
+    """Return the term with a static number of rows, where a layer has lost it."""
     weights = term.weights
     if isinstance(term, Whole) or None not in (term.values.shape[:1] + (() if weights is None else weights.shape[:1])):
         return term
@@ -118,10 +118,10 @@ def _with_rows(term: Term, num_rows: int) -> Term:
 
 
 def _counted(values: Tensor, num_rows: int) -> Tensor:
-    """Return values of so many rows, which is said where it is not known; other sizes that are not known stay."""
+    """Return values with the static number of rows set if it is unknown; other unknown sizes stay unknown."""
     if len(values.shape) == 0 or values.shape[0] is not None:
         return values
-    return ops.reshape(values, (num_rows, *ops.shape(values)[1:]))  # no -1: other rows than that fail, and never mix
+    return ops.reshape(values, (num_rows, *ops.shape(values)[1:]))  # not -1, which could mix rows
 
 
 def _check_weights(term: Term, label: str, shape: tuple) -> None:
@@ -140,7 +140,7 @@ def _check_weights(term: Term, label: str, shape: tuple) -> None:
 
 
 def _may_fit(weights: int | None, values: int | None) -> bool:
-    """Whether an axis of weights fits that of the values, as far as is known before it is computed."""
+    """Whether an axis of weights fits an axis of values, as far as the static lengths show."""
     return weights in (None, 1, values) or values is None
 
 
@@ -185,7 +185,7 @@ def ratio(high: Tensor, low: Tensor) -> Tensor:
 
 
 def as_tensor(value: Tensor) -> Tensor:
-    """Return a number as a tensor. Keras takes TensorFlow's variables for such, and reads them out of their scope."""
+    """Return a number as a tensor. Keras takes TensorFlow's variables for tensors, and reads them out of scope."""
     return ops.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)
 
 
@@ -195,13 +195,13 @@ def checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
 
 
 def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
-    """Refuse values whose second axis grows with the rows: labels (rows,) against predictions (rows, 1) make them."""
+    """Refuse values whose second axis grows with the rows: labels (rows,) broadcast against predictions (rows, 1)."""
     for label, term in shorter.items():
         if term.values.shape[1] == num_rows - 1:
             raise SpecificationError(
                 message(
-                    f"The values of {_label(label)} must be one per row; shape (rows, rows) is what labels of shape "
-                    "(rows,) make against predictions of shape (rows, 1).",
+                    f"The values of {_label(label)} must be one per row; labels of shape (rows,) broadcast against "
+                    "predictions of shape (rows, 1) to (rows, rows).",
                     f"values of shape {(num_rows, num_rows)}",
                     "give labels and predictions the same rank; for a loss over pairs, sum over the second axis.",
                 )

@@ -1,7 +1,7 @@
 """The random words of one draw: a function of the seed, the row's place in the update, and the word's place in the row.
 
-The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), a verb of the
-engine: `wholestep.engines.protocol.Engine.words`.
+The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), implemented by
+`wholestep.engines.protocol.Engine.words`.
 """
 
 import math
@@ -26,10 +26,10 @@ class Words:
     Args:
         seed: the state of a seed generator, (2,).
         first: the place in the update of the first row.
-        num_rows: the rows in hand.
+        num_rows: the number of rows in the (micro)batch.
         axis: the axis that holds rows; None if a draw is the same for all rows.
-        extreme: 0, or for a probe that draws the least numbers at some places, or the greatest (negative): `LATER` half
-            of the rows, `ALL`, or every second pair of what is the same for all rows, `PAIRS`; ().
+        extreme: (), 0 or, in a probe, where to draw the least numbers (negative: the greatest): in the later half of
+            the rows (`LATER`), everywhere (`ALL`), or in every second pair of a draw that all rows share (`PAIRS`).
     """
 
     engine: Engine
@@ -40,7 +40,7 @@ class Words:
     extreme: Tensor | None = None
 
     def words(self, shape: tuple[int, ...], stream: Tensor | int = 0) -> Tensor:
-        """Return words of this shape, uint32; another stream's are others."""
+        """Return words of this shape, uint32; the words of different streams are independent."""
         if self.axis is None:
             words = ops.reshape(self.engine.words(self.seed, stream, 0, 1, math.prod(shape)), shape)
             extreme = self.extreme
@@ -57,12 +57,12 @@ class Words:
         return ops.reshape(rows, shape)
 
     def below(self, shape: tuple[int, ...], probability: float) -> Tensor:
-        """Return truth values, true with this probability."""
+        """Return booleans that are true with this probability."""
         limit = min(max(round(probability * 2**32), 0), 2**32 - 1)
         return self.words(shape) < ops.convert_to_tensor(limit, "uint32")
 
     def uniform(self, shape: tuple[int, ...], dtype: str, stream: Tensor | int = 0) -> Tensor:
-        """Return numbers of [0, 1), all multiples of a power of two, as many as the dtype tells apart in [1, 2)."""
+        """Return numbers of [0, 1): multiples of the spacing of the dtype in [1, 2)."""
         if dtype == "float64":
             return self._whole(shape, stream) * 2.0**-52
         num = _MANTISSA[dtype]
@@ -70,22 +70,22 @@ class Words:
         return ops.cast(whole * 2.0**-num, dtype)
 
     def inside(self, shape: tuple[int, ...], dtype: str, stream: Tensor | int = 0) -> Tensor:
-        """Return numbers of (0, 1), float32 or float64: the middles of equal parts."""
+        """Return numbers of (0, 1), float32 or float64: the midpoints of equal intervals."""
         if dtype == "float64":
             return (2.0 * self._whole(shape, stream) + 1.0) * 2.0**-53
         whole = ops.cast(_shifted(self.words(shape, 2 * stream), 9), "float32")
         return (2.0 * whole + 1.0) * 2.0**-24
 
     def _whole(self, shape: tuple[int, ...], stream: Tensor | int) -> Tensor:
-        """Return whole numbers of 52 bits, float64."""
+        """Return integers of 52 bits, float64."""
         high, low = (_shifted(self.words(shape, 2 * stream + i), 6) for i in (0, 1))
         return ops.cast(high, "float64") * 2.0**26 + ops.cast(low, "float64")
 
 
 def _at_extremes(words: Tensor, extreme: Tensor, which: int, places: np.ndarray, stream: Tensor | int) -> Tensor:
-    """Return words with those at some places replaced, if that is asked for: at `places` by `which`, or at all.
+    """Return words, replaced by extreme words at `places` if `extreme` is `which`, and everywhere if it is `ALL`.
 
-    Words with which a number is tried are turned into others, as it might be tried forever.
+    Words of a trial (a traced stream) are inverted instead: with extreme words the trials might never end.
     """
     is_replaced = (places & (abs(extreme) == which)) | (abs(extreme) == ALL)
     least, greatest = (ops.full_like(words, word) for word in (0, 2**32 - 1))
@@ -94,7 +94,7 @@ def _at_extremes(words: Tensor, extreme: Tensor, which: int, places: np.ndarray,
 
 
 def _is_in_second_pair(shape: tuple[int, ...]) -> np.ndarray:
-    """Return which elements lie in every second pair along any axis: elsewhere than those two places before."""
+    """Return a mask of every second pair of elements, alternating along each axis."""
     return np.asarray(sum(np.indices(shape) // 2) % 2 == 1)
 
 
@@ -108,11 +108,11 @@ def wide(dtype: str) -> str:
 
 
 def _shifted(words: Tensor, num: int) -> Tensor:
-    """Return the upper bits of words, as many as can be cast to any dtype that holds them."""
+    """Return words shifted right by `num` bits, so that they can be cast exactly to a floating dtype."""
     return ops.right_shift(words, ops.convert_to_tensor(num, "uint32"))
 
 
 def float_dtype(dtype: str | None) -> str:
-    """Return the name of the dtype that comes out: Keras' own where none is asked for, float32 without 64 bits."""
+    """Return the dtype of the result: Keras' floatx if None, and float32 where JAX has no 64 bits."""
     dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
     return keras.backend.standardize_dtype(ops.cast(0, dtype).dtype) if dtype == "float64" else dtype

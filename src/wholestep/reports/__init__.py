@@ -1,1 +1,1 @@
-"""What is known of updates that were sent: their numbers, what became of them, and why."""
+"""Reports of the updates that were sent: their numbers, their outcome, and diagnoses."""

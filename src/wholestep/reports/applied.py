@@ -1,4 +1,4 @@
-"""What became of the updates that were sent: applied, left out, or the end of the run."""
+"""The outcome of the updates that were sent: applied, skipped, or the end of the run."""
 
 import weakref
 from collections import deque
@@ -18,17 +18,17 @@ from wholestep.tree import Tensor
 
 
 class Counts(Protocol):
-    """Whoever counts the updates that are applied: an optimizer, or a model's own steps."""
+    """Counts the applied updates: an optimizer, or the custom steps of a model."""
 
     iterations: Any
 
 
 class Applied:
-    """Knows what became of the updates of one optimizer, as soon as somebody asks.
+    """The outcome of the updates of one optimizer, read on demand.
 
     Args:
-        skips: whether updates that are not finite are left out; else one ends the run.
-        why: holds weakly what returns the error that says why update i of a dispatch was not applied.
+        skips: whether non-finite updates are skipped; else one ends the run.
+        why: a weak reference to the function that returns the error of update i of a dispatch.
     """
 
     def __init__(
@@ -47,25 +47,25 @@ class Applied:
         self._unread: Report | None = None
         self._ending: Ending | None = None
         self._latest: Callable[[], Report | None] = lambda: None
-        self._unnoted: deque[Callable[[], Report | None]] = deque()  # which may have left updates out
-        # Of an update its number, its batch's digest, the stream's state.
+        self._unnoted: deque[Callable[[], Report | None]] = deque()  # which may have skipped updates
+        # The number of an update, the digest of its batch, the state of the stream.
         self._last: tuple[int, str, Any] = (0, "", None)
         self._iterations: Tensor | None = None
 
     def note_sent(self, report: Report) -> None:
-        """Take note of updates that were sent; nothing waits."""
-        self._latest = weakref.ref(report)  # weakly, not to keep its batch
+        """Record updates that were sent. Does not wait."""
+        self._latest = weakref.ref(report)  # weak, so as not to keep its batch
         if self._skips:
             while self._unnoted and ((first := self._unnoted[0]()) is None or first.is_noted):
                 self._unnoted.popleft()
             self._unnoted.append(self._latest)
 
     def note_written(self) -> None:
-        """Take note that the optimizer's variables hold what an update has made of them."""
+        """Record that an update has written the optimizer's variables."""
         self._iterations = self._optimizer.iterations.value
 
     def note_last(self, run: Run) -> None:
-        """Take note of the last batch that was used, if it came ready-made: whoever goes on compares it."""
+        """Record the last batch that was used, if the user made it: a resumed run compares it."""
         if (latest := self._latest()) is not None:
             last = latest.block.batches[-1]
             is_ready = last.ids is None and not last.is_resident
@@ -73,30 +73,30 @@ class Applied:
 
     @property
     def was_moved(self) -> bool:
-        """Whether somebody else has moved the optimizer since its variables were written, as far as they tell.
+        """Whether other code has updated the optimizer since its variables were written, if this can be seen.
 
-        On TensorFlow it does not: it is one object for good, and reading its value would wait for the device.
+        Always False on TensorFlow: the variable's value is always the same object, and reading it would wait.
         """
         return self._iterations is not self._optimizer.iterations.value
 
     def recount(self, run: Run) -> None:
-        """Let the run's number be the optimizer's `iterations`, and what was left out. Waits."""
+        """Set the run's number to the optimizer's `iterations` plus the skipped updates. Waits."""
         if (latest := self._latest()) is not None and self._skips:
             self.note_failures(run, latest)
         run.counted(self._num_applied + run.num_skipped, run.num_skipped)
         self._iterations = self._optimizer.iterations.value
 
     def count_skipped(self, run: Run) -> int:
-        """Return how many updates were left out, also of those that nobody has read yet. Waits."""
+        """Return the number of skipped updates, including unread reports. Waits."""
         self.settle(run)
         self.note_skipped(run, filter(None, [report() for report in self._unnoted]))
         return run.num_skipped
 
     def count_exactly(self, run: Run) -> int:
-        """Return how many updates were left out, also unseen ones; `run.place` has the numbers of the last. Waits.
+        """Return the number of skipped updates, also unread ones, and store the last numbers in `run.place`. Waits.
 
         Raises:
-            NonFiniteError: an update was not applied, and nobody has seen so.
+            NonFiniteError: an update was not applied, which was not reported yet.
         """
         self.settle(run)
         self.note_last(run)
@@ -104,7 +104,7 @@ class Applied:
         last, state = self._last[1:] if self._last[0] == run.number else ("", None)
         run.noted(last, state, None if latest is None else latest.numbers(latest.block.num - 1))
         if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
-            return run.num_skipped  # it leaves out what it does not count
+            return run.num_skipped  # it skips updates without counting them
         if self._skips:
             return run.number - self._num_applied
         if run.number != self._num_applied + run.num_skipped:
@@ -118,17 +118,17 @@ class Applied:
         return run.num_skipped
 
     def hand_over(self, run: Run, report: Report) -> None:
-        """Keep the report of an update in hand until somebody asks for it; told at the end, if nobody does."""
+        """Keep the report of a single update until it is read; if it never is, check it at exit."""
         self._unread = report
         if self._engine.processes.count == 1 and not self._skips:
             self._ending = self._ending or Ending(self, run)
             self._ending.last = report.first, report.verdict
 
     def settle(self, run: Run, report: Report | None = None) -> None:
-        """Make sure that the last update in hand was applied, if nobody has read its numbers yet.
+        """Check that the last single update was applied, unless its numbers were read.
 
         Args:
-            report: of which update; None for whichever was the last.
+            report: the report of the update to check; None for the last.
 
         Raises:
             NonFiniteError: it was not applied.
@@ -143,7 +143,7 @@ class Applied:
             raise last.error
 
     def note_failures(self, run: Run, report: Report) -> int | None:
-        """Count the updates that were left out; return the first failed one if that ends the run."""
+        """Count the skipped updates; return the index of the first failed one if that ends the run."""
         if not self._skips:
             if (failed := report.first_failure) is not None:
                 run.failed(report.first + failed, in_call=report.in_call)
@@ -157,27 +157,27 @@ class Applied:
         return None
 
     def _tell(self, run: Run, report: Report) -> None:
-        """Say that an update was left out, the first time alone."""
+        """Warn that an update was skipped, the first time only."""
         first = report.first_failure
         if first is None or self._engine.processes.index:
             return
         place = f" (in epoch {run.place.epoch + 1})" if run.place.call else ""
         told = (
-            f"Update {report.first + first}{place} was left out, as on_nonfinite='skip' asks: its loss, gradient or "
-            "moving statistics are not finite. Further ones are counted without a word: see trainer.num_skipped."
+            f"Update {report.first + first}{place} was skipped (on_nonfinite='skip'): its loss, gradient or moving "
+            "statistics are not finite. Later skips are counted in trainer.num_skipped without a warning."
         )
         warn(told)
 
     def note_skipped(self, run: Run, reports: Iterable[Report]) -> None:
-        """Count what was left out of updates that nobody has looked at, if anything may be. Waits for the last."""
+        """Count the skipped updates in unread reports, if updates may be skipped. Waits for the last."""
         if self._skips:
             for report in reports:
                 self.note_failures(run, report)
 
     def failure(self, run: Run, report: Report, i: int) -> NonFiniteError:
-        """Return the error that says why update i of a dispatch was not applied. The run stands before it."""
+        """Return the error that explains why update i was not applied. The run is at the state before it."""
         why = self._why()
-        assert why is not None, "the executor is gone, and its updates are asked for"
+        assert why is not None, "the executor is gone, but its updates are requested"
         return why(run, report, i)
 
     @property

@@ -1,4 +1,4 @@
-"""Why an update was not applied: which rows and terms were not finite, or what was not before any row was seen."""
+"""Diagnosis of an update that was not applied: the rows, terms or earlier weights that are not finite."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +17,10 @@ from wholestep.update import Update
 
 
 def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteError:
-    """Return the error that says why update i of a dispatch was not applied.
+    """Return the error that explains why update i of a dispatch was not applied.
 
     Args:
-        state: the one before it.
+        state: the state before update i.
     """
     engine, block, number = update.engine, report.block, report.first + i
     forward = block.program.forward
@@ -44,7 +44,7 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
     if paths := unsound(forward.variables, before, are_rows_left=bad.size < count):
         verb = "is" if len(paths) == 1 else "are"
         reasons, bad = [f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"], bad[:0]
-        attempt = "look at what set the weights before: a file, an assignment, a learning rate that is too high."
+        attempt = "check the source of these weights: a file, an assignment, a learning rate that is too high."
     told = message(
         f"Update {number} must have a finite loss and gradient. It was not applied; the weights are those after "
         f"update {number - 1}.",
@@ -55,7 +55,7 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
 
 
 def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dict[str, tuple], list[str]]:
-    """Return each row's values and weights by term, one microbatch after the other, and the buffers that it spoils."""
+    """Return each row's values and weights by term, computed by microbatch, and the buffers that become non-finite."""
     engine, block = update.engine, report.block
     forward, cut = block.program.forward, block.program.cut
     count, table = len(block.names(i)), block.table.rows[block.first + i]
@@ -89,15 +89,15 @@ def _fetched(engine: Engine, function: Callable, state: State) -> Any:
 
 
 def look(engine: Engine, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
-    """Return of every parameter, then of every floating buffer, whether all of it is finite, and whether it has NaN."""
+    """Return (is finite, has NaN) of every parameter, then of every floating buffer."""
     values = [*engine.params(state), *_floating(variables, state.buffers)]
     return [(engine.is_finite([value]), keras.ops.any(value != value)) for value in values]
 
 
 def unsound(variables: Variables, found: list[tuple], *, are_rows_left: bool) -> list[str]:
-    """Return the paths of what was not finite.
+    """Return the paths of non-finite variables.
 
-    A buffer may be infinite on purpose, as masks are: it counts only if it is NaN, or no row is left that is finite.
+    A buffer may be infinite on purpose, as masks are: it counts only if it has NaN, or no row is finite.
     """
     known = [*variables.params, *_floating(variables, variables.buffers)]
     paths = []
@@ -112,7 +112,7 @@ def _floating(variables: Variables, buffers: list) -> list:
 
 
 def _numbers(names: np.ndarray, places: np.ndarray) -> list[int]:
-    """Return the numbers of the user's rows at these places of an update; a packed row is several of them."""
+    """Return the user's row numbers at these places of an update; a packed row has several."""
     return [int(row) for place in places for row in np.atleast_1d(names[place])]
 
 

@@ -1,4 +1,4 @@
-"""Where each number lies in the report of an update."""
+"""The layout of an update's report: the position of each number."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from wholestep.tree import Tensor
 
 @dataclass(frozen=True)
 class ReportLayout:
-    """Where each name of the logs lies in a report.
+    """The position of each name of the logs in a report.
 
     >>> import numpy as np
     >>> layout = ReportLayout.of({"loss": np.zeros(()), "per_class": np.zeros((2,))})
@@ -28,7 +28,7 @@ class ReportLayout:
 
     @classmethod
     def of(cls, logs: Mapping[str, Tensor]) -> "ReportLayout":
-        """Return the layout of such logs, of which there may be but shapes."""
+        """Return the layout of logs, which may be shapes only."""
         return cls(tuple((name, tuple(value.shape)) for name, value in logs.items()))
 
     def empty(self) -> np.ndarray:
@@ -49,7 +49,7 @@ class ReportLayout:
 
     @cached_property
     def _places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
-        """The name of each, from where to where it lies, and its shape."""
+        """(name, start, stop, shape) of each entry."""
         ends = [0, *itertools.accumulate(math.prod(shape) for _, shape in self.shapes)]
         return [
             (name, start, stop, shape) for (name, shape), start, stop in zip(self.shapes, ends, ends[1:], strict=False)
@@ -60,10 +60,10 @@ NOTHING_TOLD = ReportLayout()
 
 
 def check_same(before: ReportLayout | None, now: ReportLayout) -> None:
-    """Refuse to add up what has other names, or other shapes, than what was added up before.
+    """Refuse to add up logs whose names or shapes differ from the earlier ones.
 
     Raises:
-        SpecificationError: as said.
+        SpecificationError: the layouts differ.
     """
     if before is not None and before is not now and before != now:
         names = [[name for name, _ in layout.shapes if not name.startswith("+")] for layout in (before, now)]

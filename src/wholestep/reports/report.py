@@ -1,4 +1,4 @@
-"""Report: what a dispatch of updates says, read when somebody asks."""
+"""The numbers of a dispatch of updates, read on demand."""
 
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from wholestep.update import APPLIED, OWN_LOSS
 
 
 class Numbers:
-    """The packed logs of all updates of one dispatch: fetched once, by whoever asks first."""
+    """The packed logs of all updates of one dispatch, fetched once on first use."""
 
     def __init__(self, engine: Engine, values: Tensor):
         self._engine = engine
@@ -33,7 +33,7 @@ class Numbers:
 
     @property
     def verdict(self) -> Any:
-        """What is on the device; the last number of a row is 1 if the update was applied."""
+        """The values on the device; the last number of a row is 1 if the update was applied."""
         return self._on_device
 
 
@@ -41,8 +41,8 @@ class Report:
     """The numbers of a block of updates. Reading them waits for the device; nothing else does.
 
     Args:
-        numbers: of a dispatch.
-        at: the first of its updates that are the block's.
+        numbers: the numbers of a dispatch.
+        at: the index in the dispatch of the block's first update.
         first: the number of that update.
         in_call: whether the updates belong to an epoch of `fit` or `steps`, and not to `update`.
     """
@@ -71,26 +71,26 @@ class Report:
 
     @property
     def verdict(self) -> Any:
-        """What is on the device, see `Numbers.verdict`."""
+        """The values on the device, see `Numbers.verdict`."""
         return self._numbers.verdict
 
     @property
     def first_failure(self) -> int | None:
-        """The first of the updates that was not applied, if any."""
+        """The index of the first update that was not applied, if any."""
         return next((i for i, applied in enumerate(self.values[:, -1].tolist()) if applied != 1), None)
 
     @property
     def num_failures(self) -> int:
-        """How many of the updates were not applied."""
+        """The number of updates that were not applied."""
         return int(np.sum(self.values[:, -1] != 1))
 
     def numbers(self, i: int) -> dict[str, Any]:
-        """Return the numbers of the epoch up to update i: the loss, the metrics, and what the model makes of them."""
+        """Return the numbers of the epoch up to update i: the loss, the metrics, and the model's custom results."""
         numbers = self._layout.unpack(self.values[i])
         return {k: v for k, v in numbers.items() if k not in (OWN_LOSS, APPLIED)}
 
     def logs(self, i: int) -> dict[str, Any]:
-        """Return what callbacks see of update i: the loss and the metrics over the epoch so far."""
+        """Return the logs of update i for callbacks: the loss and the metrics over the epoch so far."""
         return shown(self.numbers(i))
 
     def loss(self, i: int) -> float:
