@@ -1,16 +1,16 @@
 """How do I get gradient accumulation inside `fit`, keeping my callbacks, without a mess?
 
-Say which rows make an update (`batch_size`) and how many of them fit at once (`microbatch_size`). The rest of `fit`
-stays as it was.
+Set the rows of an update (`batch_size`) and the rows that fit in memory at once (`microbatch_size`). The rest of `fit`
+stays the same.
 
-(a) A small dense network, 60 rows to an update in 10 microbatches of 6: the weights of the whole batch.
-(b) DenseNet121, 64 rows in ten parts: BatchNormalization lets the rows see each other, so a cut changes the update.
-(c) The network of (a) in `mixed_float16`, where `compile` adds a LossScaleOptimizer: what the cut changes there in one
-    update, and after three epochs.
+(a) A small dense network, 60 rows to an update in 10 microbatches of 6: the same weights as with full batches.
+(b) DenseNet121, 64 rows in ten parts: BatchNormalization couples the rows, so a cut changes the update.
+(c) The network of (a) in `mixed_float16`, where `compile` adds a LossScaleOptimizer: the rounding differences of the
+    cut after one update, and after three epochs.
 
     KERAS_BACKEND=jax python examples/accumulation.py [--quick]
 
-DenseNet121 takes long to compile: allow 5 to 9 minutes with jax and 3 with tensorflow on 2 CPU cores, or use --quick.
+DenseNet121 compiles slowly: allow 5 to 9 minutes with jax and 3 with tensorflow on 2 CPU cores, or use --quick.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import wholestep as ws
 
 
 def main(argv=None):
-    """Run the three parts; return what was measured, by name."""
+    """Run the three parts; return the measurements by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few rows; a small network instead of DenseNet121 in (b)")
     quick = parser.parse_args(argv).quick
@@ -49,7 +49,7 @@ def main(argv=None):
 
 
 def images():
-    """Return MNIST (name, x: (rows, 28, 28), y) where a network is there, else scikit-learn's digits enlarged."""
+    """Return MNIST (name, x: (rows, 28, 28), y) if it can be downloaded, else scikit-learn's digits enlarged."""
     try:
         (x, y), _ = keras.datasets.mnist.load_data()
         return "MNIST images", x.astype("float32") / 255, y.astype("int32")
@@ -66,7 +66,7 @@ def images():
 
 
 def accumulation(x, y):
-    """Train with 10 microbatches of 6, with callbacks, and as a whole; return how far the weights differ."""
+    """Train with 10 microbatches of 6, with callbacks, and with full batches; return the difference of the weights."""
     print("\n(a) Dense network, 60 rows to an update in 10 microbatches of 6, 3 epochs")
     model, whole = twins(dense_network)
     epochs = []
@@ -115,7 +115,7 @@ def relative_difference(one, other):
 
 
 def coupled(x, y, network):
-    """Train a network with BatchNormalization, first left alone, then cut; return what the library said."""
+    """Train a network with BatchNormalization, first uncut, then cut; return the warnings and explanations."""
     model, cut = twins(network)
     print(f"\n(b) {model.name}, 64 rows to an update, {len(x) // 64} updates", flush=True)
     trainer = timed_fit(ws.Trainer(model), x, y)
@@ -145,7 +145,7 @@ def densenet():
 
 
 def small_network():
-    """A few layers with BatchNormalization, in place of DenseNet121: compiled in seconds."""
+    """Return a few layers with BatchNormalization instead of DenseNet121; they compile in seconds."""
     layers, stack = keras.layers, [keras.Input((32, 32, 3))]
     for channels in (8, 16):
         stack += [layers.Conv2D(channels, 3, strides=4), layers.BatchNormalization(), layers.ReLU()]
@@ -164,7 +164,7 @@ def colour(x):
 
 
 def in_float16(x, y):
-    """Cut as in (a), in half precision; return how far the weights differ after one update and after three epochs."""
+    """Cut as in (a), in half precision; return the weights' differences after one update and after three epochs."""
     print("\n(c) The network of (a) in mixed_float16, cut in the same way")
     policy = keras.config.dtype_policy()
     full = dense_network()

@@ -1,9 +1,9 @@
-"""Why does my model learn in `fit`, and stay on a plateau in a loop of my own? Ask the loop.
+"""Why does my model learn in `fit`, and stay on a plateau in my own loop? Audit the loop.
 
-The model predicts how often two words meet (GloVe). The loop is as it was asked about: labels of shape (B,) against
-outputs of shape (B, 1). The audit runs it for two passes over a few hundred pairs, and names what is wrong: not the
-shuffling, which people guess first, but the shape of the labels. The pairs are drawn, as the fault has nothing to do
-with the text; `examples/glove.py` shows what it costs on a real one.
+The model predicts how often two words co-occur (GloVe). The loop is the one in the question: labels of shape (B,)
+against outputs of shape (B, 1). The audit runs it for two passes over a few hundred pairs, and names the fault: the
+shape of the labels, not the shuffling, which is the usual first guess. The pairs are random, as the fault does not
+depend on the text; `examples/glove.py` shows its cost on a real text.
 
 1. the loop as written, audited: one cause, in the gradient, and the line to change;
 2. the same loop with the fix that the audit proposes: no cause.
@@ -35,7 +35,7 @@ def main():
 
 
 def audited(title, loss, pairs):
-    """Run a loop that minimises `loss` under an audit, and print what it says."""
+    """Run a loop that minimises `loss` under an audit, and print the report."""
     random.seed(1)  # from which Keras draws the seeds of weights
     model = network()
     with ws.audit(model, data=pairs, loss=glove_loss) as report:
@@ -44,7 +44,7 @@ def audited(title, loss, pairs):
     return report
 
 
-# ---- what was asked: the loss, and a loop of one's own ----
+# ---- the question: the loss, and a hand-written loop ----
 
 
 def glove_loss(count, prediction):
@@ -85,7 +85,7 @@ def network(dim=8):
 
 
 def draw_pairs(draw):
-    """Return ((focal, context), count): different pairs of words, and how often they meet."""
+    """Return ((focal, context), count): different pairs of words, and their counts."""
     chosen = draw.permutation(NUM_WORDS**2)[:NUM_PAIRS]
     focal, context = (part.astype("int32") for part in np.divmod(chosen, NUM_WORDS))
     return (focal, context), draw.lognormal(1, 1.5, NUM_PAIRS).astype("float32")

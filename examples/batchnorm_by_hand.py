@@ -1,8 +1,8 @@
 """Why does my own training loop explode with BatchNormalization, where `fit` trains the same network well?
 
-Because a hand-written loop has to say `training=True` itself. With False, every BatchNormalization uses its moving
+Because a hand-written loop must pass `training=True`. With False, every BatchNormalization uses its moving
 statistics (mean 0 and variance 1 at first), normalises nothing, and never updates them. `Trainer.steps` runs the
-same compiled update as `Trainer.fit`, in the right mode, so the loop is yours and the mode is not your business.
+same compiled update as `Trainer.fit`, in the right mode, so your loop need not set the mode.
 
 Three runs from the same weights, on the same batches of 128 made-up images:
 
@@ -36,7 +36,7 @@ BATCH_SIZE, NUM_BLOCKS, SEED = 128, 8, 7
 
 
 class InInferenceMode(ws.Objective):
-    """The mistake: a network that is being trained is called as if it were not."""
+    """The mistake: the network is called in inference mode during training."""
 
     def __call__(self, model, batch, training):
         """Return the loss of every row."""
@@ -46,7 +46,7 @@ class InInferenceMode(ws.Objective):
 
 
 def main(argv=None):
-    """Run the three loops and draw their curves; return what was measured, by name."""
+    """Run the three loops and draw their curves; return the measurements by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1000 images instead of 10 000")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
@@ -73,7 +73,7 @@ def main(argv=None):
 
 
 class Curve(NamedTuple):
-    """The loss of every update by itself, and the one that `fit` tells callbacks: over the epoch so far."""
+    """The loss of every update, and the running loss of the epoch that `fit` passes to callbacks."""
 
     own: list[float]
     told: list[float]
@@ -83,7 +83,7 @@ class Curve(NamedTuple):
 def images(num_rows):
     """Return made images x: (rows, 32, 32, 3) in 0..255 and their classes y: (rows,).
 
-    Each of 10 classes has a coarse pattern of its own, 8 x 8 random colours; an image is its pattern under noise.
+    Each of 10 classes has a coarse pattern of 8 x 8 random colours; an image is its class' pattern with noise.
     """
     rng = np.random.default_rng(SEED)
     patterns = np.kron(rng.normal(size=(10, 8, 8, 3)), np.ones((1, 4, 4, 1)))
@@ -131,7 +131,7 @@ def fit(model, x, y):
 
 
 def alone(told, num_rows):
-    """Return each update's own loss, of those over the epoch so far."""
+    """Return the loss of each update, computed from the running losses of the epoch."""
     seen = np.minimum(np.arange(0, num_rows + BATCH_SIZE, BATCH_SIZE), num_rows)  # rows before each batch, and after
     epochs = np.reshape(told, (2, -1)) * seen[1:]
     return (np.diff(epochs, axis=1, prepend=0) / np.diff(seen)).ravel().tolist()
@@ -152,7 +152,7 @@ def loop(model, x, y, objective=None):
     return Curve(own, told)
 
 
-# ---- what came out ----
+# ---- results ----
 
 
 def largest_difference(ours, theirs):
@@ -160,7 +160,7 @@ def largest_difference(ours, theirs):
 
 
 def moved(model, start):
-    """Return how far the moving statistics are from where they started: the largest difference."""
+    """Return the largest change of the moving statistics since the start."""
     before = network()
     before.set_weights(start)
     pairs = [[keras.ops.convert_to_numpy(v) for v in m.non_trainable_variables] for m in (model, before)]

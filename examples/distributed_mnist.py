@@ -1,17 +1,17 @@
 """My own training loop on several devices: what must be divided by the global batch, and where do metrics go?
 
-Nowhere: the loss is unreduced, and the step divides once, by the weight of all rows on all devices. The small network
-of the tutorials (two convolutions, two dense layers; Adam) learns pictures of 28 x 28 on 1, 2 and 3 devices:
+You do neither: the loss is unreduced, and the update divides once, by the weight of all rows on all devices. The small
+network of the tutorials (two convolutions, two dense layers; Adam) learns pictures of 28 x 28 on 1, 2 and 3 devices:
 
-1. `trainer.fit` and a loop of one's own over `trainer.steps`, which agree to the bit on the same devices, with the loss
+1. `trainer.fit` and a loop over `trainer.steps`, which agree to the bit on the same devices, with the loss
    and accuracy on test pictures after each epoch;
-2. the same on more devices: a table of the losses and accuracies, which are those of one device but for rounding;
-3. a part of an epoch, and the rest of it;
+2. the same on more devices: a table of the losses and accuracies, which equal one device's up to rounding;
+3. an epoch that is interrupted and continued;
 4. a checkpoint every second epoch, restored without several devices, and evaluated.
 
-The pictures are Fashion-MNIST where Keras can download it, else scikit-learn's digits, enlarged. The global batch has
-64 rows for each of three devices, on one device too: how many there are is not the business of the update. The devices
-are parts of one CPU here, and so cannot be faster than one.
+The pictures are Fashion-MNIST if Keras can download it, else scikit-learn's digits, enlarged. The global batch has
+192 rows, 64 for each of three devices, on one device too: an update does not depend on the number of devices. Here the
+devices are parts of one CPU, and so cannot be faster than one.
 
     KERAS_BACKEND=jax python examples/distributed_mnist.py [--quick] [--out FOLDER]
 """
@@ -39,7 +39,7 @@ BATCH_SIZE, SEED = 64 * max(NUM_REPLICAS), 7
 
 
 def main(argv=None):
-    """Train on one, two and three devices; return what was measured, by name."""
+    """Train on one, two and three devices; return the measurements by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two epochs of digits instead of four")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture and the checkpoints")
@@ -49,7 +49,7 @@ def main(argv=None):
     name, train, test = digits() if arguments.quick else pictures()
     print(f"{name}: {len(train[0])} rows, {len(test[0])} to test. Engine: {keras.backend.backend()}.", flush=True)
     checkpoints = arguments.out / f"checkpoints-{keras.backend.backend()}"
-    shutil.rmtree(checkpoints, ignore_errors=True)  # those of an earlier run
+    shutil.rmtree(checkpoints, ignore_errors=True)  # checkpoints of an earlier run
 
     curves, weights = {}, {}
     for num in NUM_REPLICAS:
@@ -80,7 +80,7 @@ def main(argv=None):
 
 
 def pictures():
-    """Return (name, (x, y), (x, y) to test): Fashion-MNIST where a network is there, else digits."""
+    """Return (name, (x, y), (x, y) to test): Fashion-MNIST if it can be downloaded, else digits."""
     try:
         train, test = keras.datasets.fashion_mnist.load_data()
     except Exception as error:
@@ -90,7 +90,7 @@ def pictures():
 
 
 def digits():
-    """Return the same of scikit-learn's scanned digits, 8 x 8, enlarged to 28 x 28."""
+    """Return the same tuple for scikit-learn's scanned digits, enlarged from 8 x 8 to 28 x 28."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -103,7 +103,7 @@ def digits():
 
 
 def trainer_on(num):
-    """Return a trainer of a new network on so many devices."""
+    """Return a trainer of a new network on `num` devices."""
     keras.utils.clear_session()
     random.seed(SEED)  # from which Keras draws the seeds of weights
     layers = keras.layers
@@ -120,7 +120,7 @@ def trainer_on(num):
 
 
 def loop(num, train, test, epochs, folder):
-    """Train by a loop of one's own; return for each epoch [loss, test loss, test accuracy], and its weights."""
+    """Train by a loop over `steps`; return [loss, test loss, test accuracy] of each epoch, and the weights."""
     trainer = trainer_on(num)
     batches, curve, weights = ws.Batches(train, BATCH_SIZE, seed=SEED), [], []
     for epoch in range(epochs):
@@ -141,7 +141,7 @@ def fit(num, train, test, epochs):
 
 
 def parts_of_an_epoch(train):
-    """Leave an epoch in the middle and take it up again; return the numbers of the batches on both sides."""
+    """Interrupt an epoch and continue it; return the numbers of the batches before and after."""
     trainer, batches = trainer_on(2), ws.Batches(train, BATCH_SIZE, seed=SEED)
     before = []
     for step in trainer.steps(batches):
@@ -153,7 +153,7 @@ def parts_of_an_epoch(train):
 
 
 def restore(folder, test):
-    """Read the newest checkpoint of a folder into a model on one device; return its test loss and accuracy."""
+    """Restore the newest checkpoint of a folder on one device; return the test loss and accuracy."""
     trainer = trainer_on(1)
     trainer.restore(folder, only="weights")
     return trainer.evaluate(*test, batch_size=BATCH_SIZE, verbose=0)
@@ -172,7 +172,7 @@ def relative_difference(ours, theirs):
 
 
 def picture(curves, weights, name, out):
-    """Draw the losses, and how far the weights on several devices are from those on one."""
+    """Draw the losses, and the differences of the weights between several devices and one."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     epochs = range(1, len(curves[1]) + 1)
     for i, (num, rows) in enumerate(curves.items()):

@@ -1,20 +1,20 @@
-"""Why does my GloVe model stay on a plateau in a loop of my own, where `fit` trains it well from the same pipeline?
+"""Why does my GloVe model stay on a plateau in my own loop, where `fit` trains it well from the same pipeline?
 
-Because of a shape. The pipeline's labels are (B,), the model's outputs (B, 1). `prediction - log(count)` in a loop of
-one's own is then (B, B): every pair is drawn to the count of every other pair of its batch. `fit` trains the same model
-with the same function, for Keras gives labels the rank of the outputs before it calls a loss. One line mends the loop.
+Because of a shape. The pipeline's labels are (B,), the model's outputs (B, 1). `prediction - log(count)` in a
+hand-written loop is then (B, B): every pair is fitted to the count of every other pair of its batch. `fit` trains the
+same model with the same function, as Keras gives labels the rank of the outputs before a loss. One line fixes the loop.
 
 1. the loop as written, with a bare operation on (B,) and (B, 1): the plateau;
 2. the same loop and one more line: `count = ops.reshape(count, (-1, 1))`;
 3. `keras.Model.fit`;
 4. a hand-written loop over `trainer.steps`. 2, 3 and 4 are on one curve. (On TensorFlow 4 is a few per cent apart:
    Keras squares the gradients of equal embedding rows there before it sums them.) The loss as written, as an
-   `Objective`, is refused before anything runs, in a sentence that names both shapes;
-5. the loop of 4, its rows shuffled in a window of 1000. That is the second effect, and the smaller one: the table is
-   sorted, and a window still shows one word's pairs, then the next word's. Runs 1 to 4 permute all rows every epoch.
+   `Objective`, is refused before anything runs, with an error that names both shapes;
+5. the loop of 4, its rows shuffled in a window of 1000. This is the second, smaller effect: the table is
+   sorted, and a window still yields one word's pairs, then the next word's. Runs 1 to 4 permute all rows every epoch.
 
 The vectors (Pennington, Socher and Manning, "GloVe: Global Vectors for Word Representation", 2014) come from real text:
-the language reference that Python carries (`pydoc_data.topics`), or any text file, which may be larger than memory.
+the language reference in Python's library (`pydoc_data.topics`), or any text file, which may be larger than memory.
 
     KERAS_BACKEND=jax python examples/glove.py [--quick] [--corpus FILE] [--out FOLDER]
 """
@@ -42,7 +42,7 @@ ASK = ("class", "function", "exception", "import", "string", "loop", "tuple", "m
 
 
 def main(argv=None):
-    """Build the table, train in five ways, save vectors and a picture; return what was measured, by name."""
+    """Build the table, train in five ways, save vectors and a picture; return the measurements by name."""
     arguments = parse(argv)
     print(f"Engine: {keras.backend.backend()}.")
     corpus, out = arguments.corpus, arguments.out
@@ -90,7 +90,7 @@ def parse(argv):
 def glove_loss(count, prediction):
     """Return min(count / 100, 1)^0.75 * (prediction - log(count))^2, unreduced.
 
-    Seldom met, a pair says little; often met, not ever more.
+    Rare pairs have small weights; the weights of frequent pairs are limited.
     """
     weight = ops.minimum(count / 100, 1) ** 0.75
     return weight * (prediction - ops.log(count)) ** 2
@@ -114,7 +114,7 @@ def embedding(num_words, dim, name, seed):
     return keras.layers.Embedding(num_words, dim, start, name=name)
 
 
-# ---- the hand-written loop, as one writes it in Keras 3 on either engine ----
+# ---- the loss of the hand-written loop, as usual in Keras 3 on either engine ----
 
 
 def as_written(model, pair, count):
@@ -127,7 +127,7 @@ def mended(model, pair, count):
 
 
 def fit(model, batches, epochs, note):
-    """Train with `keras.Model.fit` on these very batches, which it takes in their order."""
+    """Train with `keras.Model.fit` on the same batches, in the same order."""
     stream = (batch for _ in range(epochs) for batch in batches)
     noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: note(model))
     model.fit(stream, steps_per_epoch=len(batches), epochs=epochs, callbacks=[noting], verbose=0, shuffle=False)
@@ -149,7 +149,7 @@ class AsWritten(ws.Objective):
 
 
 def refusal(data, num_words, dim):
-    """Return what the library says of the loss as written."""
+    """Return the library's error for the loss as written."""
     try:
         return ws.Trainer(network(num_words, dim), AsWritten()).update(next(ws.Batches(data, BATCH_SIZE)))
     except ws.SpecificationError as error:
@@ -160,7 +160,7 @@ def refusal(data, num_words, dim):
 
 
 def train(data, num_words, dim, epochs):
-    """Train in five ways; return the curves, the vectors, and what the library says of the first way."""
+    """Train in five ways; return the curves, the vectors, and the library's error for the first way."""
     models, losses = {}, {}
     order = glove_pairs.window_shuffled(len(data[1]), SHUFFLE_WINDOW, SEED)
     windowed = keras.tree.map_structure(lambda column: column[order], data)

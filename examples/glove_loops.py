@@ -1,10 +1,10 @@
-"""A loop of one's own, as one writes it in Keras 3 on either engine: for glove.py and audit.py."""
+"""The usual hand-written loop in Keras 3 on either engine: for glove.py and audit.py."""
 
 import keras
 
 
 def by_hand(loss):
-    """Return a way to train: a loop of one's own that minimises `loss(model, pair, count)`."""
+    """Return a training function: a hand-written loop that minimises `loss(model, pair, count)`."""
 
     def train(model, batches, epochs, note):
         step = {"jax": jax_step, "tensorflow": tape_step}[keras.backend.backend()](model, loss)

@@ -1,4 +1,4 @@
-"""From a text to a table of the pairs of words that stand near each other, never holding either: for glove.py."""
+"""Build a table of co-occurring words from a text; neither needs to fit in memory: for glove.py."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ def split(text: Iterable[str]) -> Iterator[str]:
 
 
 def vocabulary(text: Iterable[str], num_words: int, min_count: int) -> dict[str, int]:
-    """Return the most frequent words and their numbers, the most frequent first."""
+    """Return the most frequent words and their numbers, in order of frequency."""
     counts = Counter(split(text))
     frequent = [word for word, count in counts.most_common(num_words) if count >= min_count]
     print(f"{counts.total()} words of text, {len(counts)} different; {len(frequent)} are kept.", flush=True)
@@ -35,16 +35,16 @@ def vocabulary(text: Iterable[str], num_words: int, min_count: int) -> dict[str,
 
 
 def cooccurrences(text, words, window, folder, *, num_buffered=1 << 22):
-    """Return how often words meet: (focal, context, count), memory-mapped, sorted by focal and context word.
+    """Return the co-occurrences of words: (focal, context, count), memory-mapped, sorted by focal and context word.
 
-    A pair counts 1 / distance, summed over the text, in both directions. Words that are not kept take no place.
+    A pair counts 1 / distance, summed over the text, in both directions. Distances count words of the vocabulary only.
 
     Args:
         text: lines.
-        words: their numbers, 0 to V - 1.
+        words: the vocabulary's numbers, 0 to V - 1.
         window: the largest distance.
         folder: for files of sorted runs, and of the table.
-        num_buffered: pairs that are sorted at once, 16 bytes each and a few times as much while sorting.
+        num_buffered: number of pairs to sort at once, 16 bytes each and a few times as much while sorting.
     """
     numbers = (words[word] for word in split(text) if word in words)
     runs = []
@@ -70,7 +70,7 @@ def sorted_runs(numbers: Iterator[int], num_words: int, window: int, size: int) 
 
 
 def pairs_within(text: np.ndarray, begin: int, num_words: int, window: int) -> np.ndarray:
-    """Return the pairs of which the later word stands at `begin` or after it, in both directions."""
+    """Return the pairs whose later word is at or after `begin`, in both directions."""
     found = []
     for distance in range(1, window + 1):
         later = text[max(begin, distance) :]
@@ -83,7 +83,7 @@ def pairs_within(text: np.ndarray, begin: int, num_words: int, window: int) -> n
 
 
 def add_up(pairs: np.ndarray) -> np.ndarray:
-    """Return the pairs sorted by key, equal keys as one with the sum of their counts."""
+    """Return the pairs sorted by key; pairs with equal keys are merged, and their counts summed."""
     pairs = pairs[np.argsort(pairs["key"], kind="stable")]
     first = np.flatnonzero(np.diff(pairs["key"], prepend=-1))
     merged = pairs[first]
@@ -92,7 +92,7 @@ def add_up(pairs: np.ndarray) -> np.ndarray:
 
 
 def merge(runs: list[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Yield sorted runs as a single one, in pieces, looking at `size` pairs of each run at a time."""
+    """Yield the merged sorted runs in pieces, reading `size` pairs of each run at a time."""
     runs = [run for run in runs if len(run)]
     while runs:
         heads = [run[:size] for run in runs]
@@ -103,7 +103,7 @@ def merge(runs: list[np.ndarray], size: int) -> Iterator[np.ndarray]:
 
 
 def window_shuffled(num: int, window: int, seed: int) -> np.ndarray:
-    """Return the order that a shuffle buffer of so many rows gives, as `tf.data.Dataset.shuffle` does."""
+    """Return the order of rows from a shuffle buffer of `window` rows, as in `tf.data.Dataset.shuffle`."""
     rng = np.random.default_rng(seed)
     window = min(window, num)
     held, order = list(range(window)), []

@@ -1,4 +1,4 @@
-"""What became of the words: their vectors, files of them, and pictures, for glove.py."""
+"""The words' vectors, their files, and pictures, for glove.py."""
 
 import keras
 import matplotlib
@@ -12,12 +12,12 @@ PARTS = ("target", "other", "target_bias", "other_bias")
 
 
 def vectors_of(model):
-    """Return (words, dim): the sum of a word's two vectors, as GloVe gives them."""
+    """Return (words, dim): the sum of each word's two vectors, as in GloVe."""
     return sum(model.get_layer(name).get_weights()[0] for name in ("target", "other"))
 
 
 def loss_of(model, data, size=1 << 16):
-    """Return the mean loss over all pairs, some at a time, with numpy alone: one measure for all runs."""
+    """Return the mean loss over all pairs, in pieces, with numpy: the same measure for all runs."""
     (focal, context), count = data
     weights = {name: model.get_layer(name).get_weights()[0] for name in PARTS}
     total = 0.0
@@ -30,12 +30,12 @@ def loss_of(model, data, size=1 << 16):
 
 
 def content(words):
-    """Return the words that are no stop words, the most frequent first."""
+    """Return the words without stop words, the most frequent first."""
     return [word for word in words if word not in ENGLISH_STOP_WORDS]
 
 
 def nearest(word, names, vectors, num=6):
-    """Return the words whose vectors point the same way, by cosine."""
+    """Return the words with the nearest vectors by cosine."""
     vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     order = np.argsort(-(vectors @ vectors[names.index(word)]))
     return [names[i] for i in order if names[i] != word][:num]

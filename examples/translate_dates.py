@@ -1,17 +1,17 @@
-"""I train a Transformer on padded batches, bucketed by length: every update has another number of rows and of tokens.
-By what do I divide the loss, also where a batch is cut over replicas or into accumulated parts?
+"""I train a Transformer on padded batches, bucketed by length: the numbers of rows and of tokens vary between updates.
+Which divisor does the loss need, also if a batch is split over replicas or into microbatches?
 
-By the number of real tokens in the whole update, wherever they are. A mean of the parts' means lets a token count for
-more where its part holds few. An objective that returns `Mean(loss, weights)` never divides: the update sums both over
-all of its parts, and divides once.
+The number of real tokens in the full update. In a mean of the microbatches' means, a token of a microbatch with few
+tokens counts too much. An objective that returns `Mean(loss, weights)` never divides: the update sums both over
+all microbatches, and divides once.
 
-The task: days, months and spans of days as people write them in 48 languages ("Dienstag, 3. März 2026", from Babel's
+The task: days, months and spans of days, written in 48 languages ("Dienstag, 3. März 2026", from Babel's
 locale data) become ISO 8601 ("2026-03-03"), character by character. Nothing is downloaded.
 
-1. Training in buckets, and on rows padded to the longest: over the real tokens seen they learn about as fast (batches
-   of like length are somewhat noisier), since an update divides by those. Padding is worth nothing and costs time.
+1. Training in buckets, and on rows padded to the longest: per real token they learn about as fast (batches
+   of similar length are somewhat noisier), since an update divides by real tokens. Padding only costs time.
 2. Greedy decoding of dates that never occur in training.
-3. One batch in parts: its gradient divided once, and as the mean of the parts' means.
+3. One batch in microbatches: its gradient divided once, and as the mean of the microbatches' means.
 
     KERAS_BACKEND=jax python examples/translate_dates.py [--quick] [--replicas N] [--out FOLDER]
 
@@ -42,7 +42,7 @@ WIDTH, NUM_PARTS, SEED = 64, 4, 7
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is. An update has so many `tokens`, padding included, in one of the `shapes`."""
+    """The size of a run. An update has at most `tokens` tokens, padding included, in one of the `shapes`."""
 
     languages: list[str]
     num_rows: int
@@ -59,7 +59,7 @@ QUICK = Size(LANGUAGES[:2], 2500, 50, 1, SHAPES[1::2], tokens=1024, num_warmup=2
 
 
 def main(argv=None):
-    """Train twice, translate, compare gradients, draw the curves; return what was measured, by name."""
+    """Train twice, translate, compare gradients, draw the curves; return the measurements by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two languages, a smaller model, fewer updates")
     parser.add_argument("--replicas", type=int, default=1, help="devices that share the rows of every batch")
@@ -99,7 +99,7 @@ class Translation(ws.Objective):
     """Predict every next character. Weights: 1 for a character, 0 for padding."""
 
     def __call__(self, model, batch, training):
-        """Return the loss of every character, and two metrics: over characters, and over whole sequences."""
+        """Return the loss of every character, and two metrics: over characters, and over sequences."""
         given, wanted = batch["target"][:, :-1], batch["target"][:, 1:]
         logits = model([batch["source"], given], training=training)
         is_padding = wanted == PADDING
@@ -115,7 +115,7 @@ class Translation(ws.Objective):
 
 
 def train(name, rows, size, num_tokens, replicas=1):
-    """Return a model that was trained on these rows, and its Curve."""
+    """Train a model on these rows; return the model and its Curve."""
     random.seed(SEED)  # from which Keras draws the seeds of weights
     with devices.scope(replicas):
         model = transformer(num_tokens, WIDTH, size.num_layers)
@@ -138,13 +138,13 @@ def train(name, rows, size, num_tokens, replicas=1):
 
 
 def count(batch):
-    """Return the characters to predict, the real tokens of both sequences, and all that is computed."""
+    """Return the numbers of characters to predict, of real tokens in both sequences, and of all computed tokens."""
     sizes = [(np.count_nonzero(tokens), tokens.size) for tokens in batch.values()]
     return (np.count_nonzero(batch["target"][:, 1:]), *np.sum(sizes, axis=0))
 
 
 def report(pairs, translations):
-    """Print some translations; return the share that is right to the last character."""
+    """Print some translations; return the share of completely right translations."""
     for (text, iso), ours in list(zip(pairs, translations, strict=True))[:10]:
         print(f"  {text:>36}  {ours:22} {'' if ours == iso else f'wrong: {iso}'}")
     exact = float(np.mean([ours == iso for ours, (_, iso) in zip(translations, pairs, strict=True)]))
@@ -152,11 +152,11 @@ def report(pairs, translations):
     return exact
 
 
-# ---- what the normalisation is worth ----
+# ---- the effect of the normalisation ----
 
 
 def normalisation(model, rows):
-    """Return how far the gradient of a batch in parts is from that of the whole, normalised in two ways."""
+    """Return the errors of the gradient of a batch in microbatches, normalised in two ways."""
     (batch,) = ws.Batches(rows, tokens=10**6, length=lengths, boundaries=[LONGEST])
     num = len(rows) // NUM_PARTS
     parts = [{name: tokens[i : i + num] for name, tokens in batch.items()} for i in range(0, len(rows), num)]
@@ -175,7 +175,7 @@ def normalisation(model, rows):
 
 
 def gradients(model, batches, microbatch_size):
-    """Return the gradient of each batch as one vector: what an update of plain SGD takes off the parameters."""
+    """Return the gradient of each batch as one vector: the change of the parameters by an update of plain SGD."""
     rate = 1024.0  # large, for the parameters' own digits not to drown the last ones of what is taken off
     trainer = ws.Trainer(model, Translation(), optimizer=keras.optimizers.SGD(rate), microbatch_size=microbatch_size)
     start, found = model.get_weights(), []

@@ -1,4 +1,4 @@
-"""Dates as people write them in 48 languages, and rows of tokens made from them: for translate_dates.py."""
+"""Dates in 48 languages, and their rows of tokens: for translate_dates.py."""
 
 from datetime import date, timedelta
 from itertools import takewhile
@@ -31,7 +31,7 @@ def split_days(rng):
 
 
 def write_dates(num, days, languages, rng):
-    """Return `num` pairs (as people write it, ISO 8601): a day, the month that begins with it, or a span of two."""
+    """Return `num` pairs (in a language, in ISO 8601): a day, the month that begins with it, or a span of two days."""
     locales, known, pairs = [Locale.parse(language) for language in languages], set(days), []
     while len(pairs) < num:
         locale, kind, day = rng.choice(locales), rng.choice(KINDS), rng.choice(days)
@@ -60,7 +60,7 @@ class Characters:
         return [self.tokens.get(character, UNKNOWN) for character in text]
 
     def decode(self, tokens):
-        """Return the text that stands before the first END."""
+        """Return the text before the first END."""
         text = takewhile(lambda token: token != END, tokens)
         return "".join(self.known[token - UNKNOWN - 1] if token > UNKNOWN else "?" for token in text)
 

@@ -13,7 +13,7 @@ NUM_HEADS, SMOOTHING = 4, 0.1
 def transformer(num_tokens, width, num_layers):
     """Return the model [source: (rows, S), target: (rows, T)] -> logits (rows, T, tokens), for any S and T.
 
-    The logits at place t follow from the whole source, and from the target up to t.
+    The logits at index t depend on the full source, and on the target up to t.
     """
     source, target = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
     table = Embedding(num_tokens, width)
@@ -32,23 +32,23 @@ def transformer(num_tokens, width, num_layers):
 
 
 def look(x, memory=None, **masks):
-    """Let every place look at those of `memory`, or at its own sequence."""
+    """Attend to `memory`, or to the sequence itself."""
     query = layers.LayerNormalization()(x)
     attention = layers.MultiHeadAttention(NUM_HEADS, x.shape[-1] // NUM_HEADS)
     return x + attention(query, query if memory is None else memory, **masks)
 
 
 def think(x):
-    """Let every place make something of what it has seen."""
+    """Apply the feed-forward block to every token."""
     hidden = layers.Dense(4 * x.shape[-1], activation="relu")(layers.LayerNormalization()(x))
     return x + layers.Dense(x.shape[-1])(hidden)
 
 
 class Embedding(layers.ReversibleEmbedding):
-    """One table for the characters read, those written and, in reverse, the logits; with sines that tell the place.
+    """One table for input characters, output characters and, in reverse, logits; with sines that encode the index.
 
-    As in https://arxiv.org/abs/1706.03762 (3.4 and 3.5), but for short texts, where the order of digits is what counts:
-    wavelengths up to 100 * 2 pi, not 10 000 * 2 pi, and characters that weigh less than their places.
+    As in https://arxiv.org/abs/1706.03762 (3.4 and 3.5), but for short texts, where the order of digits matters:
+    wavelengths up to 100 * 2 pi, not 10 000 * 2 pi, and character vectors that are smaller than the sines.
     """
 
     def __init__(self, num_tokens, width):
@@ -65,9 +65,9 @@ class Embedding(layers.ReversibleEmbedding):
 
 
 def smoothed_cross_entropy(wanted, logits):
-    """Return the cross-entropy with 0.9 on the wanted token and 0.1 spread over the others, less its lowest value.
+    """Return the cross-entropy with 0.9 on the wanted token and 0.1 spread over the others, minus its lowest value.
 
-    The lowest value is the entropy of what is aimed at. So 0 is perfect, and a curve shows what is left to learn.
+    The lowest value is the entropy of the smoothed target. So 0 is perfect, and a curve shows the remaining error.
 
     Args:
         wanted: tokens (rows, length).
@@ -82,9 +82,9 @@ def smoothed_cross_entropy(wanted, logits):
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """Rises for `num_warmup` updates in a straight line, then falls with the inverse square root of their number.
+    """A linear warm-up for `num_warmup` updates, then a decay with the inverse square root of the number of updates.
 
-    Counted in updates, into however many parts they are cut (https://arxiv.org/abs/1706.03762, 5.3).
+    It counts updates, not microbatches (https://arxiv.org/abs/1706.03762, 5.3).
     """
 
     def __init__(self, width, num_warmup):
@@ -92,13 +92,13 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         self.num_warmup = num_warmup
 
     def __call__(self, step):
-        """Return the rate of the update that comes after `step` others."""
+        """Return the learning rate of the update after `step` updates."""
         number = ops.cast(step, "float32") + 1
         return self.width**-0.5 * ops.minimum(number**-0.5, number * self.num_warmup**-1.5)
 
 
 def translate(model, characters, rows):
-    """Return the texts that the model writes for these rows, the likeliest character at every place."""
+    """Return the model's translations of these rows, by greedy decoding."""
     (batch,) = ws.Batches(rows, tokens=10**6, length=lengths, boundaries=[LONGEST], shuffle=False)
     written = np.zeros_like(batch["target"])
     written[:, 0] = BEGIN

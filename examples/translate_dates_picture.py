@@ -1,4 +1,4 @@
-"""What translate_dates.py draws: two curves beside the tokens that they cost, and what a division is worth."""
+"""The picture of translate_dates.py: two curves over their tokens, and the errors of two normalisations."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 
 
 class Curve(NamedTuple):
-    """The loss of every update and its weight; and all tokens up to then, the real ones and those computed."""
+    """The loss of every update and its weight; and the cumulative numbers of real and of computed tokens."""
 
     losses: np.ndarray
     weights: np.ndarray
