@@ -143,6 +143,25 @@ def test_a_look_at_data_builds_no_optimizer_and_the_next_update_does(objective):
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.parametrize("how", ["fit", "trainer", "build"])
+def test_an_optimizer_that_others_build_after_an_evaluation_is_part_of_the_run(how):
+    made, expected = model(), model()
+    trainer = ws.Trainer(made)
+    trainer.evaluate(X, Y, verbose=0)
+    builds = {
+        "fit": lambda made: made.fit(X, Y, verbose=0, shuffle=False),
+        "trainer": lambda made: ws.Trainer(made).fit(X, Y, verbose=0),
+        "build": lambda made: made.optimizer.build(made.trainable_variables),
+    }
+    for one in (made, expected):
+        builds[how](one)
+    trainer.fit(X, Y, verbose=0)
+    ws.Trainer(expected).fit(X, Y, verbose=0)
+    for a, b in zip(values(made), values(expected), strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert len(trainer.run.snapshot().facts["paths"]["slots"]) == len(made.optimizer.variables)
+
+
 class Adding(keras.Model):
     def __init__(self):
         super().__init__()

@@ -122,7 +122,7 @@ class Executor:
     # ---- before an update ----
 
     def learn_slots(self) -> None:
-        """Let the variables that the optimizer was built with belong to the state."""
+        """Take the optimizer's variables into the state, also if other code has built the optimizer."""
         if self.optimizer is not None and not self.steps.trains:
             self.variables.slots[:] = self.optimizer.variables
 
