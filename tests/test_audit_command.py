@@ -13,6 +13,7 @@ from audit_scripts import script
 from scripts import lean
 from shares import halves, later, share
 
+import wholestep as ws
 from wholestep import cli
 from wholestep.audit.chain import joined
 from wholestep.audit.log import Applied, Called, Log, own_fault
@@ -21,6 +22,7 @@ from wholestep.audit.steps import away, between
 from wholestep.audit.supposing import losses
 from wholestep.audit.windows import Piece, Rows, Update
 from wholestep.engines import listener
+from wholestep.errors import SpecificationError
 
 ENGINE = keras.backend.backend()
 
@@ -580,3 +582,30 @@ def test_an_error_inside_of_this_library_is_no_fault_of_the_script():
         divmod(1, 0)
     assert "windows.py" in own_fault(ours.value)
     assert own_fault(theirs.value) == ""
+
+
+TAPED = "Received: a tf.GradientTape for a model on the jax engine, of which it sees nothing. Try: KERAS_BACKEND="
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="a tape sees what runs on TensorFlow")
+@pytest.mark.parametrize("name", ["glove_loop", "accumulation_in_fit", "sgd_by_hand"])
+def test_a_tape_around_a_model_of_another_engine_is_said(name, audit):
+    code, out, _ = audit((POSTED / f"{name}.py").read_text())
+    assert (code, TAPED in out.split("see enough:\n")[1].splitlines()[0]) == (2, True), out
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="a tape sees what runs on TensorFlow")
+def test_a_tape_around_an_audited_model_of_another_engine_is_an_error():
+    import tensorflow as tf
+
+    x, model = np.ones((8, 3), "float32"), keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    def train():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        tape.gradient(loss, model.trainable_variables)
+
+    with pytest.raises(SpecificationError, match="KERAS_BACKEND=tensorflow"), ws.audit(model, (x, x[:, :1]), "mse"):
+        train()
+    with pytest.raises(ZeroDivisionError), ws.audit(model, (x, x[:, :1]), "mse"):
+        divmod(len(model(x)), 0)

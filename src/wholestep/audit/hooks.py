@@ -14,6 +14,7 @@ from wholestep import tree
 from wholestep.audit.compiled import OUTDATED, compiled_in, is_outdated_in
 from wholestep.audit.keeping import places
 from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of, is_in_fit, is_in_trainer, line_of_user
+from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines.listener import Listener
 from wholestep.model.objective import uncast
 
@@ -89,6 +90,8 @@ class Hooks:
         def met(layer: Any, *arguments: Any, **others: Any) -> Any:
             if isinstance(layer, keras.Model) and id(layer) not in self._hooked and self._is_twin(layer):
                 self._hook(layer)
+            if layer is self.model and not self.log.called:
+                self.log.elsewhere = self.log.elsewhere or tape_elsewhere(self.model)
             return method(layer, *arguments, **others)
 
         setattr(owner, name, self.listener.unhooked(met))

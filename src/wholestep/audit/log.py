@@ -194,6 +194,7 @@ class Log:
         has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
+        elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
         num_late: forward passes that ran between the end of the log and that of the script, which a compiled step runs
             ahead of.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
@@ -209,6 +210,7 @@ class Log:
     has_evaluated: bool = False
     has_fitted: bool = False
     has_others: bool = False
+    elsewhere: str = ""
     is_open: bool = True
     num_late: int = 0
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)

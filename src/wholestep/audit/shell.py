@@ -76,6 +76,8 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
     from wholestep.audit.conclusion import conclude
     from wholestep.audit.searching import UnknownError
 
+    if ran.scout.elsewhere and not any(each.log.applied for each in ran.scout.watched.values()):
+        return _say_unseen(own, [ran.scout.elsewhere, ran.how])
     try:
         reports = conclude(ran)
     except UnknownError as unknown:

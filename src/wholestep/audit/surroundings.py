@@ -1,5 +1,6 @@
 """What a script holds while it trains: the values of its functions' names, and those of its modules."""
 
+import inspect
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -10,8 +11,11 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from wholestep.errors import message
+
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = (_PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], str(Path(__file__).parent.parent))
+_NO_CODE = (lambda: None).__code__
 _NUM_INSIDE = 64  # so many values of a container or an object are looked at, two levels deep
 
 
@@ -85,6 +89,29 @@ def names_of_user() -> dict[str, Any]:
     while frame is not None and not (_is_of_user(frame) or "__autograph_generated" in frame.f_code.co_filename):
         frame = frame.f_back
     return {} if frame is None else {**frame.f_globals, **frame.f_locals}
+
+
+def tape_elsewhere(model: keras.Model) -> str:
+    """Return in words that a `tf.GradientTape` is around a model of another engine, or in its step; "" if none is."""
+    engine = keras.backend.backend()
+    if engine == "tensorflow" or "tensorflow" not in sys.modules:
+        return ""
+    frame: FrameType | None = sys._getframe(1)
+    has_one = "GradientTape" in getattr(inspect.unwrap(type(model).train_step), "__code__", _NO_CODE).co_names
+    while frame is not None and not has_one:
+        is_library = frame.f_code.co_filename.startswith(_LIBRARIES)
+        has_one = not is_library and any(map(_is_tape, list(frame.f_locals.values())))
+        frame = frame.f_back
+    if not has_one:
+        return ""
+    must = "The loop must take its gradients by the engine of its model."
+    received = f"a tf.GradientTape for a model on the {engine} engine, of which it sees nothing"
+    attempt = f"KERAS_BACKEND=tensorflow, set before Keras is imported, or a loop written for {engine}."
+    return message(must, received, attempt)
+
+
+def _is_tape(value: Any) -> bool:
+    return type(value).__name__ == "GradientTape" and type(value).__module__.startswith("tensorflow.")
 
 
 def _is_of_user(frame: FrameType) -> bool:

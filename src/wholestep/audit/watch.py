@@ -151,11 +151,13 @@ def watched(
     except Enough:  # the command's word, which goes on to it
         report.close(made)
         raise
-    except BaseException:
+    except BaseException as error:
         if command is not None and command.has_stopped:  # its word, as an engine's program has passed it on
             report.close(made)
         else:
             report.fail()
+        if log.elsewhere and isinstance(error, Exception):
+            raise SpecificationError(log.elsewhere) from error
         raise
     made.ended = Ended.of(model)
     report.close(made)
