@@ -19,6 +19,7 @@ from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.meaning import LossObjective
 from wholestep.audit.modes import Modes, evaluations, second_passes, state
+from wholestep.audit.on_replicas import on_replicas
 from wholestep.audit.order import classes, order
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
@@ -214,6 +215,7 @@ class Case:
             verdict.unseen.append(told)
         elif like:
             causes, notes, verdict.evidence = gradients(meant, like)
+            causes = on_replicas(causes, verdict.evidence)
             verdict.has_loss = bool(verdict.evidence or causes)
             if self.supposed:
                 causes, more = apart(causes, self.supposed, verdict.evidence)

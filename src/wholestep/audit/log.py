@@ -5,6 +5,7 @@ import re
 import sys
 import sysconfig
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -224,8 +225,9 @@ class Log:
 
     @property
     def num_updates(self) -> int:
-        """How many updates were told: one for all replicas, and for all calls of which the optimizer makes one."""
-        return sum(not each.replica and not (each.num_calls + 1) % each.accumulates for each in self.applied)
+        """How many updates were told by all replicas: one for all calls of which the optimizer makes one."""
+        counts = Counter(each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates)
+        return min(counts.values(), default=0)
 
     def begin(self, params: list[np.ndarray]) -> None:
         """Keep the model's weights of the beginning; as long as they have not moved, they are not kept again."""

@@ -73,18 +73,19 @@ def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | No
     if called is None or line is None or (module := _parsed(called.file)) is None:
         return None
     home = _innermost(module, line.number)
-    for node in _own(home):
-        if isinstance(node, ast.Call) and node.lineno <= line.number <= (node.end_lineno or 0):
-            function = _looked_up(node.func, names)
-            function = getattr(function, "python_function", function)
-            code = getattr(function, "__code__", None)
-            if code is None or not is_of_user(code.co_filename):
-                continue
-            given: dict[int | str, Any] = {**dict(enumerate(node.args)), **{str(k.arg): k.value for k in node.keywords}}
-            outputs = [place for place, value in given.items() if _is_of_line(home, value, called.number)]
-            others = {place: _looked_up(value, names) for place, value in given.items() if place not in outputs}
-            if len(outputs) == 1 and all(value is not _UNKNOWN for value in others.values()):
-                return LossCall(function, others, outputs[0])
+    calls = [n for n in _own(home) if isinstance(n, ast.Call) and n.lineno <= line.number <= (n.end_lineno or 0)]
+    earlier = [n for n in _own(home) if isinstance(n, ast.Call) and called.number <= n.lineno < line.number]
+    for node in [*calls, *reversed(earlier)]:  # a loss may be scaled by a line of its own
+        function = _looked_up(node.func, names)
+        function = getattr(function, "python_function", function)
+        code = getattr(function, "__code__", None)
+        if code is None or not is_of_user(code.co_filename):
+            continue
+        given: dict[int | str, Any] = {**dict(enumerate(node.args)), **{str(k.arg): k.value for k in node.keywords}}
+        outputs = [place for place, value in given.items() if _is_of_line(home, value, called.number)]
+        others = {place: _looked_up(value, names) for place, value in given.items() if place not in outputs}
+        if len(outputs) == 1 and all(value is not _UNKNOWN for value in others.values()):
+            return LossCall(function, others, outputs[0])
     return None
 
 

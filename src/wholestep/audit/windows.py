@@ -15,7 +15,10 @@ PAD = -1
 
 
 class Rows:
-    """Finds rows of the data by the bytes of the model's inputs, whatever their dtype has become."""
+    """Finds rows of the data by the bytes of the model's inputs, whatever their dtype has become.
+
+    A batch may be narrower than the data, as one that is padded to its own longest row: zeros are left out then.
+    """
 
     def __init__(self, inputs: Tree):
         self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
@@ -28,7 +31,7 @@ class Rows:
         if len(inputs) != len(self.leaves) or not inputs[0].ndim:
             return np.array([], int)
         found = []
-        table = self._table(tuple(leaf.dtype for leaf in inputs))
+        table = self._table(tuple((leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
         for row in range(len(inputs[0])):
             equal = table.get(b"".join(leaf[row].tobytes() for leaf in inputs), [])
             found.append(min(equal, key=self._uses.__getitem__) if equal else PAD)
@@ -57,14 +60,17 @@ class Rows:
             for leaf in tree.leaves(others)
         )
 
-    def _table(self, dtypes: tuple) -> dict[bytes, list[int]]:
-        if dtypes not in self._tables:
-            cast = [leaf.astype(dtype) for leaf, dtype in zip(self.leaves, dtypes, strict=True)]
+    def _table(self, kinds: tuple) -> dict[bytes, list[int]]:
+        if kinds not in self._tables:
+            pairs = [*zip(self.leaves, kinds, strict=True)]
+            narrow = [(leaf[:, : w[0]], leaf[:, w[0] :]) if w else (leaf, leaf[:0]) for leaf, (_, w) in pairs]
+            cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
             table: dict[bytes, list[int]] = {}
             for row in range(self.num):
-                table.setdefault(b"".join(leaf[row].tobytes() for leaf in cast), []).append(row)
-            self._tables[dtypes] = table
-        return self._tables[dtypes]
+                if not any(np.any(rest[row : row + 1]) for _, rest in narrow):
+                    table.setdefault(b"".join(leaf[row].tobytes() for leaf in cast), []).append(row)
+            self._tables[kinds] = table
+        return self._tables[kinds]
 
 
 @dataclass(frozen=True)
