@@ -654,3 +654,30 @@ def test_rows_of_a_batch_that_is_as_wide_as_its_own_longest_row_are_found():
     assert rows.find([np.array([[4, 0], [1, 2]])]).tolist() == [2, 0]
     assert rows.find([np.array([[1, 2, 3], [1, 2, 0]])]).tolist() == [1, 0]
     assert rows.find([np.array([[1], [4]])]).tolist() == [-1, 2]
+
+
+BY_TRAINER = """
+import wholestep as ws
+
+x, model = rng.normal(size=(24, 5)).astype("float32"), network()
+model.compile("adam", "mse")
+{with_audit}ws.Trainer(model).fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0)
+"""
+
+
+@pytest.mark.parametrize("with_audit", ["", "with ws.audit(model, (x, x.sum(1))) as report: "])
+def test_updates_by_the_trainer_of_this_library_need_no_audit(with_audit, audit):
+    text = script("by hand").split("import tensorflow" if ENGINE == "tensorflow" else "import jax")[0]
+    code, out, err = audit(text + BY_TRAINER.format(with_audit=with_audit))
+    assert (code, out.count("\n")) == (0, 1), out + err
+    assert out.startswith("Updates by `wholestep.Trainer` need no audit")
+    code, out, _ = audit(text + BY_TRAINER.format(with_audit=with_audit), "--json")
+    assert (code, "need no audit" in json.loads(out)["notes"][0]) == (0, True)
+
+
+def test_a_report_on_updates_by_the_trainer_of_this_library_says_so_first():
+    x, model = np.ones((8, 3), "float32"), keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, x[:, :1])) as report:
+        ws.Trainer(model).fit(x, x[:, :1], verbose=0)
+    assert str(report).startswith("Updates by `wholestep.Trainer` need no audit")

@@ -13,7 +13,17 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.compiled import OUTDATED, compiled_in, is_outdated_in
 from wholestep.audit.keeping import places
-from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of, is_in_fit, is_in_trainer, line_of_user
+from wholestep.audit.log import (
+    OWN_TRAINER,
+    Applied,
+    Called,
+    Log,
+    Scaled,
+    clips_of,
+    is_in_fit,
+    is_in_trainer,
+    line_of_user,
+)
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines.listener import Listener
 from wholestep.model.objective import uncast
@@ -199,7 +209,7 @@ class Hooks:
             return [self.listener.value(v) for v in variables]
 
     def _is_told(self, values: list) -> bool:
-        reason = "what wholestep's own trainer does" if is_in_trainer() else self.listener.blind(values)
+        reason = OWN_TRAINER if is_in_trainer() else self.listener.blind(values)
         if reason:
             self.log.unseen[reason] = None
         return not reason

@@ -21,6 +21,10 @@ from wholestep.engines.listener import running
 from wholestep.errors import WholestepError
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
+OWN_TRAINER = (
+    "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
+    "`trainer.explain()` shows how they run"
+)
 _PACKAGE = Path(__file__).parent.parent
 _KERAS = str(Path(keras.__file__).parent)
 _COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from wholestep.audit.found import Found
 from wholestep.audit.judge import Verdict
+from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.proof import HIDDEN, Proof
 
 WITH_FAULT = "reference with this fault"
@@ -16,6 +17,8 @@ def first(verdict: Verdict) -> str:
         cause = verdict.causes[0]
         name = cause.name if cause.is_known else f"not known, but in the stage: {cause.stage}"
         return f"{name[0].upper()}{name[1:]}. {cause.explanation}"
+    if not verdict.has_seen and OWN_TRAINER in verdict.unseen:
+        return f"{OWN_TRAINER}."
     if not verdict.has_seen:
         return "Nothing can be said: no update on rows of the data was seen."
     return "No cause found." if verdict.has_loss else "No cause found; but the gradients could not be judged."
