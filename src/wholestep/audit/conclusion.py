@@ -9,7 +9,7 @@ from wholestep import tree
 from wholestep.audit.asides import counting_on, padded, still, teachers
 from wholestep.audit.found import UNKNOWN
 from wholestep.audit.inquiry import inquire
-from wholestep.audit.judge import CARRIED, Case, Verdict
+from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import own_fault
 from wholestep.audit.report import Report
 from wholestep.audit.script import Ran
@@ -44,8 +44,14 @@ def conclude(ran: Ran) -> list[Report]:
     report.taken += meaning.told
     report.unseen.extend(meaning.unseen)
     if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):
-        report.notes.extend(padded(made))
-    report.notes.extend([*still(scout, watched), *teachers(scout, own), *counting_on(scout, watched, verdict.seen)])
+        verdict.add(verdict.look("padding", lambda: ([], padded(made))))
+    beside = {
+        "other models": lambda: still(scout, watched),
+        "models that nothing moves": lambda: teachers(scout, own),
+        "the metrics": lambda: counting_on(scout, watched, verdict.seen),
+    }
+    for what, notes in beside.items():
+        verdict.add(verdict.look(what, lambda notes=notes: ([], notes())))  # type: ignore[misc]
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return [report]
@@ -62,8 +68,7 @@ def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]
     if all(map(is_along, verdict.evidence)):
         verdict.notes.append(f"The gradient is that of {name}, but: {unknown[0].explanation} Is that meant?")
         return told
-    verdict.has_loss = False
-    verdict.causes = [c for c in verdict.causes if c.name != CARRIED]  # nor is it known of what an update is
+    verdict.has_loss, verdict.unjudged = False, f"the gradient is not that of {name} alone"
     more = f"if nothing else is meant to be in the loss, something is wrong: {unknown[0].explanation}"
     return [f"the gradient: it is not that of {name} alone; {more}", *told]
 

@@ -28,6 +28,10 @@ FINE = Tolerance(FITS, DIFFERS)
 COARSE = Tolerance(4e-2, 4e-2)  # of float16 and bfloat16: two orders of the same sum differ by a percent
 
 
+class Likely(str):
+    """A note that is very likely the fault: a report without a cause begins with it."""
+
+
 @dataclass(frozen=True)
 class Found:
     """One thing that is wrong with a loop.

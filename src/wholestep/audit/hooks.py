@@ -25,6 +25,7 @@ from wholestep.audit.log import (
     line_of_user,
 )
 from wholestep.audit.surroundings import tape_elsewhere
+from wholestep.audit.trainable import flags
 from wholestep.engines.listener import Listener
 from wholestep.model.objective import uncast
 
@@ -198,6 +199,8 @@ class Hooks:
                 params = self._values(self.model.trainable_variables)
             groups = (inputs, tree.leaves(outputs), params, buffers)
             if self._is_told([leaf for group in groups for leaf in group]):
+                if len(params) not in self.log.flags:
+                    self.log.flags[len(params)] = flags(self.model)
                 self._tell_call(groups, listener.is_differentiated([*params, *inputs]))
             return outputs
 

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from wholestep.audit.keeping import once
+from wholestep.audit.trainable import Flags
 from wholestep.engines.listener import running
 from wholestep.errors import WholestepError
 
@@ -200,6 +201,7 @@ class Log:
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
+        flags: by how many parameters a forward pass had, which layers were set to be trained.
         num_late: forward passes that ran between the end of the log and that of the script, which a compiled step runs
             ahead of.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
@@ -218,6 +220,7 @@ class Log:
     elsewhere: str = ""
     is_open: bool = True
     num_late: int = 0
+    flags: dict[int, Flags] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import Found, found
+from wholestep.audit.found import Found, Likely, found
 from wholestep.audit.log import Log
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, doubled, passes
 from wholestep.tree import Tree
@@ -13,6 +13,7 @@ from wholestep.tree import Tree
 NUM_DRAWS, CHANCE = 20, 0.1  # rows in so many orders have such batches less often than that
 MOSTLY = 0.7  # of the neighbours, where the others are those of two passes
 FEW, LEAST = 3, 4  # labels that make batches of fewer ones strange, and half the rows that such a batch has
+FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
     "each pass, give it a dataset that is shuffled."
@@ -29,6 +30,8 @@ def order(
         is_found: whether nobody said that the loop is to train on all these rows.
     """
     pieces = [piece for piece in windows.pieces if piece.is_known]
+    if told := _alike(windows):
+        return [], [told]
     if not pieces or any(rows.twins(piece.rows) for piece in pieces):
         note = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
         return [], [note] if pieces else []
@@ -82,6 +85,16 @@ def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None
     detail = f"{few} of {len(pieces)} batches hold at most {FEW - 1} of {len(np.unique(labels))} labels."
     numbers = [update.number for update in windows.updates]
     return [found(BY_NAME["batches of few labels"], few / len(pieces), 0.0, pieces[0].called.line, numbers, detail)]
+
+
+def _alike(windows: Windows) -> str:
+    """Return in words that in all updates all replicas get the same rows; "" if they do not."""
+    num = [len({piece.called.replica for piece in u.pieces}) for u in windows.updates]
+    same = [len({piece.rows.tobytes() for piece in u.pieces}) == 1 < len(u.pieces) for u in windows.updates]
+    if not num or min(num) < 2 or not all(same) or len(windows.updates) < 2:
+        return ""
+    told = f"Each of the {max(num)} replicas gets the same rows, so an update is of one replica's rows, computed "
+    return Likely(f"{told}{max(num)} times: give each its own, `strategy.experimental_distribute_dataset(dataset)`.")
 
 
 def _carried(windows: Windows) -> list[Found]:
@@ -152,7 +165,7 @@ def _passes(
     if _is_drawn(lists[:-1], rows.num):
         return [], [BY_NAME["drawn with replacement"].explanation]
     if len(whole) < 2 or len({len(each) for each in whole}) > 1:
-        return [], ["Less than two whole passes over the data were seen: their order is not judged."]
+        return [], [FEW_PASSES]
     notes, causes = [], []
     numbers = [update.number for update in windows.updates]
     line = pieces[0].called.line

@@ -99,9 +99,9 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
         print(json.dumps(told[0] if len(told) == 1 else told, indent=1))
     else:
         print("\n\n".join(map(str, reports)))
-    if any(report.causes for report in reports):
+    if any(report.causes or report.has_likely for report in reports):
         return CAUSES
-    is_clean = all(report.has_seen and report.has_loss for report in reports) and not ran.how
+    is_clean = all(report.is_judged for report in reports) and not ran.how
     return CLEAN if is_clean else UNSEEN
 
 

@@ -143,9 +143,29 @@ def _own(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def _asked_of_tapes(function: Function) -> list[ast.expr]:
-    """Return what the gradients are taken of: the first arguments of `tape.gradient`."""
+    """Return what the gradients are taken of: the first arguments of `tape.gradient`.
+
+    One that is taken inside of another tape, as for a penalty of gradients, is a part of the loss.
+    """
     calls = [node for node in _own(function) if isinstance(node, ast.Call) and _is_gradient(node.func)]
-    return [node.args[0] for node in calls if node.args]
+    around = [node for node in _own(function) if isinstance(node, ast.With) and _tapes(node)]
+    inside = [
+        c for c in calls for w in around if w.lineno < c.lineno <= (w.end_lineno or 0) and _of(c) not in _tapes(w)
+    ]
+    outer = [call for call in calls if not any(call is each for each in inside)]
+    return [node.args[0] for node in outer or calls if node.args]
+
+
+def _tapes(block: ast.With) -> set[str]:
+    """Return the names of the tapes that a `with` opens."""
+    opened = [item for item in block.items if isinstance(item.context_expr, ast.Call)]
+    tapes = [i for i in opened if "GradientTape" in ast.dump(i.context_expr.func)]  # type: ignore[attr-defined]
+    return {i.optional_vars.id for i in tapes if isinstance(i.optional_vars, ast.Name)}
+
+
+def _of(call: ast.Call) -> str:
+    """Return the name of the tape whose gradient a call takes."""
+    return getattr(getattr(call.func, "value", None), "id", "")
 
 
 def _returned(function: Function, number: int) -> Iterator[ast.expr]:
