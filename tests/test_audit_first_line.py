@@ -180,3 +180,79 @@ def test_the_inner_tape_of_a_gradient_penalty_is_not_that_of_the_loss(tmp_path):
     (tmp_path / "loop.py").write_text(PENALTY)
     line = line_of_loss(Line(str(tmp_path / "loop.py"), 6))
     assert line.text == "loss = loss_fn(b, out) + tf.reduce_sum(slope**2)"
+
+
+USED_UP = (
+    "for epoch in range(2):\n    for rows in rng.permutation(24).reshape(3, 8):",
+    "{made}for epoch in range(3):\n{anew}    for rows in parts:",
+)
+MADE = "parts = (part for part in rng.permutation(24).reshape(3, 8))\n"
+
+
+@pytest.mark.parametrize(("made", "anew", "code"), [(MADE, "", 1), ("", f"    {MADE}", 0)])
+def test_a_generator_that_is_used_up_after_an_epoch_is_said(made, anew, code, audit):
+    old, new = USED_UP
+    got, out = audit(script("by hand", (old, new.format(made=made, anew=anew))))
+    assert (got, "The generator 'parts' is used up after the first epoch" in out) == (code, bool(code)), out
+
+
+def fitted(x, y, *, order, data=None, num=1):
+    """Return the report of a `fit` that takes the rows in this order in each of two epochs."""
+    model = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(num)])
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, y) if data is None else data) as report:
+        for _ in range(2):
+            model.fit(x[order], y[order], batch_size=8, shuffle=False, verbose=0)
+    return report
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_rows_that_are_sorted_by_few_classes_are_a_cause(num):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(48, 5)).astype("float32"), np.repeat(np.arange(num), 48 // num)
+    report = fitted(x, y, order=np.arange(48))
+    assert [cause.name for cause in report.causes] == ["batches of few labels"]
+    assert f"hold at most 1 of {num} labels" in report.causes[0].detail
+    mixed = draw.permutation(48)
+    assert fitted(x[mixed], y[mixed], order=np.arange(48)).causes == []
+
+
+def test_rows_that_are_changed_on_the_way_are_not_said_to_be_held_out():
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(32, 4, 4, 1)).astype("float32"), np.ones((32, 1), "float32")
+    flipped = np.where(np.arange(32)[:, None, None, None] % 3 == 0, x[:, :, ::-1], x)
+    (note,) = [note for note in fitted(flipped, y, order=draw.permutation(32), data=(x, y)).notes if "rows of" in note]
+    assert "they are rows whose numbers stand elsewhere (flipped, rolled, turned?)" in note
+    noisy = np.concatenate([x[:16], x[16:] + 1])
+    report = fitted(noisy, y, order=np.arange(32), data=(x, y))
+    assert report.causes == []
+    assert "are rows changed on the way to the model (augmented, normalised)?" in " ".join(report.notes)
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_several_losses_are_taken_as_compile_takes_them(is_dict, is_compiled):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(24, 5)).astype("float32"), [draw.normal(size=(24, 1)).astype("float32") for _ in range(2)]
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")])
+    meant = {"a": "mse", "b": "mae"} if is_dict else ["mse", "mae"]
+    if is_compiled:
+        model.compile("sgd", ["mae", "mae"])
+    with ws.audit(model, (x, y), loss=meant) as report:
+        model.compile("sgd", ["mse", "mae"])
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert report.first_line.startswith("Nothing found in 6 updates"), str(report)
+    with ws.audit(model, (x, y), loss=meant) as report:
+        model.compile("sgd", ["mae", "mse"])
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert [cause.stage for cause in report.causes] == ["gradient"]
+
+
+def test_losses_that_do_not_fit_the_outputs_are_refused():
+    x, model = np.ones((8, 3), "float32"), keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with (
+        pytest.raises(ws.errors.SpecificationError, match="one for each"),
+        ws.audit(model, (x, x[:, :1]), {"none": "mse"}),
+    ):
+        pass

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.asides import counting_on, padded, still, teachers
+from wholestep.audit.asides import counting_on, padded, still, teachers, used_up
 from wholestep.audit.found import UNKNOWN
 from wholestep.audit.inquiry import inquire
 from wholestep.audit.judge import Case, Verdict
@@ -46,6 +46,7 @@ def conclude(ran: Ran) -> list[Report]:
     if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):
         verdict.add(verdict.look("padding", lambda: ([], padded(made))))
     beside = {
+        "generators": lambda: used_up(scout, watched, verdict.seen),
         "other models": lambda: still(scout, watched),
         "models that nothing moves": lambda: teachers(scout, own),
         "the metrics": lambda: counting_on(scout, watched, verdict.seen),

@@ -13,6 +13,7 @@ from wholestep.tree import Tree
 NUM_DRAWS, CHANCE = 20, 0.1  # rows in so many orders have such batches less often than that
 MOSTLY = 0.7  # of the neighbours, where the others are those of two passes
 FEW, LEAST = 3, 4  # labels that make batches of fewer ones strange, and half the rows that such a batch has
+UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
 FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
@@ -44,8 +45,8 @@ def order(
             return [look], []
     causes, notes = _passes(windows, rows, pieces, log.has_evaluated, is_found)
     few, told = _few_labels(windows, pieces, labels), BY_NAME["same batches every pass"].explanation
-    if few and told in notes:
-        return [*causes, *few, *_carried(windows)], [note for note in notes if note != told]
+    if few and (told in notes or UNSHUFFLED in notes):
+        return [*causes, *few, *_carried(windows)], [note for note in notes if note not in (told, UNSHUFFLED)]
     if log.has_fitted and (same := [cause for cause in causes if cause.name == "same order every pass"]):
         notes.append(f"{same[0].explanation} {_OF_FIT}")
         causes = [cause for cause in causes if cause is not same[0]]
@@ -71,18 +72,20 @@ def classes(y: Tree) -> np.ndarray | None:
 
 def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None) -> list[Found]:
     """Find batches of one or two of the labels, where the data have many and rows by chance have more in a batch."""
-    if labels is None or not FEW < len(np.unique(labels)) <= len(labels) // LEAST:
+    num = 0 if labels is None else len(np.unique(labels))
+    if labels is None or not 1 < num <= len(labels) // LEAST:
         return []
     whole = [piece for piece in pieces if np.count_nonzero(piece.rows != PAD) >= 2 * LEAST]
+    most = FEW - 1 if num > FEW else 1
 
     def num_few(labels: np.ndarray) -> int:
-        return sum(len(np.unique(labels[piece.rows[piece.rows != PAD]])) <= FEW - 1 for piece in whole)
+        return sum(len(np.unique(labels[piece.rows[piece.rows != PAD]])) <= most for piece in whole)
 
     few, draw = num_few(labels), np.random.default_rng(0)
     by_chance = float(np.median([num_few(draw.permutation(labels)) for _ in range(NUM_DRAWS)]))
     if 2 * few <= len(pieces) or by_chance >= CHANCE * len(pieces):
         return []
-    detail = f"{few} of {len(pieces)} batches hold at most {FEW - 1} of {len(np.unique(labels))} labels."
+    detail = f"{few} of {len(pieces)} batches hold at most {most} of {num} labels."
     numbers = [update.number for update in windows.updates]
     return [found(BY_NAME["batches of few labels"], few / len(pieces), 0.0, pieces[0].called.line, numbers, detail)]
 
@@ -174,7 +177,10 @@ def _passes(
     if unused and are_same:
         are_last = unused == list(range(rows.num - len(unused), rows.num))
         detail = f"{len(unused)} of {rows.num} rows{', the last ones' if are_last else ''}: {_some(unused)}."
-        if has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
+        if windows.foreign:
+            told = f"Never used as they are: {detail} {windows.foreign} forward passes had inputs that are no rows of "
+            notes.append(f"{told}`data`: are rows changed on the way to the model (augmented, normalised)?")
+        elif has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
             notes.append(f"Held out, or forgotten? Never used are {detail}")
         else:
             causes.append(found(BY_NAME["rows never used"], len(unused) / rows.num, 0.0, line, numbers, detail))
@@ -185,7 +191,7 @@ def _passes(
         notes.append(f"A pass has {len(whole[0])} of the {rows.num} rows, each pass others.")
     if all(each == whole[0] for each in whole):
         if whole[0] == sorted(whole[0]):
-            notes.append("Every pass takes the rows in the order of the data: they are not shuffled.")
+            notes.append(UNSHUFFLED)
         elif len(whole[0]) > 3:
             detail = f"The passes begin with the rows {_some(whole[0])}."
             causes.append(found(BY_NAME["same order every pass"], 1.0, 0.0, line, numbers, detail))

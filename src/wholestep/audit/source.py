@@ -89,6 +89,21 @@ def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | No
     return None
 
 
+def is_gone_over_again(file: str, name: str) -> bool:
+    """Whether a file has a loop over this name inside of another loop, which does not give it another value."""
+    for outer in ast.walk(_parsed(file) or ast.Module([], [])):
+        if not isinstance(outer, ast.For | ast.While) or name in _set_in(outer):
+            continue
+        inner = [node for part in outer.body for node in ast.walk(part) if isinstance(node, ast.For)]
+        if any(isinstance(n, ast.Name) and n.id == name for loop in inner for n in ast.walk(loop.iter)):
+            return True
+    return False
+
+
+def _set_in(loop: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
 def _is_of_line(function: Function, value: ast.expr, number: int) -> bool:
     """Whether an argument is what the model returns that is called on this line, or the name that it was given."""
     if isinstance(value, ast.Name):

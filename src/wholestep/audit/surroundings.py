@@ -5,7 +5,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, GeneratorType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 import keras
@@ -68,6 +68,10 @@ class Surroundings:
             found.append(Named(named.home, named.name, array))
         return found
 
+    def named(self, kind: type) -> list[Named]:
+        """Return the values of a type, with their names."""
+        return [named for named in self._found.values() if isinstance(named.value, kind)]
+
     def of(self, kind: type | tuple[type, ...]) -> list[Any]:
         """Return the different values of a type."""
         return list({id(n.value): n.value for n in self._found.values() if isinstance(n.value, kind)}.values())
@@ -75,7 +79,7 @@ class Surroundings:
     def _take(self, home: int, name: str, value: Any, depth: int) -> None:
         if isinstance(value, ModuleType | type) or (callable(value) and not isinstance(value, keras.metrics.Metric)):
             return
-        kinds = keras.optimizers.Optimizer | keras.metrics.Metric
+        kinds = keras.optimizers.Optimizer | keras.metrics.Metric | GeneratorType
         if _has_rows(value) or isinstance(value, kinds) or _is_dataset(value):
             self._found.setdefault((home, name, id(value)), Named(home, name, value))
         elif depth:
