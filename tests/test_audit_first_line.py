@@ -1,5 +1,7 @@
 """The audit: the first line of a report is a cause, a note that is very likely the fault, or what was judged."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -256,3 +258,59 @@ def test_losses_that_do_not_fit_the_outputs_are_refused():
         ws.audit(model, (x, x[:, :1]), {"none": "mse"}),
     ):
         pass
+
+
+def test_a_loss_that_is_not_known_shows_one_row_with_both_losses():
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(24, 5)).astype("float32"), draw.normal(size=(24, 1)).astype("float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    model.compile("sgd", lambda y, out: keras.ops.mean(keras.ops.abs(y - out) ** 1.5, -1))
+    with ws.audit(model, (x, y), "mse") as report:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    (cause,) = report.causes
+    assert (cause.name, cause.stage) == ("not known", "gradient")
+    found = re.search(
+        r"On row (\d+) of the data, label (.+), output (.+): the loss that was meant is (.+), with derivative (.+) by "
+        r"the output in this batch; the loop's has (.+)\.$",
+        cause.detail,
+    )
+    label, output, loss, own, other = map(float, found.groups()[1:])
+    assert label == pytest.approx(y[int(found[1]), 0], rel=1e-3)
+    error = output - label
+    assert loss == pytest.approx(error**2, rel=1e-2)
+    assert own == pytest.approx(2 * error / 8, rel=1e-2)
+    assert other == pytest.approx(1.5 * np.sign(error) * abs(error) ** 0.5 / 8, rel=1e-2)
+
+
+def test_inputs_that_are_no_rows_of_the_data_stand_beside_the_nearest_row():
+    x = np.random.default_rng(0).normal(size=(16, 2)).astype("float32")
+    report = fitted(x + np.float32([1e-3, 2e-3]), x[:, :1], order=np.arange(16), data=(x, x[:, :1]))
+    got, own = re.search(
+        r"the model got \((.+)\), and row 0 of `data`, the nearest, is \((.+)\)", report.unseen[0]
+    ).groups()
+    assert [float(number) for number in own.split(", ")] == pytest.approx(x[0].tolist(), rel=1e-3)
+    assert [float(n) for n in got.split(", ")] == pytest.approx((x[0] + [1e-3, 2e-3]).tolist(), rel=1e-3)
+
+
+OWN_LOSS = """
+model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+
+def own_loss(labels, out):
+    return tf.reduce_mean(tf.abs(labels - out) ** 1.5 + tf.random.normal((1,)) * out)
+
+
+def step(a, b):
+    with tf.GradientTape() as tape:
+        out = model(a, training=True)
+        loss = own_loss(b, out)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+"""
+
+
+@ONLY_TENSORFLOW
+def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(audit):
+    code, out = audit(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP)
+    found = re.search(r"On row \d+, label [01], output (.+): own_loss of the script is (.+), (\w+) is (.+)\.\n", out)
+    assert (code, found[3]) == (2, "binary_crossentropy"), out
+    assert out.startswith("Not judged: the loss that is meant is not known.")

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from wholestep import tree
 from wholestep.audit.asides import counting_on, padded, still, teachers, used_up
-from wholestep.audit.found import UNKNOWN
+from wholestep.audit.found import UNKNOWN, numbers_of
 from wholestep.audit.inquiry import inquire
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import own_fault
@@ -17,6 +18,7 @@ from wholestep.audit.searching import Meaning, UnknownError, reconstructs
 from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, name_of
 from wholestep.audit.unknown import is_along
 from wholestep.audit.watch import case
+from wholestep.audit.windows import PAD, Rows
 from wholestep.errors import SpecificationError, WholestepError
 
 
@@ -109,8 +111,29 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
         return first
     made = _case(meaning, _Supposed(meaning.data, NoLoss()))
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
+    verdict = made.judge()
+    verdict.add(verdict.look("the losses of one row", lambda: ([], _side_by_side(meaning))))
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
-    return made, made.judge()
+    return made, verdict
+
+
+def _side_by_side(meaning: Meaning) -> list[str]:
+    """Return a note of one row: the script's own loss of it beside the first usual one that fits."""
+    x, y, *_ = meaning.data
+    called = next((each for each in meaning.watched.log.called if each.outputs and each.inputs), None)
+    rows = [] if called is None else Rows(x).find(called.inputs).tolist()
+    at = next((i for i, row in enumerate(rows) if row != PAD), None)
+    if called is None or at is None or not meaning.own or not meaning.has_labels or not hasattr(y, "shape"):
+        return []
+    label, out = np.asarray(y)[rows[at]][None], called.outputs[0][at : at + 1]
+    usual = next(losses(called.outputs, y), None)
+    if usual is None:
+        return []
+    own, other = (
+        float(np.mean(np.asarray(keras.ops.convert_to_numpy(loss(label, out))))) for loss in (meaning.own[0], usual)
+    )
+    told = f"On row {rows[at]}, label {numbers_of(label)}, output {numbers_of(out)}: "
+    return [f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."]
 
 
 def _supposed(meaning: Meaning) -> Iterator[_Supposed]:

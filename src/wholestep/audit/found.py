@@ -101,6 +101,17 @@ def not_known(
     return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates), "", proof)
 
 
+def numbers_of(values: np.ndarray, most: int = 4) -> str:
+    """Return the first numbers of an array in words.
+
+    >>> numbers_of(np.array([0.5])), numbers_of(np.arange(6.0))
+    ('0.5', '(0, 1, 2, 3, ...)')
+    """
+    flat = np.ravel(values)
+    shown = ", ".join(f"{value:.4g}" for value in flat[:most].tolist())
+    return shown if flat.size == 1 else f"({shown}{', ...' if flat.size > most else ''})"
+
+
 def least_squares(basis: np.ndarray, wanted: np.ndarray, rcond: float | None = None) -> np.ndarray:
     """Return the factors of the columns of a basis whose sum is nearest; NaN, which fits nothing, of infinite numbers.
 

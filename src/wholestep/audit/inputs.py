@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import Found, found
+from wholestep.audit.found import Found, found, numbers_of
 from wholestep.audit.windows import PAD, Piece, Rows
 
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are looked at, and inputs of a model whose order is
@@ -64,6 +64,18 @@ def _share(rows: Rows, pieces: list[Piece]) -> float:
         return 0.0
     found = np.concatenate([rows.find(piece.called.inputs) for piece in pieces])
     return float(np.mean(found != PAD)) if len(found) else 0.0
+
+
+def beside(rows: Rows, pieces: list[Piece]) -> str:
+    """Return in words a row that the model got, and the row of the data that is nearest to it."""
+    given = next((piece.called.inputs for piece in pieces if piece.called.inputs), [])
+    if len(given) != len(rows.leaves) or any(
+        a.shape[1:] != b.shape[1:] for a, b in zip(given, rows.leaves, strict=True)
+    ):
+        return ""
+    data, got = (leaf.reshape(len(leaf), -1).astype("float64") for leaf in (rows.leaves[0], given[0]))
+    near = int(np.argmin(np.linalg.norm(data - got[0], axis=1)))
+    return f": the model got {numbers_of(got[0])}, and row {near} of `data`, the nearest, is {numbers_of(data[near])}"
 
 
 def _are_moved(rows: Rows, pieces: list[Piece]) -> bool:

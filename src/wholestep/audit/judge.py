@@ -16,7 +16,7 @@ from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import DIFFERS, Found
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
-from wholestep.audit.inputs import altered
+from wholestep.audit.inputs import altered, beside
 from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.meaning import LossObjective
@@ -289,6 +289,7 @@ class Case:
             told = (
                 "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
             )
+            told += "".join(verdict.look("the inputs", lambda: ([], [beside(Rows(self.data[0]), seen.pieces)]))[1])
             verdict.add(altered(Rows(self.data[0]), [np.asarray(y) for y in tree.leaves(self.data[1])], seen.pieces))
             verdict.unseen.append(told)
         elif seen.foreign:
