@@ -314,3 +314,24 @@ def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(audit):
     found = re.search(r"On row \d+, label [01], output (.+): own_loss of the script is (.+), (\w+) is (.+)\.\n", out)
     assert (code, found[3]) == (2, "binary_crossentropy"), out
     assert out.startswith("Not judged: the loss that is meant is not known.")
+
+
+STALE = """
+model, optimizer = network(), keras.optimizers.SGD(0.01)
+for epoch in range(3):
+    order = rng.permutation(48)
+    held = [taken(x[order[i : i + 12]], y[order[i : i + 12]]) for i in range(0, 48, 12)]
+    for grads in held:
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+"""
+
+
+@ONLY_TENSORFLOW
+def test_gradients_that_are_applied_later_than_they_are_taken_are_no_microbatches(audit):
+    code, out = audit(HEAD + DATA + STALE)
+    assert (code, out.startswith("The gradients of several batches are taken at the same weights"), "\n1. " in out) == (
+        1,
+        True,
+        False,
+    ), out
+    assert "9 of 12 updates are stale" in out

@@ -13,7 +13,7 @@ from wholestep import tree
 from wholestep.audit.clips import otherwise
 from wholestep.audit.ends import Ended, ends
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import DIFFERS, Found
+from wholestep.audit.found import DIFFERS, Found, Likely
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.inputs import altered, beside
@@ -180,7 +180,7 @@ class Case:
         verdict.add(look("the order of the rows", rows_of))
         self._judge_modes(verdict, modes)
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
-        moved = look("what moves between updates", lambda: self._moved(steps))
+        moved = look("what moves between updates", lambda: self._moved([_bare(u, seen) for u in steps]))
         like = self._like(verdict, known, modes, moved[0])
         self._judge_gradients(verdict, seen, meant, like)
         is_told = any(cause.stage == "gradient" for cause in verdict.causes)
@@ -207,6 +207,10 @@ class Case:
         return [*constant(outputs), *more]
 
     def _say_how_it_ran(self, verdict: Verdict, seen: Windows) -> None:
+        if seen.stale:
+            told = "The gradients of several batches are taken at the same weights, and applied one after the other: "
+            told += f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
+            verdict.notes.append(Likely(told))
         verdict.notes += self.log.notes
         if seen.num_skipped:
             num = _many(seen.num_skipped, "optimizer step was", "optimizer steps were")
@@ -334,6 +338,11 @@ def _is_proven(carried: Found, verdict: Verdict) -> bool:
     own = [e for e in verdict.evidence if e.update.number in carried.updates]
     differs = own[0].meant.replay.tolerance.differs if own else 0.0
     return bool(own) and all(e.without <= differs or e.update.number in of_known for e in own)
+
+
+def _bare(update: Update, seen: Windows) -> Update:
+    """Return an update without its forward passes, if they were at weights of before: that is said by itself."""
+    return replace(update, pieces=[]) if update.number in seen.stale else update
 
 
 def _by_hand(seen: Windows) -> list[str]:
