@@ -55,6 +55,11 @@ def conclude(ran: Ran) -> list[Report]:
     }
     for what, notes in beside.items():
         verdict.add(verdict.look(what, lambda notes=notes: ([], notes())))  # type: ignore[misc]
+    if scout.has_stopped:
+        told = (
+            f"the rest of the script: it was ended after {scout.num_updates} updates, so nothing is known of what it "
+        )
+        report.unseen.append(f"{told}writes back at its end; `--updates` lets it run on")
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return [report]
