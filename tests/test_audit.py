@@ -102,7 +102,7 @@ def is_right(name, folder, seed):
     assert [(cause.name, cause.without) for cause in report.causes] == []
     assert report.has_seen
     assert report.unseen == []
-    assert str(report).startswith("No cause found.")
+    assert str(report).startswith("Nothing found in ")
     assert len(report.notes) <= 1
 
 

@@ -25,6 +25,27 @@ def test_a_question_is_answered(name, tmp_path):
     assert question.note in " ".join(report.notes)
 
 
+IN_WORDS = {
+    "the means": ((), "mean of means", "Each replica divides by its own weights"),
+    "sums": (
+        (" * strategy.num_replicas_in_sync", ""),
+        "summed over replicas",
+        "Each replica divides by its own weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_WORDS)
+def test_replicas_are_told_to_add_up_their_weights(name, tmp_path):
+    edit, cause, part = IN_WORDS[name]
+    loop = QUESTIONS["a translator on replicas"].loop
+    (found,) = audited(loop, loop.text.replace(*edit) if edit else loop.text, tmp_path).causes
+    assert (found.name, part in found.explanation) == (cause, True)
+    assert 'all_reduce("SUM", tf.reduce_sum(weights))' in found.fix
+    assert "compute_average_loss" not in found.fix
+    assert "loss_function(tar, model(inp, training=True))" in found.line.text
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_question_that_is_mended_has_no_cause(name, tmp_path):

@@ -74,7 +74,7 @@ def test_audit(capsys):
     written, mended = load("audit").main()
     assert [cause.name for cause in written.causes] == ["broadcast"]
     assert mended.causes == mended.unseen == []
-    assert "No cause found." in capsys.readouterr().out
+    assert "Nothing found in " in capsys.readouterr().out
 
 
 @pytest.mark.large  # tests/test_glove.py holds its parts

@@ -1,16 +1,21 @@
 """What a script does beside its updates, and may mean: a note each."""
 
+from collections.abc import Sequence
+from types import GeneratorType
+
 import keras
 import numpy as np
 
 from wholestep import tree
 from wholestep.audit.counted import running
+from wholestep.audit.found import Likely
 from wholestep.audit.judge import Case
 from wholestep.audit.meaning import is_masked
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.searching import nested
+from wholestep.audit.source import is_gone_over_again
 from wholestep.audit.supposing import is_padded
 from wholestep.audit.windows import Windows
 
@@ -50,7 +55,17 @@ def counting_on(scout: Scout, watched: Watched, seen: Windows | None) -> list[st
     return running({id(metric): metric for metric in metrics}.values(), watched.log, seen)
 
 
-def still(scout: Scout, watched: Watched) -> list[str]:
+def used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Sequence[str]:
+    """Return a note of a generator that a loop of epochs goes over, and that was empty after the first."""
+    line = next((each.line for each in reversed(watched.log.called) if each.line is not None), None)
+    if seen is None or line is None or scout.has_stopped or len({number for number, _ in seen.place.values()}) > 1:
+        return []
+    generators = [n.name for n in scout.around.named(GeneratorType) if n.value.gi_frame is None]
+    told = "The generator {!r} is used up after the first epoch: the others have no batch. Make it in each."
+    return [Likely(told.format(name)) for name in generators if is_gone_over_again(line.file, name)][:1]
+
+
+def still(scout: Scout, watched: Watched) -> Sequence[str]:
     """Return notes of other models that are called for a gradient, and that nothing moves."""
     notes = []
     for each in scout.watched.values():

@@ -32,9 +32,9 @@ CAUSES_OF_ROWS = (
     Cause(
         "batches of few labels",
         "rows",
-        "batches of sorted rows, in another order",
-        "The rows are sorted by label, and batches are shuffled, not rows: each batch holds one or two of the labels.",
-        "`.shuffle(len(x)).batch(size)`, in this order.",
+        "batches of sorted rows, in their order or another",
+        "The rows are sorted by label, and are not shuffled one by one: each batch holds one or two of the labels.",
+        "shuffle the rows, and then cut batches: `.shuffle(len(x)).batch(size)`, in this order.",
         NOWHERE,
     ),
     Cause(

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.asides import counting_on, padded, still, teachers
-from wholestep.audit.found import UNKNOWN
+from wholestep.audit.asides import counting_on, padded, still, teachers, used_up
+from wholestep.audit.found import UNKNOWN, numbers_of
 from wholestep.audit.inquiry import inquire
-from wholestep.audit.judge import CARRIED, Case, Verdict
+from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import own_fault
 from wholestep.audit.report import Report
 from wholestep.audit.script import Ran
@@ -17,6 +18,7 @@ from wholestep.audit.searching import Meaning, UnknownError, reconstructs
 from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, name_of
 from wholestep.audit.unknown import is_along
 from wholestep.audit.watch import case
+from wholestep.audit.windows import PAD, Rows
 from wholestep.errors import SpecificationError, WholestepError
 
 
@@ -44,8 +46,20 @@ def conclude(ran: Ran) -> list[Report]:
     report.taken += meaning.told
     report.unseen.extend(meaning.unseen)
     if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):
-        report.notes.extend(padded(made))
-    report.notes.extend([*still(scout, watched), *teachers(scout, own), *counting_on(scout, watched, verdict.seen)])
+        verdict.add(verdict.look("padding", lambda: ([], padded(made))))
+    beside = {
+        "generators": lambda: used_up(scout, watched, verdict.seen),
+        "other models": lambda: still(scout, watched),
+        "models that nothing moves": lambda: teachers(scout, own),
+        "the metrics": lambda: counting_on(scout, watched, verdict.seen),
+    }
+    for what, notes in beside.items():
+        verdict.add(verdict.look(what, lambda notes=notes: ([], notes())))  # type: ignore[misc]
+    if scout.has_stopped:
+        told = (
+            f"the rest of the script: it was ended after {scout.num_updates} updates, so nothing is known of what it "
+        )
+        report.unseen.append(f"{told}writes back at its end; `--updates` lets it run on")
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return [report]
@@ -62,8 +76,7 @@ def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]
     if all(map(is_along, verdict.evidence)):
         verdict.notes.append(f"The gradient is that of {name}, but: {unknown[0].explanation} Is that meant?")
         return told
-    verdict.has_loss = False
-    verdict.causes = [c for c in verdict.causes if c.name != CARRIED]  # nor is it known of what an update is
+    verdict.has_loss, verdict.unjudged = False, f"the gradient is not that of {name} alone"
     more = f"if nothing else is meant to be in the loss, something is wrong: {unknown[0].explanation}"
     return [f"the gradient: it is not that of {name} alone; {more}", *told]
 
@@ -103,8 +116,29 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
         return first
     made = _case(meaning, _Supposed(meaning.data, NoLoss()))
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
+    verdict = made.judge()
+    verdict.add(verdict.look("the losses of one row", lambda: ([], _side_by_side(meaning))))
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
-    return made, made.judge()
+    return made, verdict
+
+
+def _side_by_side(meaning: Meaning) -> list[str]:
+    """Return a note of one row: the script's own loss of it beside the first usual one that fits."""
+    x, y, *_ = meaning.data
+    called = next((each for each in meaning.watched.log.called if each.outputs and each.inputs), None)
+    rows = [] if called is None else Rows(x).find(called.inputs).tolist()
+    at = next((i for i, row in enumerate(rows) if row != PAD), None)
+    if called is None or at is None or not meaning.own or not meaning.has_labels or not hasattr(y, "shape"):
+        return []
+    label, out = np.asarray(y)[rows[at]][None], called.outputs[0][at : at + 1]
+    usual = next(losses(called.outputs, y), None)
+    if usual is None:
+        return []
+    own, other = (
+        float(np.mean(np.asarray(keras.ops.convert_to_numpy(loss(label, out))))) for loss in (meaning.own[0], usual)
+    )
+    told = f"On row {rows[at]}, label {numbers_of(label)}, output {numbers_of(out)}: "
+    return [f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."]
 
 
 def _supposed(meaning: Meaning) -> Iterator[_Supposed]:

@@ -28,6 +28,10 @@ FINE = Tolerance(FITS, DIFFERS)
 COARSE = Tolerance(4e-2, 4e-2)  # of float16 and bfloat16: two orders of the same sum differ by a percent
 
 
+class Likely(str):
+    """A note that is very likely the fault: a report without a cause begins with it."""
+
+
 @dataclass(frozen=True)
 class Found:
     """One thing that is wrong with a loop.
@@ -95,6 +99,17 @@ def not_known(
     """Return what was found of a difference that nothing known reproduces."""
     fix = "nothing is proposed: no known cause reproduces these numbers."
     return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates), "", proof)
+
+
+def numbers_of(values: np.ndarray, most: int = 4) -> str:
+    """Return the first numbers of an array in words.
+
+    >>> numbers_of(np.array([0.5])), numbers_of(np.arange(6.0))
+    ('0.5', '(0, 1, 2, 3, ...)')
+    """
+    flat = np.ravel(values)
+    shown = ", ".join(f"{value:.4g}" for value in flat[:most].tolist())
+    return shown if flat.size == 1 else f"({shown}{', ...' if flat.size > most else ''})"
 
 
 def least_squares(basis: np.ndarray, wanted: np.ndarray, rcond: float | None = None) -> np.ndarray:

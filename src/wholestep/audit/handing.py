@@ -7,7 +7,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import DIFFERS, Found, found
+from wholestep.audit.found import DIFFERS, Found, Likely, found
 from wholestep.audit.keeping import same
 from wholestep.audit.log import Applied, Called
 from wholestep.audit.replay import Replay
@@ -21,6 +21,7 @@ _FLAT = (
     "nothing (one of two factors that both begin with zeros? units that never fire?)."
 )
 _BY_OTHERS = "Something else may train them on purpose, as each part of a GAN has an optimizer of its own."
+MOST_NAMES = 8  # in a sentence
 NUM_MOVES, FEW = 5, 4  # moves that are compared with their gradient; numbers that move against it by chance
 NUM_ROWS = 32  # on so many the gradient of what is left out is computed, where no forward pass was seen
 
@@ -33,6 +34,7 @@ def left_out(
     before: list[np.ndarray],
     *,
     is_thawed: bool = False,
+    has_others: bool = False,
 ) -> tuple[list[Found], list[str]]:
     """Return (causes, notes) of trainable variables that no step of an optimizer moves.
 
@@ -40,6 +42,7 @@ def left_out(
         steps: all that were told.
         before: the weights when the loop began.
         is_thawed: whether the loop itself has set them to be trained.
+        has_others: whether other optimizers made steps too.
     """
     whole = [step for step in steps if step.is_whole] or [u.applied for u in updates if u.applied.is_whole]
     names = replay.names
@@ -50,7 +53,7 @@ def left_out(
     missing = [i for i in range(len(names)) if not any(s.grads[i] is not None and np.any(s.grads[i]) for s in whole)]
     flat = [names[i] for i in missing if all(s.grads[i] is not None for s in whole) and not replay.is_half]
     if len(missing) == len(names):
-        return [], [f"{_FLAT} It is so with {', '.join(flat)}."] if flat else []
+        return [], [Likely(f"{_FLAT} It is so with {', '.join(flat)}.")] if flat else []
     shares = _shares(replay, objective, updates, before)
     wrong = [i for i in missing if shares is not None and shares[i] > DIFFERS]
     is_known = len(whole) == len(steps) or not steps
@@ -67,6 +70,13 @@ def left_out(
         detail = f"It is so with {', '.join(names[i] for i in wrong)}."
         return [found(BY_NAME["variable left out"], size, 0.0, whole[0].line, numbers, detail)], notes
     told = f"{BY_NAME['variable left out'].explanation} It is so with {', '.join(names[i] for i in bare)}."
+    still = [i for i in bare if not _moves(replay.model, updates, before, i, is_known=is_known)]
+    if 2 * len(still) >= len(names) and not has_others:
+        part = "Half" if 2 * len(still) == len(names) else "Most"
+        got = (
+            f"{len(still)} of {len(names)} variables get no gradient, {', '.join(names[i] for i in still[:MOST_NAMES])}"
+        )
+        told = Likely(f"{part} of the model is never trained: {got}. If that is meant, set `layer.trainable = False`.")
     return [], [*notes, told] if bare else notes
 
 

@@ -67,6 +67,22 @@ def assembled(num: int, pairs: list[tuple[np.ndarray, Any]], fill: float = 0.0) 
     return whole if agrees(whole, pairs) else None
 
 
+def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Return arrays one after the other; of batches as wide as their own longest row, filled up with zeros.
+
+    >>> joined([np.array([[1, 2]]), np.array([[3]])]).tolist()
+    [[1, 2], [3, 0]]
+    """
+    parts = list(parts)
+    width = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
+
+    def filled(part: np.ndarray) -> np.ndarray:
+        more = width - part.shape[1] if part.ndim > 1 else 0
+        return np.pad(part, [(0, 0), (0, more), *[(0, 0)] * (part.ndim - 2)]) if more else part
+
+    return np.concatenate(list(map(filled, parts)))
+
+
 def different(arrays: Iterable[Named]) -> list[Named]:
     """Return those whose values differ."""
     return list({(n.value.shape, n.value.dtype.str, n.value.tobytes()): n for n in arrays}.values())
@@ -92,16 +108,17 @@ def read(dataset: Any, inputs: list[list[np.ndarray]]) -> tuple | None:
 
 def _united(known: tuple, more: tuple) -> tuple:
     """Return the rows of two passes over one dataset; equal rows as often as in the pass that has most of them."""
-    one, two = tree.leaves(known), tree.leaves(more)
-    counts = Counter(b"".join(leaf[row].tobytes() for leaf in one) for row in range(len(one[0])))
-    new = []
-    for row in range(len(two[0])):
-        key = b"".join(leaf[row].tobytes() for leaf in two)
+    num = len(tree.leaves(known)[0])
+    both = [joined(pair) for pair in zip(tree.leaves(known), tree.leaves(more), strict=True)]
+    keys = [b"".join(leaf[row].tobytes() for leaf in both) for row in range(len(both[0]))]
+    counts = Counter(keys[:num])
+    chosen = list(range(num))
+    for row, key in enumerate(keys[num:], start=num):
         counts[key] -= 1
         if counts[key] < 0:
-            new.append(row)
-    joined = iter([np.concatenate([a, b[new]]) for a, b in zip(one, two, strict=True)])
-    return tree.map_leaves(lambda _: next(joined), known)
+            chosen.append(row)
+    whole = iter([leaf[chosen] for leaf in both])
+    return tree.map_leaves(lambda _: next(whole), known)
 
 
 def _pass(dataset: Any, until: float) -> tuple | None:
@@ -124,5 +141,5 @@ def _pass(dataset: Any, until: float) -> tuple | None:
     if not parts:
         return None
     flat = [tree.leaves(part) for part in parts]
-    joined = iter([np.concatenate(each) for each in zip(*flat, strict=True)])
-    return tree.map_leaves(lambda _: next(joined), parts[0])
+    whole = iter([joined(each) for each in zip(*flat, strict=True)])
+    return tree.map_leaves(lambda _: next(whole), parts[0])

@@ -13,7 +13,19 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.compiled import OUTDATED, compiled_in, is_outdated_in
 from wholestep.audit.keeping import places
-from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of, is_in_fit, is_in_trainer, line_of_user
+from wholestep.audit.log import (
+    OWN_TRAINER,
+    Applied,
+    Called,
+    Log,
+    Scaled,
+    clips_of,
+    is_in_fit,
+    is_in_trainer,
+    line_of_user,
+)
+from wholestep.audit.surroundings import tape_elsewhere
+from wholestep.audit.trainable import flags
 from wholestep.engines.listener import Listener
 from wholestep.model.objective import uncast
 
@@ -89,6 +101,8 @@ class Hooks:
         def met(layer: Any, *arguments: Any, **others: Any) -> Any:
             if isinstance(layer, keras.Model) and id(layer) not in self._hooked and self._is_twin(layer):
                 self._hook(layer)
+            if layer is self.model and not self.log.called:
+                self.log.elsewhere = self.log.elsewhere or tape_elsewhere(self.model)
             return method(layer, *arguments, **others)
 
         setattr(owner, name, self.listener.unhooked(met))
@@ -185,6 +199,8 @@ class Hooks:
                 params = self._values(self.model.trainable_variables)
             groups = (inputs, tree.leaves(outputs), params, buffers)
             if self._is_told([leaf for group in groups for leaf in group]):
+                if len(params) not in self.log.flags:
+                    self.log.flags[len(params)] = flags(self.model)
                 self._tell_call(groups, listener.is_differentiated([*params, *inputs]))
             return outputs
 
@@ -196,7 +212,7 @@ class Hooks:
             return [self.listener.value(v) for v in variables]
 
     def _is_told(self, values: list) -> bool:
-        reason = "what wholestep's own trainer does" if is_in_trainer() else self.listener.blind(values)
+        reason = OWN_TRAINER if is_in_trainer() else self.listener.blind(values)
         if reason:
             self.log.unseen[reason] = None
         return not reason

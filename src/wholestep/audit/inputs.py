@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import Found, found
+from wholestep.audit.found import Found, found, numbers_of
 from wholestep.audit.windows import PAD, Piece, Rows
 
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are looked at, and inputs of a model whose order is
@@ -29,8 +29,10 @@ def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> tuple[
         if _share(Rows(leaves), looked) >= _MOSTLY:
             return [found(BY_NAME[name], 1.0, 0.0, line, numbers, detail)], []
     if (share := _share(rows, looked)) > _SOME:
-        told = f"Of the rows that the model gets {share:.0%} are rows of `data`, and the others are none: is it "
-        return [], [f"{told}trained on more than `data`, as on rows that are held out to validate it?"]
+        told = f"Of the rows that the model gets {share:.0%} are rows of `data`, and the others are none: "
+        if _are_moved(rows, looked):
+            return [], [f"{told}they are rows whose numbers stand elsewhere (flipped, rolled, turned?)."]
+        return [], [f"{told}are they augmented, or is it trained on more than `data`, as on rows that are held out?"]
     if (line_of := _scaled(rows, looked)) is not None:
         scale, offset = line_of
         more = f", plus {offset:.5g}" if abs(offset) > _NEAR else ""
@@ -62,6 +64,29 @@ def _share(rows: Rows, pieces: list[Piece]) -> float:
         return 0.0
     found = np.concatenate([rows.find(piece.called.inputs) for piece in pieces])
     return float(np.mean(found != PAD)) if len(found) else 0.0
+
+
+def beside(rows: Rows, pieces: list[Piece]) -> str:
+    """Return in words a row that the model got, and the row of the data that is nearest to it."""
+    given = next((piece.called.inputs for piece in pieces if piece.called.inputs), [])
+    if len(given) != len(rows.leaves) or any(
+        a.shape[1:] != b.shape[1:] for a, b in zip(given, rows.leaves, strict=True)
+    ):
+        return ""
+    data, got = (leaf.reshape(len(leaf), -1).astype("float64") for leaf in (rows.leaves[0], given[0]))
+    near = int(np.argmin(np.linalg.norm(data - got[0], axis=1)))
+    return f": the model got {numbers_of(got[0])}, and row {near} of `data`, the nearest, is {numbers_of(data[near])}"
+
+
+def _are_moved(rows: Rows, pieces: list[Piece]) -> bool:
+    """Whether the rows that are none of the data have the numbers of one, in another order."""
+
+    def sorted_rows(leaf: np.ndarray) -> list[bytes]:
+        return [row.tobytes() for row in np.sort(leaf.reshape(len(leaf), -1), axis=1)]
+
+    known = set(sorted_rows(rows.leaves[0].astype(pieces[0].called.inputs[0].dtype)))
+    others = [key for p in pieces for key in sorted_rows(p.called.inputs[0][rows.find(p.called.inputs) == PAD])]
+    return bool(others) and sum(key in known for key in others) >= _MOSTLY * len(others)
 
 
 def _scaled(rows: Rows, pieces: list[Piece]) -> tuple[float, float] | None:

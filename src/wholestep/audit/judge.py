@@ -1,7 +1,9 @@
 """What an audit concludes from its log: stage by stage, the first one that differs first."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 import keras
@@ -11,27 +13,30 @@ from wholestep import tree
 from wholestep.audit.clips import otherwise
 from wholestep.audit.ends import Ended, ends
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import DIFFERS, Found
+from wholestep.audit.found import DIFFERS, Found, Likely
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
-from wholestep.audit.inputs import altered
+from wholestep.audit.inputs import altered, beside
 from wholestep.audit.keeping import all_same
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.meaning import LossObjective
 from wholestep.audit.modes import Modes, evaluations, second_passes, state
-from wholestep.audit.order import classes, order
+from wholestep.audit.on_replicas import on_replicas
+from wholestep.audit.order import FEW_PASSES, classes, order
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read
 from wholestep.audit.replay import Replay
 from wholestep.audit.steps import INSIDE, Schedule, accumulated_twice, apply, away, between, idle, rates, repeated
 from wholestep.audit.supposing import NoLoss, apart, constant, misfits
+from wholestep.audit.trainable import as_then
 from wholestep.audit.void import without_void
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 
-CARRIED = "window carried over the epoch"
+CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
+_LONGEST = 200  # letters of an error in a report
 _JUDGED = "judged is what comes after the last change."
 
 
@@ -45,6 +50,7 @@ class Verdict:
         unseen: what could not be looked at.
         looked_at: what was, in words.
         has_loss: whether it is known, or can be supposed, which loss is meant.
+        unjudged: why no gradient was judged, in words; "" if some were.
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
     """
@@ -55,6 +61,7 @@ class Verdict:
     looked_at: str = ""
     has_seen: bool = False
     has_loss: bool = True
+    unjudged: str = ""
     seen: Windows | None = None
     evidence: list[Evidence] = field(default_factory=list)
 
@@ -62,6 +69,24 @@ class Verdict:
         """Take what a stage concludes."""
         self.causes += result[0]
         self.notes += result[1]
+
+    def look(self, name: str, check: Callable[[], tuple[list[Found], list[str]]]) -> tuple[list[Found], list[str]]:
+        """Return what a side check concludes; one that fails is not looked at, in one line."""
+        try:
+            return check()
+        except Exception as error:  # what the loop does is not known beforehand
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+            self.unseen.append(f"{name}: {what}")
+            return [], []
+
+    @property
+    def judged(self) -> list[str]:
+        """The stages that were judged."""
+        if not self.has_seen or self.seen is None:
+            return []
+        stages = ["rows"] * (FEW_PASSES not in self.notes) + ["mode"] + ["gradient"] * (not self.unjudged)
+        is_own = self.seen.is_by_hand and not self.seen.is_rated
+        return [*stages, *["step"] * (not is_own), "state"]
 
 
 @dataclass
@@ -97,7 +122,13 @@ class Case:
     is_late: bool = False
 
     def judge(self) -> Verdict:
-        """Return the verdict."""
+        """Return the verdict, with the layers set to be trained that were so while the loop ran."""
+        num = next((len(each.params) for each in reversed(self.log.called) if each.is_whole), None)
+        is_other = num is not None and num != len(self.model.trainable_variables)
+        with as_then(self.model, self.log.flags.get(num or 0, []) if is_other else []):
+            return self._judge()
+
+    def _judge(self) -> Verdict:
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
         self._begin_late()
@@ -144,32 +175,42 @@ class Case:
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice)
 
-        verdict.add(order(seen, rows, self.log, classes(self.data[1]), is_found=self.is_found))
+        look = verdict.look
+        rows_of = partial(order, seen, rows, self.log, classes(self.data[1]), is_found=self.is_found)
+        verdict.add(look("the order of the rows", rows_of))
         self._judge_modes(verdict, modes)
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
-        moved = self._moved(steps)
+        moved = look("what moves between updates", lambda: self._moved([_bare(u, seen) for u in steps]))
         like = self._like(verdict, known, modes, moved[0])
         self._judge_gradients(verdict, seen, meant, like)
         is_told = any(cause.stage == "gradient" for cause in verdict.causes)
         if not is_told and verdict.has_loss:  # so the loss got these outputs
-            outputs = [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
-            verdict.notes += constant(outputs)
-            if verdict.evidence and isinstance(self.objective, LossObjective):
-                verdict.notes += misfits(self.objective.given, outputs)
-            verdict.add(self._left_out(replay, seen))
-        self._judge_steps(verdict, seen, steps)
+            verdict.add(look("the outputs", lambda: ([], self._of_outputs(verdict))))
+            verdict.add(look("variables without a gradient", lambda: self._left_out(replay, seen)))
+        verdict.add(look("the optimizer steps", lambda: self._judge_steps(verdict, seen, steps)))
         verdict.add(moved)
-        verdict.causes += state(replay, modes, like)
-        verdict.causes += (again := second_passes(self.log, seen))
-        verdict.notes += [] if again else evaluations(replay, self.log, seen)
-        if self.ended is not None:
-            causes, notes = ends(self.model, self.before, self.ended, seen)
+        verdict.add(look("statistics and seeds", lambda: (state(replay, modes, like), [])))
+        verdict.add(again := look("second forward passes", lambda: (second_passes(self.log, seen), [])))
+        if not again[0]:
+            verdict.add(look("evaluations", lambda: ([], evaluations(replay, self.log, seen))))
+        if (ended := self.ended) is not None:
+            causes, notes = look("the end", lambda: ends(self.model, self.before, ended, seen))
             verdict.add((causes, [] if any(moved) else notes))
         if self.printed:
             is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
-            verdict.add(printed(verdict.evidence, self.printed, is_whole))
+            verdict.add(look("the printed loss", lambda: printed(verdict.evidence, self.printed, is_whole)))
+
+    def _of_outputs(self, verdict: Verdict) -> list[str]:
+        outputs = [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
+        is_of_loss = bool(verdict.evidence) and isinstance(self.objective, LossObjective)
+        more = misfits(self.objective.given, outputs) if is_of_loss else []  # type: ignore[attr-defined]
+        return [*constant(outputs), *more]
 
     def _say_how_it_ran(self, verdict: Verdict, seen: Windows) -> None:
+        if seen.stale:
+            told = "The gradients of several batches are taken at the same weights, and applied one after the other: "
+            told += f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
+            verdict.notes.append(Likely(told))
         verdict.notes += self.log.notes
         if seen.num_skipped:
             num = _many(seen.num_skipped, "optimizer step was", "optimizer steps were")
@@ -192,8 +233,8 @@ class Case:
     def _left_out(self, replay: Replay, seen: Windows) -> tuple[list[Found], list[str]]:
         """Return (causes, notes) of trainable variables that nothing moves, and of frozen ones that something does."""
         given = replay, self.objective, seen.updates, self.log.applied, self.before
-        causes, notes = left_out(*given, is_thawed=self.is_late)
         has_others = self.log.has_others or len({step.optimizer for step in self.log.applied}) > 1
+        causes, notes = left_out(*given, is_thawed=self.is_late, has_others=has_others)
         moved, told = frozen(replay, self.objective, seen.updates, has_others)
         return [*causes, *moved], [*notes, *told]
 
@@ -205,33 +246,40 @@ class Case:
         return [u for u in known if u.number not in modes.unlike and u.number not in moving]
 
     def _judge_gradients(self, verdict: Verdict, seen: Windows, meant: Meant, like: list[Update]) -> None:
-        if not verdict.has_loss:  # nor is it known which gradients belong to an update
-            verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]
-            return
-        if seen.is_by_hand and not seen.is_rated:
+        if not verdict.has_loss:
+            verdict.unjudged = "the loss that is meant is not known"
+        elif seen.is_by_hand and not seen.is_rated:
+            verdict.unjudged = "the optimizer step is your own"
             told = "the weights do not move by a rate times the gradient that was meant (another gradient?"
             told = f"the gradients: {told} momentum? another optimizer?), and which it is cannot be told"
             verdict.unseen.append(told)
-        elif like:
-            causes, notes, verdict.evidence = gradients(meant, like)
-            verdict.has_loss = bool(verdict.evidence or causes)
-            if self.supposed:
-                causes, more = apart(causes, self.supposed, verdict.evidence)
-                notes = [*notes, *more]
-            verdict.add((causes, notes))
-            if any(cause.name == "last window dropped" for cause in causes):  # so nothing of it is carried over
-                verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]
-            if self.is_told and not causes and not seen.is_by_hand:
-                verdict.causes += otherwise(verdict.evidence, self.optimizer)
+        else:
+            self._compare_gradients(verdict, seen, meant, like)
+        verdict.causes = [c for c in verdict.causes if c.name != CARRIED or _is_proven(c, verdict)]
 
-    def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> None:
+    def _compare_gradients(self, verdict: Verdict, seen: Windows, meant: Meant, like: list[Update]) -> None:
+        causes, notes, verdict.evidence = gradients(meant, like) if like else ([], [], [])
+        if not (verdict.evidence or causes):
+            verdict.unjudged = "no gradient of an update could be computed again"
+        verdict.has_loss = bool(verdict.evidence or causes or not like)
+        causes = on_replicas(causes, verdict.evidence)
+        if self.supposed:
+            causes, more = apart(causes, self.supposed, verdict.evidence)
+            notes = [*notes, *more]
+        verdict.add((causes, notes))
+        if self.is_told and not causes and verdict.evidence and not seen.is_by_hand:
+            clips = verdict.look("the optimizer's clips", lambda: (otherwise(verdict.evidence, self.optimizer), []))
+            verdict.add(clips)
+
+    def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> tuple[list[Found], list[str]]:
         if not seen.is_by_hand:
-            verdict.add(apply(steps, self.schedule))
+            causes, notes = apply(steps, self.schedule)
             twice = accumulated_twice(seen, self.log.applied)
             verdict.causes = [c for c in verdict.causes if not twice or c.name != CARRIED]
-            verdict.causes += [*idle(seen), *twice]
-        elif seen.is_rated and self.schedule is not None:
-            verdict.add(rates(seen.updates, self.schedule, DIFFERS))
+            return [*causes, *idle(seen), *twice], notes
+        if seen.is_rated and self.schedule is not None:
+            return rates(seen.updates, self.schedule, DIFFERS)
+        return [], []
 
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows) -> None:
         num = sum(piece.is_known for piece in seen.pieces)
@@ -245,6 +293,7 @@ class Case:
             told = (
                 "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
             )
+            told += "".join(verdict.look("the inputs", lambda: ([], [beside(Rows(self.data[0]), seen.pieces)]))[1])
             verdict.add(altered(Rows(self.data[0]), [np.asarray(y) for y in tree.leaves(self.data[1])], seen.pieces))
             verdict.unseen.append(told)
         elif seen.foreign:
@@ -278,6 +327,22 @@ class Case:
 
     def _is_ambiguous(self, rows: Rows, update: Update) -> bool:
         return rows.twins(update.rows) and not rows.agree(update.rows, self.data[1:])
+
+
+def _is_proven(carried: Found, verdict: Verdict) -> bool:
+    """Whether gradients that were judged are those of all the microbatches, be it with a fault that has a name."""
+    told = [cause for cause in verdict.causes if cause.stage == "gradient"]
+    if any(cause.name == DROPPED for cause in told):  # so nothing of it is carried over
+        return False
+    of_known = {number for cause in told if cause.is_known for number in cause.updates}
+    own = [e for e in verdict.evidence if e.update.number in carried.updates]
+    differs = own[0].meant.replay.tolerance.differs if own else 0.0
+    return bool(own) and all(e.without <= differs or e.update.number in of_known for e in own)
+
+
+def _bare(update: Update, seen: Windows) -> Update:
+    """Return an update without its forward passes, if they were at weights of before: that is said by itself."""
+    return replace(update, pieces=[]) if update.number in seen.stale else update
 
 
 def _by_hand(seen: Windows) -> list[str]:

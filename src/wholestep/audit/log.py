@@ -5,6 +5,7 @@ import re
 import sys
 import sysconfig
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,10 +17,15 @@ import keras
 import numpy as np
 
 from wholestep.audit.keeping import once
+from wholestep.audit.trainable import Flags
 from wholestep.engines.listener import running
 from wholestep.errors import WholestepError
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
+OWN_TRAINER = (
+    "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
+    "`trainer.explain()` shows how they run"
+)
 _PACKAGE = Path(__file__).parent.parent
 _KERAS = str(Path(keras.__file__).parent)
 _COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
@@ -194,6 +200,8 @@ class Log:
         has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
+        elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
+        flags: by how many parameters a forward pass had, which layers were set to be trained.
         num_late: forward passes that ran between the end of the log and that of the script, which a compiled step runs
             ahead of.
         targets: shapes of what a gradient was asked of that are no scalars, with the line.
@@ -209,8 +217,10 @@ class Log:
     has_evaluated: bool = False
     has_fitted: bool = False
     has_others: bool = False
+    elsewhere: str = ""
     is_open: bool = True
     num_late: int = 0
+    flags: dict[int, Flags] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
 
@@ -222,8 +232,9 @@ class Log:
 
     @property
     def num_updates(self) -> int:
-        """How many updates were told: one for all replicas, and for all calls of which the optimizer makes one."""
-        return sum(not each.replica and not (each.num_calls + 1) % each.accumulates for each in self.applied)
+        """How many updates were told by all replicas: one for all calls of which the optimizer makes one."""
+        counts = Counter(each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates)
+        return min(counts.values(), default=0)
 
     def begin(self, params: list[np.ndarray]) -> None:
         """Keep the model's weights of the beginning; as long as they have not moved, they are not kept again."""

@@ -172,6 +172,26 @@ class LossObjective(Objective):
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
 
+class _AsCompiled(Objective):
+    """Several losses, as `compile` takes them: in the place of those that the model is compiled with."""
+
+    def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree):
+        symbols = outputs(model, x)
+        of = keras.Model(model.inputs, model.outputs) if getattr(model, "inputs", None) else keras.Model()
+        of.compile(loss=loss)
+        of._compile_loss.build(y, symbols)
+        self._loss, self._objective = of._compile_loss, CompiledObjective(model, [])
+
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Any:
+        """Return the terms of these losses."""
+        before = vars(model).get("_compile_loss")
+        vars(model)["_compile_loss"] = self._loss
+        try:
+            return self._objective(model, batch, training)
+        finally:
+            vars(model)["_compile_loss"] = before
+
+
 def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
     """Return the objective that is meant, on such data.
 
@@ -189,6 +209,15 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
             if not model._compile_loss.built:  # as `fit` does before its first batch
                 model._compile_loss.build(y, outputs(model, x))
             return CompiledObjective(model, [])
+    if isinstance(loss, dict | list | tuple):
+        try:
+            return _AsCompiled(model, loss, x, y)
+        except (TypeError, ValueError, KeyError) as error:
+            must, attempt = (
+                "Several losses must fit the model's outputs and the labels, as in compile.",
+                "one for each.",
+            )
+            raise SpecificationError(message(must, f"{loss}: {error}", attempt)) from error
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     if isinstance(loss, keras.losses.Loss):

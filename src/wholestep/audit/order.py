@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import Found, found
+from wholestep.audit.found import Found, Likely, found
 from wholestep.audit.log import Log
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, doubled, passes
 from wholestep.tree import Tree
@@ -13,6 +13,8 @@ from wholestep.tree import Tree
 NUM_DRAWS, CHANCE = 20, 0.1  # rows in so many orders have such batches less often than that
 MOSTLY = 0.7  # of the neighbours, where the others are those of two passes
 FEW, LEAST = 3, 4  # labels that make batches of fewer ones strange, and half the rows that such a batch has
+UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
+FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
     "each pass, give it a dataset that is shuffled."
@@ -29,6 +31,8 @@ def order(
         is_found: whether nobody said that the loop is to train on all these rows.
     """
     pieces = [piece for piece in windows.pieces if piece.is_known]
+    if told := _alike(windows):
+        return [], [told]
     if not pieces or any(rows.twins(piece.rows) for piece in pieces):
         note = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
         return [], [note] if pieces else []
@@ -41,8 +45,8 @@ def order(
             return [look], []
     causes, notes = _passes(windows, rows, pieces, log.has_evaluated, is_found)
     few, told = _few_labels(windows, pieces, labels), BY_NAME["same batches every pass"].explanation
-    if few and told in notes:
-        return [*causes, *few, *_carried(windows)], [note for note in notes if note != told]
+    if few and (told in notes or UNSHUFFLED in notes):
+        return [*causes, *few, *_carried(windows)], [note for note in notes if note not in (told, UNSHUFFLED)]
     if log.has_fitted and (same := [cause for cause in causes if cause.name == "same order every pass"]):
         notes.append(f"{same[0].explanation} {_OF_FIT}")
         causes = [cause for cause in causes if cause is not same[0]]
@@ -68,20 +72,32 @@ def classes(y: Tree) -> np.ndarray | None:
 
 def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None) -> list[Found]:
     """Find batches of one or two of the labels, where the data have many and rows by chance have more in a batch."""
-    if labels is None or not FEW < len(np.unique(labels)) <= len(labels) // LEAST:
+    num = 0 if labels is None else len(np.unique(labels))
+    if labels is None or not 1 < num <= len(labels) // LEAST:
         return []
     whole = [piece for piece in pieces if np.count_nonzero(piece.rows != PAD) >= 2 * LEAST]
+    most = FEW - 1 if num > FEW else 1
 
     def num_few(labels: np.ndarray) -> int:
-        return sum(len(np.unique(labels[piece.rows[piece.rows != PAD]])) <= FEW - 1 for piece in whole)
+        return sum(len(np.unique(labels[piece.rows[piece.rows != PAD]])) <= most for piece in whole)
 
     few, draw = num_few(labels), np.random.default_rng(0)
     by_chance = float(np.median([num_few(draw.permutation(labels)) for _ in range(NUM_DRAWS)]))
     if 2 * few <= len(pieces) or by_chance >= CHANCE * len(pieces):
         return []
-    detail = f"{few} of {len(pieces)} batches hold at most {FEW - 1} of {len(np.unique(labels))} labels."
+    detail = f"{few} of {len(pieces)} batches hold at most {most} of {num} labels."
     numbers = [update.number for update in windows.updates]
     return [found(BY_NAME["batches of few labels"], few / len(pieces), 0.0, pieces[0].called.line, numbers, detail)]
+
+
+def _alike(windows: Windows) -> str:
+    """Return in words that in all updates all replicas get the same rows; "" if they do not."""
+    num = [len({piece.called.replica for piece in u.pieces}) for u in windows.updates]
+    same = [len({piece.rows.tobytes() for piece in u.pieces}) == 1 < len(u.pieces) for u in windows.updates]
+    if not num or min(num) < 2 or not all(same) or len(windows.updates) < 2:
+        return ""
+    told = f"Each of the {max(num)} replicas gets the same rows, so an update is of one replica's rows, computed "
+    return Likely(f"{told}{max(num)} times: give each its own, `strategy.experimental_distribute_dataset(dataset)`.")
 
 
 def _carried(windows: Windows) -> list[Found]:
@@ -152,7 +168,7 @@ def _passes(
     if _is_drawn(lists[:-1], rows.num):
         return [], [BY_NAME["drawn with replacement"].explanation]
     if len(whole) < 2 or len({len(each) for each in whole}) > 1:
-        return [], ["Less than two whole passes over the data were seen: their order is not judged."]
+        return [], [FEW_PASSES]
     notes, causes = [], []
     numbers = [update.number for update in windows.updates]
     line = pieces[0].called.line
@@ -161,7 +177,10 @@ def _passes(
     if unused and are_same:
         are_last = unused == list(range(rows.num - len(unused), rows.num))
         detail = f"{len(unused)} of {rows.num} rows{', the last ones' if are_last else ''}: {_some(unused)}."
-        if has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
+        if windows.foreign:
+            told = f"Never used as they are: {detail} {windows.foreign} forward passes had inputs that are no rows of "
+            notes.append(f"{told}`data`: are rows changed on the way to the model (augmented, normalised)?")
+        elif has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
             notes.append(f"Held out, or forgotten? Never used are {detail}")
         else:
             causes.append(found(BY_NAME["rows never used"], len(unused) / rows.num, 0.0, line, numbers, detail))
@@ -172,7 +191,7 @@ def _passes(
         notes.append(f"A pass has {len(whole[0])} of the {rows.num} rows, each pass others.")
     if all(each == whole[0] for each in whole):
         if whole[0] == sorted(whole[0]):
-            notes.append("Every pass takes the rows in the order of the data: they are not shuffled.")
+            notes.append(UNSHUFFLED)
         elif len(whole[0]) > 3:
             detail = f"The passes begin with the rows {_some(whole[0])}."
             causes.append(found(BY_NAME["same order every pass"], 1.0, 0.0, line, numbers, detail))

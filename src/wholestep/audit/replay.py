@@ -102,6 +102,7 @@ class Replay:
         def taken(leaf: Any) -> np.ndarray:
             chosen = np.asarray(leaf)[shifted]
             chosen[np.roll(piece.rows == PAD, shift)] = 0  # as what fills up a batch has them
+            chosen = self._as_wide(chosen, piece)
             return np.roll(chosen, along, axis=1) if along and chosen.ndim > 1 else chosen
 
         y = tree.map_leaves(taken, self.data[1])
@@ -112,8 +113,16 @@ class Replay:
         return (
             self._packed(piece.called.inputs),
             y,
-            tree.map_leaves(lambda leaf: np.asarray(leaf)[rows] ** power, weight),
+            tree.map_leaves(lambda leaf: self._as_wide(np.asarray(leaf)[rows] ** power, piece), weight),
         )
+
+    def _as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
+        """Return labels or weights of rows as wide as the outputs, where the batch is narrower than the data."""
+        pairs = zip(tree.leaves(self.data[0]), piece.called.inputs, strict=False)
+        is_narrow = any(np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs)
+        if not is_narrow or leaf.ndim < 2 or not piece.called.outputs:
+            return leaf
+        return leaf[:, : piece.called.outputs[0].shape[1]] if piece.called.outputs[0].ndim > 1 else leaf
 
     def terms(self, piece: Piece, objective: Objective, batch: Tree, *, training: bool) -> Terms:
         """Return the loss of a piece, unreduced."""

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from wholestep.audit.found import Found
+from wholestep.audit.found import Found, Likely
 from wholestep.audit.html import page
 from wholestep.audit.html import report as as_html
 from wholestep.audit.judge import Case, Verdict
@@ -65,6 +65,21 @@ class Report:
         """Whether the gradients were judged; `wholestep audit` cannot, if it does not find out which loss is meant."""
         return self._judged().has_loss
 
+    @property
+    def first_line(self) -> str:
+        """The report in a line: a cause; a note that is very likely the fault; what was not judged; or what was."""
+        return first(self._judged())
+
+    @property
+    def has_likely(self) -> bool:
+        """Whether a note is very likely the fault; the report begins with it if there is no cause."""
+        return any(isinstance(note, Likely) for note in self.notes)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the gradients of updates were judged."""
+        return self.has_seen and self.has_loss and not self._judged().unjudged
+
     def printed(self, *, loss: object) -> None:
         """Tell the audit what the loop prints: the loss of each pass over the data, or of the last one.
 
@@ -112,6 +127,7 @@ class Report:
             line = cause.line and {"file": cause.line.file, "number": cause.line.number, "text": cause.line.text}
             causes.append(asdict(cause) | {"line": line})
         told = {"engine": keras.backend.backend(), "has_seen": verdict.has_seen, "has_loss": verdict.has_loss}
+        told |= {"first_line": first(verdict), "judged": verdict.judged}
         lists = {"notes": list(verdict.notes), "unseen": list(verdict.unseen), "taken": list(self.taken)}
         return _plain(told | {"looked_at": verdict.looked_at, "causes": causes} | lists)
 

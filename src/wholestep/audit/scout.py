@@ -17,7 +17,7 @@ from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log, line_of_user
 from wholestep.audit.source import call_of_loss
 from wholestep.audit.stop import Ended
-from wholestep.audit.surroundings import Surroundings, names_of_user
+from wholestep.audit.surroundings import Surroundings, names_of_user, tape_elsewhere
 from wholestep.audit.watch import room
 from wholestep.engines import listener
 from wholestep.engines.listener import Listener
@@ -67,6 +67,7 @@ class Scout:
         fitted: what `fit` was given, by the id of the model: x, y, sample and class weights.
         reports: those of audits that the script makes by itself, with their logs.
         ended: what is to be set once the script has ended.
+        elsewhere: in words, that the loop's gradients are taken by another engine than the models'.
     """
 
     def __init__(self, num_updates: int):
@@ -79,6 +80,7 @@ class Scout:
         self._here = threading.local()
         self._hooks = ExitStack()
         self.ended = Ended.not_yet()
+        self.elsewhere = ""
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -158,6 +160,8 @@ class Scout:
             self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())
         if len(self.watched[id(model)].log.applied) < 3:
             self.around.look()
+        if not self.watched[id(model)].log.called:
+            self.elsewhere = self.elsewhere or tape_elsewhere(model)
 
     def _look_ahead(self) -> None:
         """Note the function of the script that is about to get what a model has returned, and the labels."""

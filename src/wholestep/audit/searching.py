@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.holdings import agrees, assembled, different, holding, read
+from wholestep.audit.holdings import agrees, assembled, different, holding, joined, read
 from wholestep.audit.log import Called
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.surroundings import Named, is_stream
@@ -190,8 +190,8 @@ def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
     """Put the data together from what the model and the loss were given, a row each."""
     if not labels:
         return None
-    leaves = [np.concatenate(each) for each in zip(*(one.called.inputs for one in labels), strict=True)]
-    y = np.concatenate([each.y for each in labels])
+    leaves = [joined(each) for each in zip(*(one.called.inputs for one in labels), strict=True)]
+    y = joined(each.y for each in labels)
     weights = [each.weight for each in labels]
     first = _first(leaves)
     x = [leaf[first] for leaf in leaves]
@@ -200,7 +200,7 @@ def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
     data = nested(meaning.watched, x), y[first]
     if any(w is None for w in weights):
         return data
-    return (*data, np.concatenate(weights)[first])  # type: ignore[arg-type]
+    return (*data, joined(weights)[first])  # type: ignore[arg-type]
 
 
 def _first(leaves: list[np.ndarray]) -> list[int]:
@@ -225,7 +225,7 @@ def _from_inputs(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
     given = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
     if not given or not meaning.is_supposed:
         return None
-    x = [np.concatenate(leaves) for leaves in zip(*given, strict=True)]
+    x = [joined(leaves) for leaves in zip(*given, strict=True)]
     first = _first(x)
     x = [leaf[first] for leaf in x]
     meaning.has_labels = False

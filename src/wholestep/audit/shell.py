@@ -76,6 +76,10 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
     from wholestep.audit.conclusion import conclude
     from wholestep.audit.searching import UnknownError
 
+    if ran.scout.elsewhere and not any(each.log.applied for each in ran.scout.watched.values()):
+        return _say_unseen(own, [ran.scout.elsewhere, ran.how])
+    if not ran.how and _is_by_own_trainer(ran.scout):
+        return _say_own(own)
     try:
         reports = conclude(ran)
     except UnknownError as unknown:
@@ -95,10 +99,26 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
         print(json.dumps(told[0] if len(told) == 1 else told, indent=1))
     else:
         print("\n\n".join(map(str, reports)))
-    if any(report.causes for report in reports):
+    if any(report.causes or report.has_likely for report in reports):
         return CAUSES
-    is_clean = all(report.has_seen and report.has_loss for report in reports) and not ran.how
+    is_clean = all(report.is_judged for report in reports) and not ran.how
     return CLEAN if is_clean else UNSEEN
+
+
+def _is_by_own_trainer(scout: Any) -> bool:
+    """Whether no updates were made but by this library's own trainer."""
+    from wholestep.audit.log import OWN_TRAINER
+
+    logs = [*(each.log for each in scout.watched.values()), *(log for _, log in scout.reports)]
+    return any(OWN_TRAINER in log.unseen for log in logs) and not any(log.applied for log in logs)
+
+
+def _say_own(own: argparse.Namespace) -> int:
+    from wholestep.audit.log import OWN_TRAINER
+
+    told = {"has_seen": False, "causes": [], "notes": [f"{OWN_TRAINER}."], "unseen": []}
+    print(json.dumps(told, indent=1) if own.json else f"{OWN_TRAINER}.")
+    return CLEAN
 
 
 def _say_unseen(own: argparse.Namespace, reasons: list[str], *, is_asking: bool = False) -> int:

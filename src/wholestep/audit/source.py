@@ -73,19 +73,35 @@ def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | No
     if called is None or line is None or (module := _parsed(called.file)) is None:
         return None
     home = _innermost(module, line.number)
-    for node in _own(home):
-        if isinstance(node, ast.Call) and node.lineno <= line.number <= (node.end_lineno or 0):
-            function = _looked_up(node.func, names)
-            function = getattr(function, "python_function", function)
-            code = getattr(function, "__code__", None)
-            if code is None or not is_of_user(code.co_filename):
-                continue
-            given: dict[int | str, Any] = {**dict(enumerate(node.args)), **{str(k.arg): k.value for k in node.keywords}}
-            outputs = [place for place, value in given.items() if _is_of_line(home, value, called.number)]
-            others = {place: _looked_up(value, names) for place, value in given.items() if place not in outputs}
-            if len(outputs) == 1 and all(value is not _UNKNOWN for value in others.values()):
-                return LossCall(function, others, outputs[0])
+    calls = [n for n in _own(home) if isinstance(n, ast.Call) and n.lineno <= line.number <= (n.end_lineno or 0)]
+    earlier = [n for n in _own(home) if isinstance(n, ast.Call) and called.number <= n.lineno < line.number]
+    for node in [*calls, *reversed(earlier)]:  # a loss may be scaled by a line of its own
+        function = _looked_up(node.func, names)
+        function = getattr(function, "python_function", function)
+        code = getattr(function, "__code__", None)
+        if code is None or not is_of_user(code.co_filename):
+            continue
+        given: dict[int | str, Any] = {**dict(enumerate(node.args)), **{str(k.arg): k.value for k in node.keywords}}
+        outputs = [place for place, value in given.items() if _is_of_line(home, value, called.number)]
+        others = {place: _looked_up(value, names) for place, value in given.items() if place not in outputs}
+        if len(outputs) == 1 and all(value is not _UNKNOWN for value in others.values()):
+            return LossCall(function, others, outputs[0])
     return None
+
+
+def is_gone_over_again(file: str, name: str) -> bool:
+    """Whether a file has a loop over this name inside of another loop, which does not give it another value."""
+    for outer in ast.walk(_parsed(file) or ast.Module([], [])):
+        if not isinstance(outer, ast.For | ast.While) or name in _set_in(outer):
+            continue
+        inner = [node for part in outer.body for node in ast.walk(part) if isinstance(node, ast.For)]
+        if any(isinstance(n, ast.Name) and n.id == name for loop in inner for n in ast.walk(loop.iter)):
+            return True
+    return False
+
+
+def _set_in(loop: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _is_of_line(function: Function, value: ast.expr, number: int) -> bool:
@@ -142,9 +158,29 @@ def _own(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def _asked_of_tapes(function: Function) -> list[ast.expr]:
-    """Return what the gradients are taken of: the first arguments of `tape.gradient`."""
+    """Return what the gradients are taken of: the first arguments of `tape.gradient`.
+
+    One that is taken inside of another tape, as for a penalty of gradients, is a part of the loss.
+    """
     calls = [node for node in _own(function) if isinstance(node, ast.Call) and _is_gradient(node.func)]
-    return [node.args[0] for node in calls if node.args]
+    around = [node for node in _own(function) if isinstance(node, ast.With) and _tapes(node)]
+    inside = [
+        c for c in calls for w in around if w.lineno < c.lineno <= (w.end_lineno or 0) and _of(c) not in _tapes(w)
+    ]
+    outer = [call for call in calls if not any(call is each for each in inside)]
+    return [node.args[0] for node in outer or calls if node.args]
+
+
+def _tapes(block: ast.With) -> set[str]:
+    """Return the names of the tapes that a `with` opens."""
+    opened = [item for item in block.items if isinstance(item.context_expr, ast.Call)]
+    tapes = [i for i in opened if "GradientTape" in ast.dump(i.context_expr.func)]  # type: ignore[attr-defined]
+    return {i.optional_vars.id for i in tapes if isinstance(i.optional_vars, ast.Name)}
+
+
+def _of(call: ast.Call) -> str:
+    """Return the name of the tape whose gradient a call takes."""
+    return getattr(getattr(call.func, "value", None), "id", "")
 
 
 def _returned(function: Function, number: int) -> Iterator[ast.expr]:

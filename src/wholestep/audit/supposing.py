@@ -9,7 +9,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import UNKNOWN, Found
+from wholestep.audit.found import UNKNOWN, Found, Likely
 from wholestep.audit.unknown import is_along
 from wholestep.model.objective import Objective
 from wholestep.model.terms import Mean
@@ -130,7 +130,7 @@ def constant(outputs: list[np.ndarray]) -> list[str]:
     if many.size < _ENOUGH or np.any(many != many[0]):
         return []
     told = "is it a softmax of a single number? That takes a sigmoid." if many[0] == 1 else "do they see the inputs?"
-    return [f"All outputs are {many[0]:g}, in every row of every update: {told}"]
+    return [Likely(f"All outputs are {many[0]:g}, in every row of every update: {told}")]
 
 
 def is_padded(labels: np.ndarray) -> bool:

@@ -1,17 +1,21 @@
 """What a script holds while it trains: the values of its functions' names, and those of its modules."""
 
+import inspect
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, GeneratorType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
+from wholestep.errors import message
+
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = (_PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], str(Path(__file__).parent.parent))
+_NO_CODE = (lambda: None).__code__
 _NUM_INSIDE = 64  # so many values of a container or an object are looked at, two levels deep
 
 
@@ -64,6 +68,10 @@ class Surroundings:
             found.append(Named(named.home, named.name, array))
         return found
 
+    def named(self, kind: type) -> list[Named]:
+        """Return the values of a type, with their names."""
+        return [named for named in self._found.values() if isinstance(named.value, kind)]
+
     def of(self, kind: type | tuple[type, ...]) -> list[Any]:
         """Return the different values of a type."""
         return list({id(n.value): n.value for n in self._found.values() if isinstance(n.value, kind)}.values())
@@ -71,7 +79,7 @@ class Surroundings:
     def _take(self, home: int, name: str, value: Any, depth: int) -> None:
         if isinstance(value, ModuleType | type) or (callable(value) and not isinstance(value, keras.metrics.Metric)):
             return
-        kinds = keras.optimizers.Optimizer | keras.metrics.Metric
+        kinds = keras.optimizers.Optimizer | keras.metrics.Metric | GeneratorType
         if _has_rows(value) or isinstance(value, kinds) or _is_dataset(value):
             self._found.setdefault((home, name, id(value)), Named(home, name, value))
         elif depth:
@@ -85,6 +93,29 @@ def names_of_user() -> dict[str, Any]:
     while frame is not None and not (_is_of_user(frame) or "__autograph_generated" in frame.f_code.co_filename):
         frame = frame.f_back
     return {} if frame is None else {**frame.f_globals, **frame.f_locals}
+
+
+def tape_elsewhere(model: keras.Model) -> str:
+    """Return in words that a `tf.GradientTape` is around a model of another engine, or in its step; "" if none is."""
+    engine = keras.backend.backend()
+    if engine == "tensorflow" or "tensorflow" not in sys.modules:
+        return ""
+    frame: FrameType | None = sys._getframe(1)
+    has_one = "GradientTape" in getattr(inspect.unwrap(type(model).train_step), "__code__", _NO_CODE).co_names
+    while frame is not None and not has_one:
+        is_library = frame.f_code.co_filename.startswith(_LIBRARIES)
+        has_one = not is_library and any(map(_is_tape, list(frame.f_locals.values())))
+        frame = frame.f_back
+    if not has_one:
+        return ""
+    must = "The loop must take its gradients by the engine of its model."
+    received = f"a tf.GradientTape for a model on the {engine} engine, of which it sees nothing"
+    attempt = f"KERAS_BACKEND=tensorflow, set before Keras is imported, or a loop written for {engine}."
+    return message(must, received, attempt)
+
+
+def _is_tape(value: Any) -> bool:
+    return type(value).__name__ == "GradientTape" and type(value).__module__.startswith("tensorflow.")
 
 
 def _is_of_user(frame: FrameType) -> bool:

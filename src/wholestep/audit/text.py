@@ -3,22 +3,28 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from wholestep.audit.found import Found
+from wholestep.audit.found import Found, Likely
 from wholestep.audit.judge import Verdict
+from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.proof import HIDDEN, Proof
 
 WITH_FAULT = "reference with this fault"
 
 
 def first(verdict: Verdict) -> str:
-    """Return the first line: the cause in a sentence."""
+    """Return the first line: a cause; a note that is very likely the fault; what was not judged; or what was."""
     if verdict.causes:
         cause = verdict.causes[0]
         name = cause.name if cause.is_known else f"not known, but in the stage: {cause.stage}"
         return f"{name[0].upper()}{name[1:]}. {cause.explanation}"
+    if likely := [note for note in verdict.notes if isinstance(note, Likely)]:
+        return likely[0]
     if not verdict.has_seen:
-        return "Nothing can be said: no update on rows of the data was seen."
-    return "No cause found." if verdict.has_loss else "No cause found; but the gradients could not be judged."
+        own = [f"{OWN_TRAINER}."] if OWN_TRAINER in verdict.unseen else []
+        return own[0] if own else "Nothing can be said: no update on rows of the data was seen."
+    num = len(verdict.seen.updates) if verdict.seen is not None else 0
+    found = f"othing found in {num} update{'s' * (num != 1)}: {', '.join(verdict.judged)} were judged."
+    return f"Not judged: {verdict.unjudged}. N{found}" if verdict.unjudged else f"N{found}"
 
 
 def told(number: int, cause: Found) -> str:

@@ -1,10 +1,12 @@
 """What can be told of a gradient that nothing known reproduces."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from wholestep.audit.by_row import derivative, solve
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import Found, not_known
+from wholestep.audit.found import Found, not_known, numbers_of
 from wholestep.audit.proof_of_gradients import proved
 from wholestep.audit.source import line_of_loss
 
@@ -13,7 +15,8 @@ def unknown(differing: list[Evidence]) -> Found:
     """Tell what can be told of a difference that nothing known reproduces: the rows' factors, or the parameters."""
     e = differing[0]
     told = _along(differing) or _solved(e, is_plain=True) or _penalised(e)
-    in_the_loss = "" if told else _in_the_loss(e)
+    found = None if told else derivative(e)
+    in_the_loss, detail = ("", "") if found is None else (_in_the_loss(*found), _on_a_row(e, *found))
     told = told or in_the_loss or _solved(e, is_plain=False)
     if not told:
         differs = e.meant.replay.tolerance.differs
@@ -21,9 +24,10 @@ def unknown(differing: list[Evidence]) -> Found:
         told = f"the variables that differ: {', '.join(f'{name} ({apart:.1g})' for name, apart in off.items())}"
     explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
     numbers = [each.update.number for each in differing]
-    line = line_of_loss(e.update.pieces[-1].called.line) if in_the_loss else None
+    line = line_of_loss(e.update.pieces[-1].called.line)
     without, proof = max(each.without for each in differing), proved(differing[-1], None)
-    return not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)
+    cause = not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)
+    return replace(cause, detail=detail)
 
 
 def is_along(e: Evidence) -> bool:
@@ -68,18 +72,36 @@ def _counted(factors: np.ndarray) -> str:
     return ", ".join(f"{v:.4g} x {n}" for v, n in list(zip(values, counts, strict=True))[:6])
 
 
-def _in_the_loss(e: Evidence) -> str:
-    """Return in words the derivative by the outputs that the loop's loss must have, "" if none makes the gradient.
+def _in_the_loss(solved: np.ndarray, should: np.ndarray) -> str:
+    """Return in words the derivative by the outputs that the loop's loss has, and that of the loss meant.
 
     The gradient of any loss of the outputs is a sum of the outputs' own gradients: if it is one here, the model, the
     tape and the variables are right, whatever the loss.
     """
-    if (found := derivative(e)) is None:
-        return ""
-    solved, should = found
     far = np.argsort(-np.abs(solved - should))[:3]
     shown = ", ".join(f"{solved[i]:.3g} instead of {should[i]:.3g}" for i in far)
     return (
         "the model, the tape and the variables are right, so it is in the loss: its derivative by the outputs is "
         f"{shown}, where they differ most"
+    )
+
+
+def _on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
+    """Return in words what can be compared by hand: one row, its label and output, and what both losses make of it."""
+    pieces = e.update.pieces
+    if any(len(piece.called.outputs) != 1 for piece in pieces) or not hasattr(e.meant.replay.data[1], "shape"):
+        return ""
+    starts = np.cumsum([0, *(piece.called.outputs[0].size for piece in pieces)])
+    place = int(np.argmax(np.abs(solved - should)))
+    which = int(np.searchsorted(starts, place, "right")) - 1
+    piece, terms, out = pieces[which], e.terms[which], pieces[which].called.outputs[0]
+    width = out.size // len(out)
+    at = (place - int(starts[which])) // width
+    part = slice(int(starts[which]) + at * width, int(starts[which]) + (at + 1) * width)
+    label = e.meant.replay.batch(piece)[1][at]
+    values, weights = terms.values[:, at].sum(), terms.weights[:, at].sum()
+    loss = f"the loss that was meant is {values / weights:.4g}, " if weights else ""
+    return (
+        f"On row {piece.rows[at]} of the data, label {numbers_of(label)}, output {numbers_of(out[at])}: {loss}with "
+        f"derivative {numbers_of(should[part])} by the output in this batch; the loop's has {numbers_of(solved[part])}."
     )

@@ -67,8 +67,8 @@ class Audit:
         Args:
             model: the model that the loop trains.
             data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs together.
-            loss: what was meant: a Keras loss, its name, a function (labels, outputs), or an `Objective` over such
-                batches; None for what the model was compiled with.
+            loss: what was meant: a Keras loss, its name, a function (labels, outputs), a list or dict of them, one for
+                each output, or an `Objective` over such batches; None for what the model was compiled with.
             learning_rate: what was meant: a number, or a function (or Keras schedule) of the number of the update,
                 from 0; None for the schedule of the optimizer, if it has one.
             optimizer: the one that the loop applies, where the model is not compiled with it: its schedule, if it has
@@ -151,11 +151,13 @@ def watched(
     except Enough:  # the command's word, which goes on to it
         report.close(made)
         raise
-    except BaseException:
+    except BaseException as error:
         if command is not None and command.has_stopped:  # its word, as an engine's program has passed it on
             report.close(made)
         else:
             report.fail()
+        if log.elsewhere and isinstance(error, Exception):
+            raise SpecificationError(log.elsewhere) from error
         raise
     made.ended = Ended.of(model)
     report.close(made)

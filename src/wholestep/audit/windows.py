@@ -1,6 +1,6 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +15,10 @@ PAD = -1
 
 
 class Rows:
-    """Finds rows of the data by the bytes of the model's inputs, whatever their dtype has become."""
+    """Finds rows of the data by the bytes of the model's inputs, whatever their dtype has become.
+
+    A batch may be narrower than the data, as one that is padded to its own longest row: zeros are left out then.
+    """
 
     def __init__(self, inputs: Tree):
         self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
@@ -28,7 +31,7 @@ class Rows:
         if len(inputs) != len(self.leaves) or not inputs[0].ndim:
             return np.array([], int)
         found = []
-        table = self._table(tuple(leaf.dtype for leaf in inputs))
+        table = self._table(tuple((leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
         for row in range(len(inputs[0])):
             equal = table.get(b"".join(leaf[row].tobytes() for leaf in inputs), [])
             found.append(min(equal, key=self._uses.__getitem__) if equal else PAD)
@@ -57,14 +60,17 @@ class Rows:
             for leaf in tree.leaves(others)
         )
 
-    def _table(self, dtypes: tuple) -> dict[bytes, list[int]]:
-        if dtypes not in self._tables:
-            cast = [leaf.astype(dtype) for leaf, dtype in zip(self.leaves, dtypes, strict=True)]
+    def _table(self, kinds: tuple) -> dict[bytes, list[int]]:
+        if kinds not in self._tables:
+            pairs = [*zip(self.leaves, kinds, strict=True)]
+            narrow = [(leaf[:, : w[0]], leaf[:, w[0] :]) if w else (leaf, leaf[:0]) for leaf, (_, w) in pairs]
+            cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
             table: dict[bytes, list[int]] = {}
             for row in range(self.num):
-                table.setdefault(b"".join(leaf[row].tobytes() for leaf in cast), []).append(row)
-            self._tables[dtypes] = table
-        return self._tables[dtypes]
+                if not any(np.any(rest[row : row + 1]) for _, rest in narrow):
+                    table.setdefault(b"".join(leaf[row].tobytes() for leaf in cast), []).append(row)
+            self._tables[kinds] = table
+        return self._tables[kinds]
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class Windows:
         is_by_hand: whether no optimizer step was seen, and the updates are what moved the weights.
         is_rated: whether it is known by which rates the gradients of such updates were multiplied.
         settled: updates of whose rows it was found out which of several with equal inputs they are.
+        stale: updates whose gradients were taken before the steps of others, with as many forward passes at once.
         idle: by the number of an update, its optimizer step after those of zeros that were made while it was summed up.
     """
 
@@ -135,6 +142,7 @@ class Windows:
     is_by_hand: bool = False
     is_rated: bool = False
     settled: set[int] = field(default_factory=set)
+    stale: set[int] = field(default_factory=set)
     idle: dict[int, list[Update]] = field(default_factory=dict)
 
 
@@ -157,7 +165,35 @@ def windows(log: Log, rows: Rows) -> Windows:
     if is_by_hand:
         updates, rest = by_hand(rest)
     pieces = sorted([*pieces, *rest, *(p for u in updates if is_by_hand for p in u.pieces)], key=_order)
-    return Windows(pieces, updates, rest, foreign, seen, num_skipped, placed(pieces), is_by_hand and bool(updates))
+    updates, stale = _one_by_one(updates)
+    place, is_own = placed(pieces), is_by_hand and bool(updates)
+    return Windows(pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale)
+
+
+def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
+    """Return (updates, the numbers of those that are stale).
+
+    As many steps as forward passes before them have a gradient each, if no two are the same: then the first step has
+    not all of these passes, and the others are not without one.
+    """
+    found, stale, i = list(updates), set(), 0
+    while i < len(updates):
+        num = len(updates[i].pieces)
+        group = updates[i : i + num]
+        if num > 1 and len(group) == num and not any(u.pieces for u in group[1:]) and _are_others(group):
+            found[i : i + num] = [replace(u, pieces=[p]) for u, p in zip(group, updates[i].pieces, strict=True)]
+            stale |= {u.number for u in group[1:]}
+        i += max(num, 1)
+    return found, stale
+
+
+def _are_others(group: list[Update]) -> bool:
+    """Whether all these steps are of the same parameters, and no two of the same gradient."""
+    steps = [update.applied for update in group]
+    parts = {tuple(g is None for g in step.grads) for step in steps}
+    keys = {b"".join(np.asarray(g).tobytes() for g in step.grads if g is not None) for step in steps}
+    has_one = all(step.is_whole and any(np.any(g) for g in step.grads if g is not None) for step in steps)
+    return has_one and len(parts) == 1 and len(keys) == len(steps)
 
 
 def _order(piece: Piece) -> int:

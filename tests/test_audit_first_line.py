@@ -1,0 +1,337 @@
+"""The audit: the first line of a report is a cause, a note that is very likely the fault, or what was judged."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from audit_scripts import HEAD, script
+
+import wholestep as ws
+from wholestep import cli
+from wholestep.audit import judge
+from wholestep.audit.log import Line
+from wholestep.audit.source import line_of_loss
+
+ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
+
+
+@pytest.fixture
+def audit(tmp_path, capsys, monkeypatch):
+    """Return a function that audits a text, and gives (exit code, the report)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text, *arguments):
+        (tmp_path / "train.py").write_text(text)
+        code = cli.main(["audit", "train.py", *map(str, arguments)])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def trained(**others):
+    """Return the report of a right `fit`."""
+    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, x[:, :1]), **others) as report:
+        model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+    return report
+
+
+def test_what_was_judged_is_said():
+    report = trained()
+    assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
+    assert str(report).startswith(report.first_line)
+    assert report.as_json()["judged"] == ["rows", "mode", "gradient", "step", "state"]
+
+
+def test_half_of_a_model_that_gets_no_gradient_is_said_first(audit):
+    edit = ("model.trainable_variables", "model.trainable_variables[2:]")
+    code, out = audit(script("by hand", edit), "--updates", 6)
+    said = next(line for line in out.splitlines() if "variables get no gradient" in line)
+    assert (code, "Half of the model is never trained: 2 of 4" in said, "\n1. " in out) == (1, True, False), out
+    assert out.index(said) < out.index("Taken as meant")
+
+
+def test_a_side_check_that_fails_is_a_line_and_no_traceback(monkeypatch):
+    monkeypatch.setattr(judge, "state", lambda *given: divmod(1, 0))
+    report = trained()
+    (told,) = report.unseen
+    assert told.startswith("statistics and seeds: ZeroDivisionError: ")
+    assert report.first_line.startswith("Nothing found in 6 updates: ")
+
+
+DATA = """
+x = rng.normal(size=(48, 5)).astype("float32")
+y = (x.sum(1) > 0).astype("float32")[:, None]
+loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+import tensorflow as tf
+
+
+def taken(a, b):
+    with tf.GradientTape() as tape:
+        loss = loss_fn(b, model(a, training=True))
+    return tape.gradient(loss, model.trainable_variables)
+
+"""
+LOOP = """
+
+for epoch in range(3):
+    order = rng.permutation(48)
+    for start in range(0, 48, 12):
+        rows = order[start : start + 12]
+        step(x[rows], y[rows])
+"""
+MOMENTUM = """
+model = network()
+speed = [tf.zeros_like(v) for v in model.trainable_variables]
+
+
+def step(a, b):
+    for i, (v, g) in enumerate(zip(model.trainable_variables, taken(a, b))):
+        speed[i] = 0.9 * speed[i] - 0.05 * g
+        v.assign_add(speed[i])
+"""
+RATE_ZERO = """
+model, count = network(), 0
+
+
+def step(a, b):
+    global count
+    for v, g in zip(model.trainable_variables, taken(a, b)):
+        v.assign_sub(0.1 * min(1, count / 6) * (count % 5 > 0) * g)
+    count += 1
+"""
+SHARPNESS = """
+model, optimizer = network(), keras.optimizers.SGD(0.05)
+
+
+def step(a, b):
+    there = [0.05 * g / tf.norm(g) for g in taken(a, b)]
+    for v, e in zip(model.trainable_variables, there):
+        v.assign_add(e)
+    grads = taken(a, b)
+    for v, e in zip(model.trainable_variables, there):
+        v.assign_sub(e)
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))
+"""
+ON_BOTH = """
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+with strategy.scope():
+    model, optimizer = network(), keras.optimizers.SGD(0.05)
+    optimizer.build(model.trainable_variables)
+
+
+def one(a, b):
+    optimizer.apply_gradients(zip(taken(a, b), model.trainable_variables))
+
+
+@tf.function
+def both(a, b):
+    strategy.run(one, args=(a, b))
+
+
+def step(a, b):
+    both(tf.constant(a), tf.constant(b))
+"""
+OWN_STEP = "Not judged: the optimizer step is your own. Nothing found in "
+LOOPS = {
+    "momentum by hand": (MOMENTUM, 2, OWN_STEP),
+    "a rate of zero": (RATE_ZERO, 2, OWN_STEP),
+    "sharpness": (SHARPNESS, 2, "Not judged: no gradient of an update could be computed again. Nothing found in "),
+    "the same rows on both replicas": (ON_BOTH, 1, "Each of the 2 replicas gets the same rows, so an update is of"),
+}
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("name", LOOPS)
+def test_no_window_is_carried_that_no_gradient_proves(name, audit):
+    text, code, part = LOOPS[name]
+    got, out = audit(HEAD + DATA + text + LOOP)
+    assert (got, out.startswith(part), "carried over" in out) == (code, True, False), out
+
+
+def test_a_model_that_is_frozen_at_the_end_is_judged_as_it_was_trained():
+    """As the discriminator of a GAN is, while the generator is trained."""
+    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, x[:, :1])) as report:
+        for start in [*range(0, 24, 8)] * 2:
+            model.trainable = True
+            model.train_on_batch(x[start : start + 8], x[start : start + 8, :1])
+            model.trainable = False
+    assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
+    assert not any(layer.trainable for layer in model.layers)
+
+
+PENALTY = """
+def step(a, b):
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            inner.watch(a)
+            out = model(a)
+        slope = inner.gradient(out, a)
+        loss = loss_fn(b, out) + tf.reduce_sum(slope**2)
+    grads = tape.gradient(loss, model.trainable_variables)
+"""
+
+
+def test_the_inner_tape_of_a_gradient_penalty_is_not_that_of_the_loss(tmp_path):
+    (tmp_path / "loop.py").write_text(PENALTY)
+    line = line_of_loss(Line(str(tmp_path / "loop.py"), 6))
+    assert line.text == "loss = loss_fn(b, out) + tf.reduce_sum(slope**2)"
+
+
+USED_UP = (
+    "for epoch in range(2):\n    for rows in rng.permutation(24).reshape(3, 8):",
+    "{made}for epoch in range(3):\n{anew}    for rows in parts:",
+)
+MADE = "parts = (part for part in rng.permutation(24).reshape(3, 8))\n"
+
+
+@pytest.mark.parametrize(("made", "anew", "code"), [(MADE, "", 1), ("", f"    {MADE}", 0)])
+def test_a_generator_that_is_used_up_after_an_epoch_is_said(made, anew, code, audit):
+    old, new = USED_UP
+    got, out = audit(script("by hand", (old, new.format(made=made, anew=anew))))
+    assert (got, "The generator 'parts' is used up after the first epoch" in out) == (code, bool(code)), out
+
+
+def fitted(x, y, *, order, data=None, num=1):
+    """Return the report of a `fit` that takes the rows in this order in each of two epochs."""
+    model = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(num)])
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, y) if data is None else data) as report:
+        for _ in range(2):
+            model.fit(x[order], y[order], batch_size=8, shuffle=False, verbose=0)
+    return report
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_rows_that_are_sorted_by_few_classes_are_a_cause(num):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(48, 5)).astype("float32"), np.repeat(np.arange(num), 48 // num)
+    report = fitted(x, y, order=np.arange(48))
+    assert [cause.name for cause in report.causes] == ["batches of few labels"]
+    assert f"hold at most 1 of {num} labels" in report.causes[0].detail
+    mixed = draw.permutation(48)
+    assert fitted(x[mixed], y[mixed], order=np.arange(48)).causes == []
+
+
+def test_rows_that_are_changed_on_the_way_are_not_said_to_be_held_out():
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(32, 4, 4, 1)).astype("float32"), np.ones((32, 1), "float32")
+    flipped = np.where(np.arange(32)[:, None, None, None] % 3 == 0, x[:, :, ::-1], x)
+    (note,) = [note for note in fitted(flipped, y, order=draw.permutation(32), data=(x, y)).notes if "rows of" in note]
+    assert "they are rows whose numbers stand elsewhere (flipped, rolled, turned?)" in note
+    noisy = np.concatenate([x[:16], x[16:] + 1])
+    report = fitted(noisy, y, order=np.arange(32), data=(x, y))
+    assert report.causes == []
+    assert "are rows changed on the way to the model (augmented, normalised)?" in " ".join(report.notes)
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_several_losses_are_taken_as_compile_takes_them(is_dict, is_compiled):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(24, 5)).astype("float32"), [draw.normal(size=(24, 1)).astype("float32") for _ in range(2)]
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")])
+    meant = {"a": "mse", "b": "mae"} if is_dict else ["mse", "mae"]
+    if is_compiled:
+        model.compile("sgd", ["mae", "mae"])
+    with ws.audit(model, (x, y), loss=meant) as report:
+        model.compile("sgd", ["mse", "mae"])
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert report.first_line.startswith("Nothing found in 6 updates"), str(report)
+    with ws.audit(model, (x, y), loss=meant) as report:
+        model.compile("sgd", ["mae", "mse"])
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert [cause.stage for cause in report.causes] == ["gradient"]
+
+
+def test_losses_that_do_not_fit_the_outputs_are_refused():
+    x, model = np.ones((8, 3), "float32"), keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with (
+        pytest.raises(ws.errors.SpecificationError, match="one for each"),
+        ws.audit(model, (x, x[:, :1]), {"none": "mse"}),
+    ):
+        pass
+
+
+def test_a_loss_that_is_not_known_shows_one_row_with_both_losses():
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(24, 5)).astype("float32"), draw.normal(size=(24, 1)).astype("float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    model.compile("sgd", lambda y, out: keras.ops.mean(keras.ops.abs(y - out) ** 1.5, -1))
+    with ws.audit(model, (x, y), "mse") as report:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    (cause,) = report.causes
+    assert (cause.name, cause.stage) == ("not known", "gradient")
+    found = re.search(
+        r"On row (\d+) of the data, label (.+), output (.+): the loss that was meant is (.+), with derivative (.+) by "
+        r"the output in this batch; the loop's has (.+)\.$",
+        cause.detail,
+    )
+    label, output, loss, own, other = map(float, found.groups()[1:])
+    assert label == pytest.approx(y[int(found[1]), 0], rel=1e-3)
+    error = output - label
+    assert loss == pytest.approx(error**2, rel=1e-2)
+    assert own == pytest.approx(2 * error / 8, rel=1e-2)
+    assert other == pytest.approx(1.5 * np.sign(error) * abs(error) ** 0.5 / 8, rel=1e-2)
+
+
+def test_inputs_that_are_no_rows_of_the_data_stand_beside_the_nearest_row():
+    x = np.random.default_rng(0).normal(size=(16, 2)).astype("float32")
+    report = fitted(x + np.float32([1e-3, 2e-3]), x[:, :1], order=np.arange(16), data=(x, x[:, :1]))
+    got, own = re.search(
+        r"the model got \((.+)\), and row 0 of `data`, the nearest, is \((.+)\)", report.unseen[0]
+    ).groups()
+    assert [float(number) for number in own.split(", ")] == pytest.approx(x[0].tolist(), rel=1e-3)
+    assert [float(n) for n in got.split(", ")] == pytest.approx((x[0] + [1e-3, 2e-3]).tolist(), rel=1e-3)
+
+
+OWN_LOSS = """
+model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+
+def own_loss(labels, out):
+    return tf.reduce_mean(tf.abs(labels - out) ** 1.5 + tf.random.normal((1,)) * out)
+
+
+def step(a, b):
+    with tf.GradientTape() as tape:
+        out = model(a, training=True)
+        loss = own_loss(b, out)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+"""
+
+
+@ONLY_TENSORFLOW
+def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(audit):
+    code, out = audit(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP)
+    found = re.search(r"On row \d+, label [01], output (.+): own_loss of the script is (.+), (\w+) is (.+)\.\n", out)
+    assert (code, found[3]) == (2, "binary_crossentropy"), out
+    assert out.startswith("Not judged: the loss that is meant is not known.")
+
+
+STALE = """
+model, optimizer = network(), keras.optimizers.SGD(0.01)
+for epoch in range(3):
+    order = rng.permutation(48)
+    held = [taken(x[order[i : i + 12]], y[order[i : i + 12]]) for i in range(0, 48, 12)]
+    for grads in held:
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+"""
+
+
+@ONLY_TENSORFLOW
+def test_gradients_that_are_applied_later_than_they_are_taken_are_no_microbatches(audit):
+    code, out = audit(HEAD + DATA + STALE)
+    assert (code, out.startswith("The gradients of several batches are taken at the same weights"), "\n1. " in out) == (
+        1,
+        True,
+        False,
+    ), out
+    assert "9 of 12 updates are stale" in out
