@@ -303,6 +303,6 @@ def test_a_learning_rate_must_be_a_number(rate, tmp_path):
 
 
 def test_a_schedule_is_given_no_learning_rate(tmp_path):
-    with pytest.raises(ws.SpecificationError, match="a number as its learning rate"):
+    with pytest.raises(ws.SpecificationError, match="a constant learning rate"):
         run(tmp_path, optimizer={"learning_rate": SCHEDULE(0.01, 9, 0.5)}, checkpoints={"learning_rate": 0.1})
     assert not [*tmp_path.glob("step-*")]

@@ -449,8 +449,8 @@ class Remembers(keras.callbacks.Callback):
 @on("jax")
 def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path):
     wrong = [
-        ({"seen": {3: 1}}, r"must be words.*\[3\] in Remembers.get_state\(\)/seen"),
-        ({"seen": {1, 2}}, r"numbers, words and arrays.*set as Remembers.get_state\(\)/seen"),
+        ({"seen": {3: 1}}, r"must be strings.*\[3\] in Remembers.get_state\(\)/seen"),
+        ({"seen": {1, 2}}, r"numbers, strings and arrays.*set as Remembers.get_state\(\)/seen"),
         ({"seen": np.array(["word"])}, r"Remembers.get_state\(\)/seen must be of numbers that a file can hold"),
     ]
     model = small()
@@ -482,7 +482,7 @@ def test_a_loop_that_has_ended_carries_out_nothing_more(tmp_path):
         steps = trainer.steps(ws.Batches((X, Y), SIZE), epochs=2, checkpoints=asked)
         assert sum(1 for _ in steps) == expected
         assert trainer.run.number == 2 * BATCHES
-    with pytest.raises(ws.SpecificationError, match="left inside of steps"):
+    with pytest.raises(ws.SpecificationError, match="stopped inside of steps"):
         ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
 
 

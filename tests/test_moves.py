@@ -102,7 +102,7 @@ def test_whole_numbers_that_do_not_fit_are_refused(tmp_path):
         if fits:
             other.run.restore(Snapshot(arrays, taken.facts))
             continue
-        with pytest.raises(ws.SpecificationError, match="go on with the same engine"):
+        with pytest.raises(ws.SpecificationError, match="resume with the same engine"):
             other.run.restore(Snapshot(arrays, taken.facts))
         close(before, leaves(other.model), 0)
 

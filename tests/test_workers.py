@@ -202,7 +202,7 @@ def test_beside_a_gpu_no_process_is_forked(gpu, monkeypatch):
 def test_beside_a_gpu_a_data_set_must_be_picklable(gpu):
     data = Forked()
     data.lock = threading.Lock()
-    with pytest.raises(ws.BatchError, match="is pickled for its processes"):
+    with pytest.raises(ws.BatchError, match="must be picklable"):
         in_forks(data)
     assert multiprocessing.active_children() == []
 

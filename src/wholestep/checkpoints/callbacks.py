@@ -101,7 +101,7 @@ def _watched(settings: Settings) -> str:
 
 
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Return the state of a callback: attributes for Keras' classes, `get_state()` for others."""
+    """Return the state of a callback: the attributes of Keras' classes, and `get_state()` if it is defined."""
     known = {name: getattr(callback, name) for name in _known(callback) if hasattr(callback, name)}
     return {**known, **({"own": callback.get_state()} if hasattr(callback, "get_state") else {})}
 

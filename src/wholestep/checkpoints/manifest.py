@@ -31,7 +31,7 @@ class Manifest:
     """The content of a checkpoint.
 
     Args:
-        step: the number of updates before the checkpoint.
+        step: the number in its name: the number of updates, or more if a loss scale has counted back.
         files: the files of arrays.
         leaves: the arrays in the files.
         facts: the state of the training besides the arrays, as JSON.

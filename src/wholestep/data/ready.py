@@ -89,7 +89,7 @@ class BatchStream:
 
     @property
     def may_depend_on_the_loop(self) -> bool:
-        """Whether a batch may depend on earlier updates, as of a generator. Loaders prefetch, so theirs cannot."""
+        """Whether a batch may depend on earlier updates, as of a generator. Loaders prefetch anyway."""
         return not is_loader(self.batches) and not type(self.batches).__module__.startswith("grain.")
 
     def __iter__(self) -> Iterator[Tree]:

@@ -13,7 +13,7 @@ from wholestep.data.block import Batch, Device
 from wholestep.safety.interrupts import TerminatedWaiting, waiting
 
 MOST_STACKED = 16
-_MOST_BYTES = 1 << 20  # of a dispatch, which has this size even for a single update
+_MOST_BYTES = 1 << 20  # of stacked data: a single update is sent in arrays with room for all
 
 
 class Drawn:
