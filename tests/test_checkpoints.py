@@ -324,7 +324,7 @@ def test_arguments_that_cannot_mean_anything_are_refused(tmp_path):
             trainer.fit(X, Y, checkpoints=tmp_path, callbacks=callbacks, **HOW)
     with pytest.raises(ws.SpecificationError, match="where Keras does not know"):
         trainer.fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, keep_best=("val_thing", 1)), **HOW)
-    with pytest.raises(ws.SpecificationError, match="which fit has"):
+    with pytest.raises(ws.SpecificationError, match="which only fit has"):
         list(trainer.steps((X, Y), checkpoints=ws.Checkpoints(tmp_path, keep_best=("loss", 1))))
     with pytest.raises(ws.SpecificationError, match="no keep_best"):
         _ = ws.Checkpoints(tmp_path).best

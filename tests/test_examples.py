@@ -88,7 +88,7 @@ def test_glove(monkeypatch, tmp_path):
     # Keras on TensorFlow squares the gradients of equal embedding rows before it sums them.
     assert ours == pytest.approx(fitted, rel=1e-3 if keras.backend.backend() == "jax" else 0.1)
     assert 1.2 * fitted[-1] < windowed[-1] < 0.6 * written[-1]
-    assert "labels of shape (rows,) make against predictions of shape (rows, 1)" in shown["refusal"]
+    assert "labels of shape (rows,) broadcast against predictions of shape (rows, 1)" in shown["refusal"]
     assert "values of shape (512, 512)" in shown["refusal"]
     assert {"raised", "raise", "handler"} & set(shown["neighbours"]["exception"])
     assert len(shown["vectors"].read_text().splitlines()) == shown["num_words"]

@@ -101,7 +101,7 @@ def test_parameters_that_no_process_holds_whole():
         assert "Sharded, never gathered for the update: sequential/dense/kernel (None, 'columns')" in own["explain"]
         assert "sharded over devices in a run of several processes. Received: sequential/dense/kernel" in own["saving"]
         assert "checkpoints= in place of ModelCheckpoint and EarlyStopping" in own["saving"]
-        assert "OrbaxCheckpoint saves in a run of one process" in own["saving"]
+        assert "OrbaxCheckpoint works only in a run of one process" in own["saving"]
         assert own["values"] == alone["values"]
 
 

@@ -63,7 +63,7 @@ def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
 @pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
 def test_a_row_that_does_not_fit_alone_is_said_so():
     trainer = ws.Trainer(model(), memory_limit=1)
-    with pytest.warns(UserWarning, match="Even one row at a time needs .* and may use 1: the update is carried out"):
+    with pytest.warns(UserWarning, match="Even one row at a time needs .* and may use 1: the update runs nevertheless"):
         trainer.fit(X, Y, batch_size=4, verbose=0)
     explained = trainer.explain()
     assert "in 4 microbatches (4 x 1 rows)" in explained

@@ -229,7 +229,7 @@ _RUNS: dict[str, Callable] = {
 }
 
 
-# ---- what is shown ----
+# ---- the output ----
 
 
 def table(rows: list[Row]) -> str:

@@ -43,7 +43,7 @@ class NonFiniteError(WholestepError, ArithmeticError):
 
 
 class PeerError(WholestepError, RuntimeError):
-    """The processes of a run differ, or a process is lost. Raised in every process that can raise."""
+    """The processes of a run do not match, or a process is lost. Raised in every process that can raise."""
 
 
 class CheckpointError(WholestepError, RuntimeError):

@@ -27,7 +27,7 @@ from wholestep.update import Update, with_verdict
 
 
 class WholeTables:
-    """Plans no rows of embedding tables: a custom step updates whole tables."""
+    """Plans no rows of embedding tables, which a custom step updates itself."""
 
     tables: tuple = ()
 

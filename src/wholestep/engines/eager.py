@@ -12,11 +12,11 @@ class Eager:
     loops_once = False
 
     def traced(self, function: Callable) -> Callable:
-        """Return the function as it is."""
+        """Return the function unchanged."""
         return function
 
     def inlined(self, function: Callable) -> Callable:
-        """Return the function as it is."""
+        """Return the function unchanged."""
         return function
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
@@ -24,7 +24,7 @@ class Eager:
         return function(*arguments)
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
-        """Return the function as it is."""
+        """Return the function unchanged."""
         return function
 
     def again(self, program: Callable) -> Callable | None:

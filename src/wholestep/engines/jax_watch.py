@@ -22,7 +22,7 @@ class Watch:
         variables: reads and writes are reported.
         given: only writes are reported.
         look: ends the watch, or raises an error: then the next access is reported as well.
-        lock: held while `look` runs, so that another thread waits for what `look` writes.
+        lock: held while `look` runs, so that another thread waits for the writes of `look`.
     """
 
     def __init__(

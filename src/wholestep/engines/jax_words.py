@@ -9,7 +9,7 @@ from wholestep.tree import Tensor
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-_FEW_BLOCKS = 1 << 14  # in a loop: XLA would fuse words into their use, and recompute them for each pixel
+_FEW_BLOCKS = 1 << 14  # up to here in a loop: XLA would fuse words into their use, and recompute them per pixel
 
 
 class JaxWords:

@@ -30,7 +30,7 @@ class Watch(Protocol):
 class Engine(Protocol):
     """Runs one model and one optimizer on the devices of this process."""
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def name(self) -> str:

@@ -205,7 +205,7 @@ def _moved(one: Rows, two: Rows, compute_dtype: str) -> np.ndarray:
 
 
 def _compute_dtype(model: keras.Model) -> str:
-    """Return the coarsest dtype that the model computes in; bfloat16 counts as float16, which numpy knows."""
+    """Return the coarsest dtype that the model computes in; bfloat16 counts as float16, as numpy has no bfloat16."""
     dtypes = {keras.backend.standardize_dtype(layer.compute_dtype) for layer in layers(model)}
     if dtypes & {"float16", "bfloat16"}:
         return "float16"

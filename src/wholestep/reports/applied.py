@@ -75,7 +75,7 @@ class Applied:
     def was_moved(self) -> bool:
         """Whether other code has updated the optimizer since its variables were written, if this can be seen.
 
-        Always False on TensorFlow: the variable's value is always the same object, and reading it would wait.
+        It is not seen on TensorFlow: the variable's value is always the same object, and reading its number would wait.
         """
         return self._iterations is not self._optimizer.iterations.value
 
@@ -118,7 +118,7 @@ class Applied:
         return run.num_skipped
 
     def hand_over(self, run: Run, report: Report) -> None:
-        """Keep the report of a single update until it is read; if it never is, check it at exit."""
+        """Keep the report of a single update until it is read; if it never is, check it at the script's end."""
         self._unread = report
         if self._engine.processes.count == 1 and not self._skips:
             self._ending = self._ending or Ending(self, run)
