@@ -63,7 +63,7 @@ def test_both_sides_of_a_gan_see_the_other_as_it_is_now():
 
 
 def test_a_step_of_ones_own_moves_both_sides_by_their_own_optimizers():
-    names = cook("A `train_step` of one's own, with several optimizers")
+    names = cook("A custom `train_step` with several optimizers")
     gan, history = names["gan"], names["history"].history
     assert [int(o.iterations) for o in (gan.d_optimizer, gan.g_optimizer)] == [20, 20]
     assert history["d_loss"][-1] < history["d_loss"][0]
@@ -116,7 +116,7 @@ def test_lora_trains_beside_the_kernels():
 
 
 def test_augmentation_differs_each_epoch_and_is_off_in_evaluation():
-    names = cook("Augmentation of one's own")
+    names = cook("Custom augmentation")
     model, x, y = (names[k] for k in ("model", "x", "y"))
     assert np.any(names["jitter"].seeds.state.numpy() != keras.random.SeedGenerator(1).state.numpy())
     plain = names["ws"].Trainer(model).evaluate(x, y, verbose=0)
@@ -126,7 +126,7 @@ def test_augmentation_differs_each_epoch_and_is_off_in_evaluation():
 
 
 def test_a_run_that_was_stopped_goes_on():
-    names = cook("Stop, and go on in another process")
+    names = cook("Stop, and resume in another process")
     assert names["numbers"] == [4]
     whole = names["begin"]()
     steps = list(whole.steps((names["x"], names["y"]), epochs=2))
