@@ -195,7 +195,7 @@ def named_in(text):
 
 
 def test_the_walk_names_real_functions_and_is_short():
-    walk = ARCHITECTURE.split("## The path of a batch")[1].split("`fit`, `steps`")[0]
+    walk = ARCHITECTURE.split("## The way of a batch")[1].split("`fit`, `steps`")[0]
     steps = re.findall(r"^\d+\. `([\w.]+)`", walk, flags=re.MULTILINE)
     assert len(steps) == len(re.findall(r"^\d+\. ", walk, flags=re.MULTILINE)) <= 10
     for name in named_in(ARCHITECTURE):
@@ -204,7 +204,7 @@ def test_the_walk_names_real_functions_and_is_short():
 
 
 def test_every_word_has_one_meaning():
-    words = re.findall(r"^\| ([a-z, ]+) \| [a-z]", ARCHITECTURE.split("## Terms")[1], flags=re.MULTILINE)[1:]
+    words = re.findall(r"^\| ([a-z, ]+) \| [a-z]", ARCHITECTURE.split("## Words")[1], flags=re.MULTILINE)[1:]
     assert len(words) == len(set(words)) <= 25
 
 
