@@ -447,6 +447,25 @@ class Remembers(keras.callbacks.Callback):
 
 
 @on("jax")
+@on("jax")
+def test_a_stream_whose_state_is_known_after_a_batch_alone_trains_and_resumes(tmp_path):
+    class Late(Counted):
+        def get_state(self):
+            assert self.read, "no batch was drawn"
+            return super().get_state()
+
+    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    whole.fit(Late(False), verbose=0)
+    asked = ws.Checkpoints(tmp_path, every_steps=4, keep=99)
+    for step in other.steps(Late(False), checkpoints=asked):
+        if step.number == 6:
+            break
+    again = ws.Trainer(small(2))
+    list(again.steps(Late(False), checkpoints=asked))
+    assert other.run.number == 6
+    assert again.run.number == whole.run.number
+
+
 def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path):
     wrong = [
         ({"seen": {3: 1}}, r"must be strings.*\[3\] in Remembers.get_state\(\)/seen"),

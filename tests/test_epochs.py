@@ -1,9 +1,14 @@
 """Where an epoch of a run begins, in data whose own epochs are longer or shorter."""
 
+import itertools
+
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shares import on
+from small import X, Y, model
 
 import wholestep as ws
 from wholestep.data.epochs import go_to_epoch
@@ -49,3 +54,20 @@ def test_data_that_do_not_tell_their_length_stand_at_an_epoch_of_their_own():
     data = ws.Batches(np.zeros((1, 1)) for _ in range(5))
     assert data.num_batches is None
     assert went(data, 2, 3, once=True) == (2, 0)
+
+
+@on("jax")
+def test_an_iterator_of_validation_data_is_kept():
+    def growing():
+        for i in itertools.count():
+            yield X, np.full(len(X), i % 4)
+
+    losses = []
+    for fit in (
+        ws.Trainer(model(optimizer=keras.optimizers.SGD(0.0))).fit,
+        model(optimizer=keras.optimizers.SGD(0.0)).fit,
+    ):
+        history = fit(X, Y, validation_data=growing(), validation_steps=1, epochs=2, verbose=0).history
+        losses.append(history["val_loss"])
+    assert losses[0][0] == losses[0][1]
+    assert losses[1][0] != losses[1][1]

@@ -154,7 +154,7 @@ class Saver:
     def _check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
         states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
         arrays: dict[str, Numbers] = {}
-        for name, state in [*states, ("the stream's get_state()", self._batches.stream_state)]:
+        for name, state in [*states, ("the stream's get_state()", self._batches.known_stream_state())]:
             taken_apart(state, name, arrays)
         for name, array in arrays.items():
             check_dtype(name, array.dtype)

@@ -187,10 +187,12 @@ class Batches:
     @property
     def stream_state(self) -> Any:
         """The state of a stream after the last batch taken; None if the stream has no state."""
-        if self._stream is None:
-            return None
-        self._stream.begin()
-        return self._stream.state
+        return None if self._stream is None else self._stream.state
+
+    def known_stream_state(self) -> Any:
+        """Return a state of the stream, for its kind; None if the stream has no state."""
+        with waiting():
+            return None if self._stream is None else self._stream.known_state(self.position[1])
 
     def go_on(self, position: tuple[int, int], state: object) -> None:
         """Restore a stream's position and the state that it had there."""

@@ -32,10 +32,13 @@ class Stream:
         """Whether a second epoch can be drawn."""
         return self._source.begins_again
 
-    def begin(self) -> None:
-        """Open the source, if it is not open, without drawing a batch: then `state` is known."""
+    def known_state(self, step: int) -> Any:
+        """Return the iterator's state; before the first draw, the one after the next batch, which is kept."""
         if self._running is None:
             self._begin()
+        if self.state is None and self._get_state is not None:
+            self.peek(step)
+        return self.state
 
     def restart(self) -> None:
         """Restart at the next draw."""
@@ -107,5 +110,4 @@ class Stream:
             iterator.set_state(state)
         has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
         self._get_state = iterator.get_state if has_state else None
-        self._running, self.has_ended = self._source.drawn_from(iterator), False
-        self.state = copy.deepcopy(iterator.get_state()) if has_state else None
+        self._running, self.has_ended, self.state = self._source.drawn_from(iterator), False, None

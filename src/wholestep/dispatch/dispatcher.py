@@ -92,7 +92,7 @@ class Dispatcher:
         self._shortest = math.inf  # seconds of an update, with little time around it
         self._handed_out = 0  # updates since the latest dispatch, including it
         self._ahead: _Ahead | None = None
-        # Held while variables are written, so that another thread's access waits; not while updates are computed.
+        # Held while variables get values that were held back; not while updates are computed.
         self._lock = threading.RLock()
         # Kept on the device: a loop of single updates needs the same spans in every epoch.
         self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine))
