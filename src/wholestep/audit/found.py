@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wholestep.audit.cause import Cause
+from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Line
 from wholestep.audit.proof import Proof
 
@@ -63,6 +64,11 @@ class Found:
         """Whether a change of the reference reproduces the loop's numbers."""
         return self.name != UNKNOWN
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the field has a name for it."""
+        return self.name in BY_NAME
+
 
 def found(
     cause: Cause,
@@ -95,17 +101,6 @@ def not_known(
     """Return what was found of a difference that nothing known reproduces."""
     fix = "nothing is proposed: no known cause reproduces these numbers."
     return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates), "", proof)
-
-
-def least_squares(basis: np.ndarray, wanted: np.ndarray, rcond: float | None = None) -> np.ndarray:
-    """Return the factors of the columns of a basis whose sum is nearest; NaN, which fits nothing, of infinite numbers.
-
-    >>> least_squares(np.eye(2), np.array([1.0, np.inf]))
-    array([nan, nan])
-    """
-    if not (np.all(np.isfinite(basis)) and np.all(np.isfinite(wanted))):
-        return np.full(basis.shape[1], np.nan)
-    return np.linalg.lstsq(basis, wanted, rcond=rcond)[0]
 
 
 def distance(one: np.ndarray, two: np.ndarray, scale: float = 0.0) -> float:
