@@ -181,7 +181,7 @@ ERROR = {"tensorflow": "(y[rows][:, None] - output)", "jax": "(b[:, None] - outp
 TOLD = {
     "one variable": (
         "accumulated",
-        ("t / len(rows) + o", "(t + ops.abs(t) if t.shape == (4, 1) else t) / len(rows) + o"),
+        ("t / len(rows) + o", "(t + 3 * ops.abs(t) ** 0.5 if t.shape == (4, 1) else t) / len(rows) + o"),
         "kernel",
     ),
     "loss": (

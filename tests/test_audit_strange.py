@@ -76,6 +76,11 @@ CASES = {
     "one sign": ("simple", [changed("[*grads[:-1], -grads[-1]]")], "counts -1 times what it should"),
     "signs alone": ("simple", [changed("[ops.sign(g) for g in grads]")], "is replaced by its sign"),
     "centred": ("simple", [changed("[g - ops.mean(g) for g in grads]")], "has its mean taken off"),
+    "clipped, without the penalty": (
+        "clipped",
+        [(PENALTY, "")],
+        "The penalty counts not at all instead of once and the gradient is clipped to the norm 0.4",
+    ),
     "two updates old": (
         "deep",
         [changed("(held.append(grads), held.pop(0))[1]"), BEFORE],

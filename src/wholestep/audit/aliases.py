@@ -9,10 +9,19 @@ _REST = "microbatches of the last pass"
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 
 
-def of_rows(bases: list[Basis], counted: list[np.ndarray]) -> tuple[str, ...]:
-    """Return the causes by which the rows of these updates count so, the likeliest first."""
-    tables = [_known(basis, bases) for basis in bases]
+def of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False) -> tuple[str, ...]:
+    """Return the causes by which the rows of these updates count so, the likeliest first.
+
+    Args:
+        is_of_last: whether an update has the rows of its last pass alone, and those of the pass before count nothing.
+    """
+    tables = [_known(basis, bases, is_of_last) for basis in bases]
     used = [basis.counts["the row's own weight"] > 0 for basis in bases]
+    if is_of_last:
+        rests = [basis.sets[f"the {_REST}"] for basis in bases]
+        if all(map(np.all, rests)) or any(np.any(own[~rest]) for own, rest in zip(counted, rests, strict=True)):
+            return ()
+        used = [own & rest for own, rest in zip(used, rests, strict=True)]
 
     def is_so(name: str, way: int) -> bool:
         return all(
@@ -23,13 +32,16 @@ def of_rows(bases: list[Basis], counted: list[np.ndarray]) -> tuple[str, ...]:
     return tuple(n for n, ways in tables[0].items() if any(is_so(n, i) for i in range(len(ways))))
 
 
-def _known(basis: Basis, bases: list[Basis]) -> dict[str, list[np.ndarray]]:
+def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list[np.ndarray]]:
     """Return what each row counts by each cause that may be here: one array for each way to write it."""
     counts, sets = basis.counts, basis.sets
     whole, own = counts["the weight of the update"], counts["the weight of the own microbatch"]
     num, full = counts["the number of microbatches"], counts["the weight of a full batch"]
     last, first, rest = (sets[f"the {n}"].astype(float) for n in ("last microbatch", "first microbatch", _REST))
     weight = counts["the row's own weight"]
+    if is_of_last:
+        whole = np.full_like(whole, (weight * rest).sum())
+        num = np.full_like(num, rest[basis.starts].sum())
     with np.errstate(divide="ignore", invalid="ignore"):
         found = {
             "mean of means": [1 / (own * num)],

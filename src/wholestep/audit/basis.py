@@ -105,7 +105,7 @@ class Basis:
     def parts(self, form: Form = BASE) -> list[np.ndarray]:
         """Return what each piece adds to the gradient, its rows counted as they should be."""
         if form == BASE:
-            return self.e.pieces
+            return self._kept(BASE, self.e.pieces)
         return self._kept(form, lambda: [self._part(form, i, 1.0) for i in range(len(self.sizes))])
 
     def whole(self, form: Form = BASE) -> np.ndarray:
@@ -127,6 +127,10 @@ class Basis:
         pairs = zip(self.e.rows, self.e.factors, strict=True)
         parts = (np.einsum("tr,trp->rp", factors, rows.reshape(*factors.shape, -1)) for rows, factors in pairs)
         return self._kept("rows", lambda: [row for part in parts for row in part])
+
+    def forget(self) -> None:
+        """Give up what was made of forms: in a large model each takes as much memory as its gradient."""
+        self._made = {key: made for key, made in self._made.items() if key == BASE}
 
     def _kept(self, key: Any, made: Callable[[], Any]) -> Any:
         if key not in self._made:

@@ -4,14 +4,72 @@ from functools import partial
 
 from wholestep.audit.cause import Cause
 from wholestep.audit.causes_of_gradients import CAUSES_OF_GRADIENTS
-from wholestep.audit.causes_of_printing import CAUSES_OF_PRINTING
-from wholestep.audit.causes_of_rows import CAUSES_OF_ROWS
 
-_forward, _apply, _between, _state = (partial(Cause, stage) for stage in ("forward", "apply", "between", "state"))
 STAGES = ("rows", "forward", "gradient", "apply", "between", "state", "report")
+_rows, _forward, _, _apply, _between, _state, _report = (partial(Cause, stage) for stage in STAGES)
 
 CAUSES = (
-    *CAUSES_OF_ROWS,
+    _rows(
+        "rows never used",
+        "Every pass over the data leaves out the same rows: the model never trains on them.",
+        "let the last, shorter batch through: `range(0, len(x), size)`, or `drop_remainder=False`.",
+        "tracel-ai/burn#5695",
+    ),
+    _rows(
+        "same order every pass",
+        "The rows were shuffled once; every pass takes them in that same order.",
+        "draw an order in every epoch, `default_rng(epoch).permutation(len(x))`, or `shuffle(len(x), "
+        "reshuffle_each_iteration=True)`.",
+        "pytorch/pytorch#31771",
+    ),
+    _rows(
+        "same batches every pass",
+        "Batches are shuffled, and not rows: the same rows meet in every pass.",
+        "`.shuffle(len(x)).batch(size)`, in this order.",
+        is_note=True,
+    ),
+    _rows(
+        "batches of few labels",
+        "The rows are sorted by label, and batches are shuffled, not rows: each batch holds one or two of the labels.",
+        "`.shuffle(len(x)).batch(size)`, in this order.",
+    ),
+    _rows(
+        "window carried over the epoch",
+        "The last microbatches of a pass wait for the first of the next: one update is made of both.",
+        "make an optimizer step of what is left at the end of each pass (`if ... or start + size >= len(x)`), or "
+        "take a `batch_size` with which none is left.",
+        "meta-pytorch/torchtune#2745",
+    ),
+    _rows(
+        "shuffle window",
+        "The rows are shuffled in a window that is smaller than the data: neighbours stay neighbours.",
+        "`shuffle(len(x), reshuffle_each_iteration=True)`.",
+        "tensorflow/tensorflow#36626",
+        is_note=True,
+    ),
+    _rows(
+        "drawn with replacement",
+        "Rows are drawn with replacement: some come twice before others come once.",
+        "draw one order of all rows per pass: `rng.permutation(len(x))`.",
+        is_note=True,
+    ),
+    _rows(
+        "batch trained on twice",
+        "Some batches make two updates in a row: their rows count twice.",
+        "call the training step once for each batch, and print the loss that this call returns.",
+    ),
+    _rows(
+        "rows twice in a pass",
+        "The last batch of a pass is filled up with rows that came before, which count twice.",
+        "take the last batch as short as it is (`lax.dynamic_slice` moves its start back instead), or give the "
+        "rows that fill it up the weight 0.",
+        "the documentation of jax.lax.dynamic_slice",
+    ),
+    _rows(
+        "batches overlap",
+        "Neighbouring batches share rows, which count twice.",
+        "cut with one step: `x[start:start + size] for start in range(0, len(x), size)`.",
+    ),
     _forward(
         "inference mode",
         "The gradient is taken in inference mode: dropout is off, and BatchNormalization uses its moving statistics.",
@@ -148,7 +206,47 @@ CAUSES = (
         "The rows of an update go through the model once more in training mode: the moving statistics move twice.",
         "take metrics of the outputs that are there, or call `model(x, training=False)`.",
     ),
-    *CAUSES_OF_PRINTING,
+    _report(
+        "printed: mean of means",
+        "The printed loss is a mean of the batches' means: rows of short batches count more.",
+        "weigh by rows: `metric.update_state(loss, sample_weight=len(batch))`.",
+        "tensorflow/tensorflow#38596",
+    ),
+    _report(
+        "printed: last batch",
+        "The printed loss is that of the last batch alone.",
+        "keep a mean over all batches of the pass: `total / count`.",
+        "Lightning-AI/pytorch-lightning#2924",
+    ),
+    _report(
+        "printed: not reset",
+        "The printed loss is a mean over all passes so far: the metric is not reset.",
+        "`metric.reset_state()`, or `total, count = 0.0, 0`, at the beginning of each pass.",
+        "keras-team/keras#16526",
+    ),
+    _report(
+        "printed: sum",
+        "The printed loss is the sum of the batches' means.",
+        "divide by the number of rows.",
+        "hiyouga/LlamaFactory#7443",
+    ),
+    _report(
+        "printed: means over rows",
+        "The printed loss is the sum of the batches' means, divided by the number of rows: too small by the size of a "
+        "batch.",
+        "add up `loss * len(batch)`, or divide by the number of batches.",
+    ),
+    _report(
+        "printed: summed over microbatches",
+        "The printed loss is a sum of the microbatches' means, divided by the number of updates.",
+        "take the mean over the microbatches: divide by their number.",
+    ),
+    _report(
+        "printed: without penalty",
+        "The printed loss is without the model's own losses, which are trained on.",
+        "print the loss with `sum(model.losses)`, as `fit` does.",
+        is_note=True,
+    ),
 )
 
 BY_NAME = {cause.name: cause for cause in CAUSES}

@@ -195,7 +195,9 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
         by_row = np.repeat(own, basis.sizes) if level.name == "each microbatch" else own * np.ones(sum(basis.sizes))
         counted.append(by_row if level.by_row is None else by_row * level.by_row(basis))
     if not rows.is_right or level.words:
-        names = aliases.of_rows(bases, counted)
+        names, before_it = aliases.of_rows(bases, counted), list[Error]()
+        if not names and (names := aliases.of_rows(bases, counted, is_of_last=True)):
+            before_it = [Error("the microbatches of the pass before", "are left out", ("last window dropped",))]
         ratios = np.concatenate([own / basis.unit for own, basis in zip(counted, bases, strict=True)])
         if not names and level.name == "the update":
             names = aliases.of_scale(bases, ratios)
@@ -203,7 +205,7 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
         if errors and not names:  # a number of the form
             errors[-1] = replace(errors[-1], number=f"{errors[-1].number} and counts {told}".strip())
         else:
-            errors.append(Error("each row's gradient", "counts", names, told))
+            errors += [Error("each row's gradient", "counts", names, told), *before_it]
         is_even = not level.words and np.ptp(ratios) <= 1e-3 * np.abs(ratios).max()
         cost += is_even and not names and rows.key not in ("none", "number")  # a fraction may be it by chance
     if not penalty.is_right and _is_in_rows(bases, counted, penalty.values):
@@ -257,9 +259,13 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
             continue
         cut = Reading(0, "", "right", np.minimum(1.0, bound / norms) * base)
         errors, cost, made = _combined(level, solved, cut, penalty, _RIGHT)
-        names = () if is_plain else ("clip per microbatch",)
-        told = Error(f"the gradient of {level.name}", "is clipped to the norm", names, f"{bound:.4g}")
-        yield [*errors, told], cost + 1.2, made
+        if is_plain:  # which may be meant, and is no cause by itself
+            told = f"{errors[-1].number} and the gradient is clipped to the norm {bound:.4g}".strip()
+            errors[-1] = replace(errors[-1], number=told)
+        else:
+            told = "is clipped to the norm"
+            errors.append(Error(f"the gradient of {level.name}", told, ("clip per microbatch",), f"{bound:.4g}"))
+        yield errors, cost + 1.2, made
         return
 
 

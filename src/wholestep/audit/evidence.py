@@ -113,11 +113,10 @@ class Evidence:
     @cached_property
     def reference(self) -> np.ndarray:
         """The gradient that was meant."""
-        return sum(self.pieces, self.penalty)
+        return sum(self.pieces(), self.penalty)
 
-    @cached_property
     def pieces(self) -> list[np.ndarray]:
-        """What each piece adds to that."""
+        """Return what each piece adds to that."""
         return [self.gradient(i, factors) for i, factors in enumerate(self.factors)]
 
     @cached_property

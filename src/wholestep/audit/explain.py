@@ -39,6 +39,7 @@ class Search:
         self.bases = [Basis(e, most) for e in chosen]
         self.has_penalty = any(basis.has_penalty for basis in self.bases)
         self.found: list[Explanation] = []
+        self._is_small = len(chosen[0].handed) <= by_row.NUM_SOLVED
         self._forms: list[Form] = []
 
     def stages(self) -> Iterator[tuple[Callable[[], None], float]]:
@@ -64,6 +65,9 @@ class Search:
             if self._is_possible(form) and self._is_other(form):
                 self._forms.append(form)
                 self._whole(form)
+            if not self._is_small:
+                for basis in self.bases:
+                    basis.forget()
             if any(each.cost <= _SURE for each in self.found):
                 return
         for mixture in mixtures(self.meant, evidence):
@@ -77,8 +81,7 @@ class Search:
                 self._shapes(form)
 
     def _of_two_forms(self) -> None:
-        is_small = len(self.bases[0].e.handed) <= by_row.NUM_SOLVED  # else each pair takes a long backward pass
-        for one, two in combinations(self._forms * is_small, 2):
+        for one, two in combinations(self._forms * self._is_small, 2):  # else each takes a long backward pass
             if one.errors[0].quantity != two.errors[0].quantity and not (one.is_of_pairs or two.is_of_pairs):
                 self._whole(one.with_(two))
 
@@ -131,7 +134,7 @@ class Search:
                 continue
             ways: dict[str, Callable[[Evidence], np.ndarray]] = {
                 "update": lambda e: e.reference,
-                "batch": lambda e: e.pieces[-1] * (e.whole[0] / e.weights[-1][0].sum()) + e.penalty,
+                "batch": lambda e: e.pieces()[-1] * (e.whole[0] / e.weights[-1][0].sum()) + e.penalty,
             }
             for word, way in ways.items():
                 told = Error("the gradient", f"is that of the {word} {steps} before", ("stale gradients",))

@@ -41,7 +41,7 @@ def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> tuple[list
         ways = [way for way in _ways(handed, meant, others) if _far(handed, way.made, floor) <= 10 * fits]
         if not ways:
             return None
-        done[name] = ways[0]
+        done[name] = min(ways, key=lambda way: way.cost)
     kinds: dict[tuple[str, str], list[str]] = {}
     for name, way in done.items():
         kinds.setdefault((way.predicate, way.number if way.predicate == "counts" else ""), []).append(name)
