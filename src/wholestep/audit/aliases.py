@@ -1,4 +1,4 @@
-"""What the field calls it: names of causes, by what rows and the model's own losses count."""
+"""Names of causes, by the factors of the rows and of the model's own losses."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool =
     """Return the causes by which the rows of these updates count so, the likeliest first.
 
     Args:
-        is_of_last: whether an update has the rows of its last pass alone, and those of the pass before count nothing.
+        is_of_last: whether the rows of the pass before the last are left out of every update.
     """
     tables = [_known(basis, bases, is_of_last) for basis in bases]
     used = [basis.counts["the row's own weight"] > 0 for basis in bases]

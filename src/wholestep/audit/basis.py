@@ -1,4 +1,4 @@
-"""What the gradient of one update is made of: vectors, and the counts and sets of rows by which they may be counted."""
+"""The parts of the gradient of one update: vectors, and counts and sets of rows to describe their coefficients."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -22,7 +22,7 @@ class Basis:
         most_rows: of any piece of the updates.
 
     Attributes:
-        unit: what the first term of a row counts if all is right.
+        unit: the right coefficient of a row, in the first term.
         before: the update before, if the same parameters were handed over.
     """
 
@@ -39,7 +39,7 @@ class Basis:
 
     @cached_property
     def counts(self) -> dict[str, np.ndarray]:
-        """Counts by name, one number for each row: what a coefficient may be a fraction of."""
+        """Counts by name, one number for each row: the numerators and denominators of coefficients."""
         e, meant, pieces = self.e, self.e.meant, self.e.update.pieces
         weights = np.concatenate([w[0] for w in e.weights])
         own = np.array([part.sum() for part in self.cut(weights)])
@@ -138,7 +138,7 @@ class Basis:
         return self._made[key]
 
     def _part(self, form: Form, i: int, by_row: Any) -> np.ndarray:
-        """Return what a piece adds to the gradient, with these factors of its rows beside the right ones."""
+        """Return the part of one piece, its rows multiplied by these factors and the right ones."""
         e, piece, replay = self.e, self.e.update.pieces[i], self.e.meant.replay
         if form.is_of_pairs:
             return self._of_pairs(form, i, by_row)

@@ -30,7 +30,7 @@ _BEFORE: tuple[Callable[[Evidence], np.ndarray], ...] = (
 
 
 class Level(NamedTuple):
-    """What has a coefficient of its own.
+    """A choice of vectors that get one coefficient each.
 
     `columns`: the vectors of an update, as they should count; `at`: of each a row that tells its counts. `words`:
     factors of the rows that are in the columns, `by_row`. `is_inside`: the model's own losses are in the columns too.
@@ -46,7 +46,7 @@ class Level(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Vectors of one quantity in one update, with rows that tell their counts, and what they should and do count."""
+    """Vectors of one quantity in one update: the row of each in the counts, the meant and the solved coefficients."""
 
     vectors: list[np.ndarray]
     at: np.ndarray
@@ -56,7 +56,7 @@ class _Block(NamedTuple):
 
 
 class _Solved(NamedTuple):
-    """One update, solved: `fixed` is in its gradient whatever the coefficients."""
+    """The solution of one update; `fixed` is the part of the gradient without a coefficient."""
 
     basis: Basis
     fixed: np.ndarray
@@ -229,7 +229,7 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
 
 
 def _is_in_rows(bases: list[Basis], counted: list[np.ndarray], penalty: np.ndarray) -> bool:
-    """Whether the penalty counts as much as all rows do: then it is a part of what is counted so."""
+    """Whether the penalty has the factor of the rows: then both are parts of one loss."""
     own = [
         np.sum(each * basis.counts["the row's own weight"]) if basis.is_divided else np.mean(each)
         for each, basis in zip(counted, bases, strict=True)

@@ -1,4 +1,4 @@
-"""What makes the gradient that was handed over of the one that was meant: errors, tried from the cheap ones on."""
+"""Search for the errors that turn the meant gradient into the observed one, the cheap ones first."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Explanation:
 
 
 class Search:
-    """Tries errors on some updates, the cheap ones first; `found` are those that make their gradients."""
+    """A search on some updates; `found` lists the explanations that reproduce their gradients."""
 
     def __init__(self, meant: Meant, chosen: list[Evidence]):
         self.meant, self.fits = meant, meant.replay.tolerance.fits
@@ -104,7 +104,7 @@ class Search:
             self._solve(Level("each microbatch", form, lambda basis: basis.parts(form), lambda basis: basis.starts))
 
     def _by_row(self) -> None:
-        """Try a coefficient for each row, where the rows' gradients are told apart."""
+        """Try a coefficient for each row, where the gradients of the rows are independent."""
         most = max(sum(basis.sizes) for basis in self.bases)
         if most > MOST_ROWS or any(most + SPARE + 2 > len(basis.e.handed) for basis in self.bases):
             return
@@ -191,7 +191,7 @@ class Search:
             self.found.append(Explanation(tuple(errors), cost, apart, made))
 
     def _by_variable(self) -> None:
-        """Try an error of each variable by itself, with the penalty or without."""
+        """Try an error of single variables, with the penalty or without."""
         for is_bare in (False, True) if self.has_penalty else (False,):
             if (explained := by_variable(self.bases, self.fits, is_bare=is_bare)) is not None:
                 self._add(*explained)
@@ -221,7 +221,7 @@ def _first(basis: Basis) -> np.ndarray:
 
 
 def _back(basis: Basis, steps: int) -> Evidence | None:
-    """Return the evidence of an update so many before, if its gradient is of the same parameters."""
+    """Return the evidence of the update `steps` before, if its gradient has the same parameters."""
     e: Evidence | None = basis.e
     for _ in range(steps):
         e = None if e is None else e.before

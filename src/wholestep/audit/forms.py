@@ -42,7 +42,7 @@ class Error:
 
 @dataclass(frozen=True)
 class Form:
-    """The loss with errors, none for the one that was meant.
+    """The loss with errors; without any, it is the meant loss.
 
     Attributes:
         objective: another loss.

@@ -1,4 +1,4 @@
-"""The stage of the gradient: what was handed to the optimizer, against what should have been."""
+"""The stage of the gradient: the gradients that the optimizer got, against the meant ones."""
 
 from dataclasses import replace
 
@@ -99,7 +99,7 @@ def _without(update: Update, left_out: set[int]) -> Update:
 
 
 def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Explanation], str]:
-    """Return (what makes what was handed over, the likeliest first; how it is clipped, where that is all)."""
+    """Return (explanations, the likeliest first; by which clip the gradients differ, if by that alone)."""
     search, fitting = Search(meant, chosen), list[Explanation]()
     without = max(e.without for e in chosen)
     for i, (attempt, enough) in enumerate(search.stages()):
@@ -163,7 +163,7 @@ def _located(differing: list[Evidence]) -> Found:
 
 
 def is_along(e: Evidence) -> bool:
-    """Whether a gradient is the one that was meant times some number above 0."""
+    """Whether a gradient is the meant one times some number above 0."""
     size = float(e.reference @ e.reference)
     share = float(e.handed @ e.reference) / size if size else 0.0
     return share > 0 and e.apart(share * e.reference) <= e.meant.replay.tolerance.fits

@@ -41,7 +41,7 @@ def readings(
         slack: by how much each may be off.
         counts: known counts, by name, one for each number.
         right: the numbers that were meant.
-        is_plain: whether one multiple of what was meant, the same in all updates, is said before any fraction.
+        is_plain: whether a constant multiple of the meant numbers comes before any fraction.
     """
     slack = np.maximum(slack, 1e-12)
     if np.all(np.abs(values - right) <= slack):

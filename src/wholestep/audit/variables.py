@@ -1,4 +1,4 @@
-"""What became of the gradient of single variables: counted, of another variable, clipped, changed number by number."""
+"""Errors of single variables: a factor, the gradient of another variable, a clip, a function of each number."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _Gradients = list[np.ndarray]  # of one variable, by update
 
 
 class _Way(NamedTuple):
-    """What may have been done to a gradient, with its number in words, what it costs to suppose, and what it makes."""
+    """A change of one gradient: its predicate and number in words, its cost, and the changed gradients."""
 
     predicate: str
     number: str
