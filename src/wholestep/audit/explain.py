@@ -76,12 +76,12 @@ class Search:
 
     def _of_forms_by_piece(self) -> None:
         for form in self._forms:
-            if form.errors[0].causes:
+            if form.errors[0].causes and self._is_small:  # else each takes many long backward passes
                 self._by_piece(form)
                 self._shapes(form)
 
     def _of_two_forms(self) -> None:
-        for one, two in combinations(self._forms * self._is_small, 2):  # else each takes a long backward pass
+        for one, two in combinations(self._forms * self._is_small, 2):
             if one.errors[0].quantity != two.errors[0].quantity and not (one.is_of_pairs or two.is_of_pairs):
                 self._whole(one.with_(two))
 

@@ -112,6 +112,7 @@ def least(columns: list[np.ndarray], wanted: np.ndarray) -> tuple[np.ndarray, np
         return np.full(len(columns), np.nan), np.zeros(len(columns))
     sizes = np.linalg.norm(basis, axis=0)
     sizes = np.where(sizes == 0, 1, sizes)
-    u, s, vt = np.linalg.svd(basis / sizes, full_matrices=False)
+    q, r = np.linalg.qr(basis / sizes)
+    u, s, vt = np.linalg.svd(r, full_matrices=False)
     inverse = vt.T * np.where(s > 1e-6 * s[0], 1 / np.where(s == 0, 1, s), 0)
-    return inverse @ (u.T @ wanted) / sizes, np.linalg.norm(inverse, axis=1) / sizes
+    return inverse @ (u.T @ (q.T @ wanted)) / sizes, np.linalg.norm(inverse, axis=1) / sizes
