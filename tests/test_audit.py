@@ -144,8 +144,8 @@ def test_two_causes_of_different_stages_are_both_named(pair, tmp_path):
     assert {cause.name for cause in report.causes} == set(causes)
 
 
-@pytest.mark.parametrize(("name", "stage", "edits"), some(UNKNOWN, 8))
-def test_a_fault_that_no_row_knows_is_told_in_its_stage_and_by_no_name(name, stage, edits, tmp_path):
+@pytest.mark.parametrize(("name", "stage", "edits"), UNKNOWN)
+def test_a_fault_that_nothing_explains_is_told_in_its_stage_and_by_no_name(name, stage, edits, tmp_path):
     report = audited(LOOPS[name], edited(name, edits), tmp_path)
     assert [(cause.name, cause.stage, cause.is_known) for cause in report.causes] == [("not known", stage, False)]
     assert np.isnan(report.causes[0].with_change)
@@ -181,18 +181,8 @@ ERROR = {"tensorflow": "(y[rows][:, None] - output)", "jax": "(b[:, None] - outp
 TOLD = {
     "one variable": (
         "accumulated",
-        ("t / len(rows) + o", "(3.7 if t.shape == (4, 1) else 1) * t / len(rows) + o"),
+        ("t / len(rows) + o", "(t + 3 * ops.abs(t) ** 0.5 if t.shape == (4, 1) else t) / len(rows) + o"),
         "kernel",
-    ),
-    "penalty": (
-        "accumulated",
-        ("t / len(rows) + o", "t / len(rows) + 2.5 * o"),
-        "own losses count 2.5 times instead of once",
-    ),
-    "rows": (
-        "accumulated",
-        ("ops.sum(error)", "ops.sum(error * (1 + 2 * ops.cast(ops.arange(len(error)) == 0, 'float32'))[:, None])"),
-        "0.0833 x 9, 0.25 x 3 instead of 0.0833 x 12",
     ),
     "loss": (
         "deep",
@@ -202,9 +192,9 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name", some(TOLD, 4))
+@pytest.mark.parametrize("name", TOLD)
 def test_what_can_be_told_of_a_fault_that_is_not_known_is_told(name, tmp_path):
     loop, edit, part = TOLD[name]
     (cause,) = audited(LOOPS[loop], edited(loop, [edit]), tmp_path).causes
     assert cause.name == "not known"
-    assert part in re.sub(r"0\.08333\b", "0.0833", cause.explanation)
+    assert part in cause.explanation

@@ -218,7 +218,7 @@ READ = ("        order = rng", "        other(y_train[:8, None], model(x_train[:
     halves(
         [
             ([], 0, "loss: MeanSquaredError, supposed"),
-            ([(CALL, f"{CALL} ** 3")], 0, "it is that gradient times"),
+            ([(CALL, f"{CALL} ** 3")], 0, "times what it should, update by update"),
             ([(CALL, f"{CALL} + keras.ops.sum(model(a, training=True) ** 4)")], 2, "none gives its gradients"),
         ]
     ),

@@ -1,17 +1,12 @@
-"""What each row adds to a gradient: its factor, its derivative by the outputs, and whose label or weight it has."""
-
-from collections.abc import Iterator
+"""What each row adds to a gradient: its factor, its derivative by the outputs, and whose label it has."""
 
 import numpy as np
 
-from wholestep.audit import weightings
-from wholestep.audit.candidates import Hypothesis
-from wholestep.audit.causes import BY_NAME
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import least_squares
+from wholestep.audit.found import numbers_of
 from wholestep.audit.meaning import LossObjective
-from wholestep.audit.windows import PAD, Piece
-from wholestep.tree import Tree
+from wholestep.audit.ratios import least
+from wholestep.audit.windows import PAD
 
 NUM_FREE = 64  # rows whose factors are solved for, or outputs by which a loss is derived
 NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
@@ -25,13 +20,12 @@ def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
     if not 0 < len(used) <= min(NUM_FREE, len(e.handed) // 2):
         return None
-    rows = np.concatenate(e.rows())[used]
+    rows = np.concatenate(e.rows)[used]
     some = np.random.default_rng(0).permutation(rows.shape[1])[:NUM_SOLVED]
-    solved = least_squares(rows[:, some].T.astype("float64"), (e.handed - e.penalty)[some], 1e-6)
+    solved = least(list(rows[:, some].astype("float64")), (e.handed - e.penalty)[some])[0]
     if e.apart(solved.astype("float32") @ rows + e.penalty) > e.meant.replay.tolerance.fits:
         return None
-    should = np.concatenate([f.reshape(-1) for f in weightings.factors(e.window, weightings.right(e.window))])[used]
-    return solved, should
+    return solved, np.concatenate([factors.reshape(-1) for factors in e.factors])[used]
 
 
 def derivative(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
@@ -40,84 +34,65 @@ def derivative(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     The gradient of any loss of the outputs is a sum of the outputs' own gradients: if it is one here, the model, the
     tape and the variables are right, whatever the loss.
     """
-    replay, training = e.meant.replay, [e.meant.modes.of(piece) for piece in e.update.pieces]
-    num = sum(leaf.size for piece in e.update.pieces for leaf in piece.called.outputs)
+    replay, leaves = e.meant.replay, [leaf for piece in e.update.pieces for leaf in piece.called.outputs]
+    num = sum(leaf.size for leaf in leaves)
     if not 0 < num <= min(NUM_FREE, len(e.handed) - NUM_SPARE):
         return None
-    pairs = zip(e.update.pieces, training, strict=True)
-    basis = np.concatenate([replay.of_outputs(piece, training=mode)[:, e.mask] for piece, mode in pairs])
-    solved, should = (least_squares(basis.T, g - e.penalty, 1e-6) for g in (e.handed, e.reference))
-    return (solved, should) if e.apart(solved @ basis + e.penalty) <= e.meant.replay.tolerance.fits else None
+    basis = []
+    for piece in e.update.pieces:
+        for leaf, entry in ((i, j) for i, output in enumerate(piece.called.outputs) for j in range(output.size)):
+            chosen = [np.zeros(output.shape) for output in piece.called.outputs]
+            chosen[leaf].reshape(-1)[entry] = 1.0
+            basis.append(replay.pulled(piece, chosen, training=e.meant.modes.of(piece))[e.mask])
+    solved, should = (least(basis, g - e.penalty)[0] for g in (e.handed, e.reference))
+    return (solved, should) if e.apart(solved @ np.stack(basis) + e.penalty) <= e.meant.replay.tolerance.fits else None
 
 
-def of_others(chosen: list[Evidence]) -> Iterator[Hypothesis]:
-    """Each row has the label of another row, or its weight, of whichever one."""
-    first = chosen[0]
-    objective, data = first.meant.objective, first.meant.replay.data
-    if not isinstance(objective, LossObjective) or not all(hasattr(part, "shape") for part in data[1:2]):
-        return
-    if data[2] is None:
-        yield Hypothesis((BY_NAME["labels of other rows"],), _with_labels, is_wide=True)
-    elif hasattr(data[2], "shape") and np.size(data[2]) == len(data[2]):
-        yield Hypothesis((BY_NAME["weights of other rows"],), _with_weights, is_wide=True)
+def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
+    """Return in words what can be compared by hand: one row, its label and output, and what both losses make of it."""
+    pieces = e.update.pieces
+    if any(len(piece.called.outputs) != 1 for piece in pieces) or not hasattr(e.meant.replay.data[1], "shape"):
+        return ""
+    starts = np.cumsum([0, *(piece.called.outputs[0].size for piece in pieces)])
+    place = int(np.argmax(np.abs(solved - should)))
+    which = int(np.searchsorted(starts, place, "right")) - 1
+    piece, terms, out = pieces[which], e.terms[which], pieces[which].called.outputs[0]
+    width = out.size // len(out)
+    at = (place - int(starts[which])) // width
+    part = slice(int(starts[which]) + at * width, int(starts[which]) + (at + 1) * width)
+    label = e.meant.replay.batch(piece)[1][at]
+    values, weights = terms.values[:, at].sum(), terms.weights[:, at].sum()
+    loss = f"the loss that was meant is {values / weights:.4g}, " if weights else ""
+    return (
+        f"On row {piece.rows[at]} of the data, label {numbers_of(label)}, output {numbers_of(out[at])}: {loss}with "
+        f"derivative {numbers_of(should[part])} by the output in this batch; the loop's has {numbers_of(solved[part])}."
+    )
 
 
-def _with_weights(e: Evidence) -> list[np.ndarray]:
-    if (found := _weights(e)) is None:
-        return []
-
-    def batch(piece: Piece) -> Tree:
-        x, y, _ = e.meant.replay.batch(piece)
-        return x, y, found[next(i for i, each in enumerate(e.update.pieces) if each is piece)]
-
-    return [e.data(weightings.right(e.window), batch) + e.penalty]
-
-
-def _weights(e: Evidence) -> list[np.ndarray] | None:
-    """Return, by piece, weights of the data that make the gradient if each row may have any; None if none do."""
-    known = np.unique(np.asarray(e.meant.replay.data[2]).reshape(-1).astype("float64"))
-    solved = solve(e)
-    if solved is None or any(len(w) != 1 or np.any(w == 0) for w in e.weights) or not known.any():
-        return None
-    own = np.concatenate([np.asarray(e.meant.replay.data[2]).reshape(-1)[p.rows] for p in e.update.pieces])
-    counted = own * solved[0] / solved[1]
-    nearest = known[np.argmin(np.abs(counted[:, None] - known), axis=1)]
-    if np.any(np.abs(nearest - counted) > _NEAR * np.abs(known).max()):
-        return None
-    return np.split(nearest.astype("float32"), np.cumsum([len(p.rows) for p in e.update.pieces])[:-1])
-
-
-def _with_labels(e: Evidence) -> list[np.ndarray]:
-    found = _labels(e)
-    if found is None or _is_rule(e.update.rows, np.concatenate(found), np.asarray(e.meant.replay.data[1])):
-        return []
-
-    def batch(piece: Piece) -> Tree:
-        labels = found[next(i for i, each in enumerate(e.update.pieces) if each is piece)]
-        return e.meant.replay.batch(piece, labels=labels)
-
-    return [e.data(weightings.right(e.window), batch) + e.penalty]
-
-
-def _labels(e: Evidence) -> list[np.ndarray] | None:
+def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
     """Return, by piece, rows whose labels make the gradient if each row may have any; None if none do."""
-    solved = derivative(e)
-    labels = np.asarray(e.meant.replay.data[1])
-    _, first = np.unique(labels.reshape(len(labels), -1), axis=0, return_index=True)
+    replay, objective = e.meant.replay, e.meant.objective
+    labels = replay.data[1]
     outputs = [piece.called.outputs for piece in e.update.pieces]
-    if solved is None or any(len(leaves) != 1 or leaves[0].size * len(first) > NUM_PAIRS for leaves in outputs):
+    if not isinstance(objective, LossObjective) or replay.data[2] is not None or not hasattr(labels, "shape"):
+        return None
+    labels = np.asarray(labels)
+    _, first = np.unique(labels.reshape(len(labels), -1), axis=0, return_index=True)
+    if any(len(leaves) != 1 or leaves[0].size * len(first) > NUM_PAIRS for leaves in outputs):
+        return None
+    if (solved := derivative(e)) is None:
         return None
     found, start = [], 0
-    (factors, *more) = weightings.factors(e.window, weightings.right(e.window))
-    for piece, (leaf,), factor in zip(e.update.pieces, outputs, (factors, *more), strict=True):
+    for piece, (leaf,), factors in zip(e.update.pieces, outputs, e.factors, strict=True):
         had = solved[0][start : start + leaf.size].reshape(len(leaf), 1, -1)
         start += leaf.size
-        could = e.meant.replay.of_labels(piece, e.meant.objective, first) * factor[0][:, None, None]
+        given = np.repeat(leaf, len(first), axis=0), np.concatenate([labels[first]] * len(leaf))
+        could = replay.derivative(objective, *given).reshape(len(leaf), len(first), -1) * factors[0][:, None, None]
         apart = np.linalg.norm(had - could, axis=2)
         if np.any(apart.min(axis=1) > _NEAR * np.linalg.norm(had, axis=2).max()):
             return None
         found.append(np.where(piece.rows == PAD, 0, first[np.argmin(apart, axis=1)]))
-    return found
+    return None if _is_rule(e.update.rows, np.concatenate(found), labels) else found
 
 
 def _is_rule(rows: np.ndarray, others: np.ndarray, labels: np.ndarray) -> bool:

@@ -1,10 +1,6 @@
-"""One known cause: what is wrong, how the reference update has to be changed to be wrong alike, and the fix."""
+"""One known cause: what is wrong, in the words of the field, and the fix."""
 
 from dataclasses import dataclass
-
-from wholestep.audit.weightings import Weighting
-
-NOWHERE = ""  # met in no public thread that we know of
 
 
 @dataclass(frozen=True)
@@ -12,17 +8,13 @@ class Cause:
     """One known cause.
 
     Args:
-        change: how the reference is changed, in words.
-        weigh: of a cause that gives rows other factors, the functions that do: one for each way to write it.
-        source: a public thread in which it was met.
+        source: a public thread in which it was met, if one is known.
         is_note: whether it is often meant so: then it is told in a note.
     """
 
-    name: str
     stage: str
-    change: str
+    name: str
     explanation: str
     fix: str
-    source: str
-    weigh: tuple[Weighting, ...] = ()
+    source: str = ""
     is_note: bool = False

@@ -14,25 +14,19 @@ _SAME, _SAME_IN_PART = 1e-3, 0.1  # lengths; the latter where some places stand 
 _SAME_SPARSE = 0.3  # `tf.clip_by_global_norm` takes the norm of sparse gradients before equal rows are added up
 
 
-def clipped(all_evidence: list[Evidence], candidates: list[np.ndarray]) -> tuple[str, float]:
-    """Return (by which clip the candidates become what was handed over, the distance then); "" if by none."""
-    replay = all_evidence[0].meant.replay
+def clipped(everything: list[Evidence]) -> tuple[str, float]:
+    """Return (by which clip the references become what was handed over, the distance then); "" if by none."""
+    replay = everything[0].meant.replay
     fits, same = replay.tolerance.fits, _SAME_IN_PART if replay.is_in_part else _SAME
     same = _SAME_SPARSE if replay.is_sparse else same
-    pairs = [(e.handed, c) for e, c in zip(all_evidence, candidates, strict=True)]
+    pairs = [(e.handed, e.reference) for e in everything]
     if (apart := _by_norm(pairs, fits, same)) <= fits:
         return "by their norm", apart
-    bounds = [float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs]
-    bound = max(bounds)
-    if (apart := max(distance(handed, np.clip(c, -bound, bound)) for handed, c in pairs)) <= fits:
+    bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
+    if (apart := max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)) <= fits:
         return "by value", apart
-    parts = []
-    for e, candidate in zip(all_evidence, candidates, strict=True):
-        full = [np.zeros(len(e.mask)), np.zeros(len(e.mask))]
-        full[0][e.mask], full[1][e.mask] = e.handed, candidate
-        parts.append([e.meant.replay.parts(vector) for vector in full])
-    names = list(parts[0][0])
-    one_by_one = [[(one[name], two[name]) for one, two in parts] for name in names]
+    parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
+    one_by_one = [[(handed[name], meant[name]) for handed, meant in parts] for name in parts[0][0]]
     apart = max(_by_norm(each, fits, same) for each in one_by_one)
     return ("variable by variable" if apart <= fits else ""), apart
 
@@ -79,7 +73,7 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> list[Found]:
     plain = max(e.without for e in everything)
     is_right = plain <= everything[0].meant.replay.tolerance.differs
     is_bare = is_right and not any(any(e.update.applied.clips) for e in everything)
-    rest = plain if is_right else clipped(everything, [e.reference for e in everything])[1]
+    rest = plain if is_right else clipped(everything)[1]
     told = ", ".join(f"{name}={bound:.4g}" for name, bound in zip(_NAMES, bounds, strict=True) if bound)
     cause = BY_NAME["clip forgotten" if is_bare else "clipped otherwise"]
     numbers, without = [e.update.number for e in wrong], max(far for far, _ in apart)

@@ -8,7 +8,8 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.asides import counting_on, padded, still, teachers, used_up
-from wholestep.audit.found import UNKNOWN, numbers_of
+from wholestep.audit.found import numbers_of
+from wholestep.audit.gradients import is_along
 from wholestep.audit.inquiry import inquire
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import own_fault
@@ -16,7 +17,6 @@ from wholestep.audit.report import Report
 from wholestep.audit.script import Ran
 from wholestep.audit.searching import Meaning, UnknownError, reconstructs
 from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, name_of
-from wholestep.audit.unknown import is_along
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows
 from wholestep.errors import SpecificationError, WholestepError
@@ -68,7 +68,7 @@ def conclude(ran: Ran) -> list[Report]:
 def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]:
     """Return what is not looked at. A gradient that is not known may be of more than the loss that the script calls."""
     told = [f"{num_others} more of the script's models: one is looked at"] * bool(num_others)
-    unknown = [c for c in verdict.causes if c.stage == "gradient" and c.name == UNKNOWN]
+    unknown = [c for c in verdict.causes if c.stage == "gradient" and not c.is_listed]
     if not unknown or not (num_others or meaning.loss is not None):
         return told
     verdict.causes = [c for c in verdict.causes if c not in unknown]

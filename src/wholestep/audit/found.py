@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wholestep.audit.cause import Cause
+from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Line
 from wholestep.audit.proof import Proof
 
@@ -67,6 +68,11 @@ class Found:
         """Whether a change of the reference reproduces the loop's numbers."""
         return self.name != UNKNOWN
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the field has a name for it."""
+        return self.name in BY_NAME
+
 
 def found(
     cause: Cause,
@@ -110,17 +116,6 @@ def numbers_of(values: np.ndarray, most: int = 4) -> str:
     flat = np.ravel(values)
     shown = ", ".join(f"{value:.4g}" for value in flat[:most].tolist())
     return shown if flat.size == 1 else f"({shown}{', ...' if flat.size > most else ''})"
-
-
-def least_squares(basis: np.ndarray, wanted: np.ndarray, rcond: float | None = None) -> np.ndarray:
-    """Return the factors of the columns of a basis whose sum is nearest; NaN, which fits nothing, of infinite numbers.
-
-    >>> least_squares(np.eye(2), np.array([1.0, np.inf]))
-    array([nan, nan])
-    """
-    if not (np.all(np.isfinite(basis)) and np.all(np.isfinite(wanted))):
-        return np.full(basis.shape[1], np.nan)
-    return np.linalg.lstsq(basis, wanted, rcond=rcond)[0]
 
 
 def distance(one: np.ndarray, two: np.ndarray, scale: float = 0.0) -> float:

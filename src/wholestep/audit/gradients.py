@@ -1,37 +1,35 @@
-"""The stage of the gradient: what was handed to the optimizer, against what should have been."""
+"""The stage of the gradient: the gradients that the optimizer got, against the meant ones."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
-from wholestep.audit.candidates import PENALTIES, Hypothesis
+from wholestep.audit.by_row import derivative, on_a_row
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.causes_of_losses import OTHER_LOSSES
 from wholestep.audit.clips import clipped
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import Found, distance, found, not_known
-from wholestep.audit.hypotheses import hypotheses
+from wholestep.audit.explain import Explanation, Search
+from wholestep.audit.forms import Error
+from wholestep.audit.found import Found, found, not_known
 from wholestep.audit.log import Line
 from wholestep.audit.proof_of_gradients import proved
 from wholestep.audit.source import line_of_loss
-from wholestep.audit.unknown import unknown
 from wholestep.audit.windows import Update
 
-IN_THE_LOSS = {
-    *(cause.name for cause in OTHER_LOSSES),
-    *(
-        "padding counted",
-        "padding trained on",
-        "padded places counted",
-        "mean of row means",
-        "divided by the weights",
-        "divided by the rows",
-    ),
-}
-IN_THE_LOSS_OF_ONE = {"never divided", "divided by the full batch", "penalty forgotten", "penalty added twice"}
+_IN_THE_LOSS = "padding", "padded places", "mean of row", "divided by the weights", "divided by the rows"
+_IN_THE_LOSS_OF_ONE = "never divided", "divided by the full batch", "penalty forgotten", "penalty added twice"
+_NOT_OF_THE_LOSS = "each row", "the penalty", "the gradient"
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
-Ways = list[list[np.ndarray]]  # by update, the gradients of a hypothesis
+_FEW = 0.3  # explanations that cost no more than this beyond the best are as likely
+_UNLISTED = {  # by quantity, the name of what has none in the field, and the fix
+    "each row's gradient": ("rows counted otherwise", "sum up what the rows give, and divide once by all weights."),
+    "the penalty": ("penalty counted otherwise", "add `sum(model.losses)` once per update."),
+    "the gradient": ("gradient changed", "hand over the gradient as it is taken, each variable's in its place."),
+    "the labels": ("other labels", "give the loss the labels of the rows that the model got, as the data have them."),
+    "the sample weights": ("other weights", "give the loss the weights of the rows that the model got, once."),
+    "the outputs": ("other outputs", "give the loss the outputs as the model returns them."),
+    "the loss": ("another loss", "take the loss that was meant, with its arguments."),
+}
 
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[str], list[Evidence]]:
@@ -52,10 +50,11 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
     chosen = [*_spread(differing, NUM_DIFFERING), *_spread(alike, NUM_ALIKE)]
     for e in chosen:
         e.measure()
-    causes, benign = _explain(meant, chosen, everything)
-    if benign:
-        return [], [benign], everything
-    return causes or [unknown(differing)], [], everything
+    explanations, how = _explained(meant, chosen, everything)
+    if how:
+        note = f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
+        return [], [note], everything
+    return _told(explanations, chosen) if explanations else [_located(differing)], [], everything
 
 
 def _of_finite(meant: Meant, everything: list[Evidence]) -> tuple[list[Found], list[str], list[Evidence]]:
@@ -99,93 +98,86 @@ def _without(update: Update, left_out: set[int]) -> Update:
     return replace(update, applied=replace(update.applied, grads=grads))
 
 
-def _explain(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Found], str]:
-    """Return (causes, what is no cause) that reproduce what was handed over."""
-    fitting: list[tuple[Hypothesis, float, Ways]] = []
-    tried: list[tuple[Hypothesis, list[np.ndarray]]] = []
-    tolerance = meant.replay.tolerance
+def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Explanation], str]:
+    """Return (explanations, the likeliest first; by which clip the gradients differ, if by that alone)."""
+    search, fitting = Search(meant, chosen), list[Explanation]()
     without = max(e.without for e in chosen)
-    for hypothesis in hypotheses(meant, chosen):
-        if fitting and len(hypothesis.causes) > len(fitting[0][0].causes):
+    for i, (attempt, enough) in enumerate(search.stages()):
+        attempt()
+        fitting = [each for each in search.found if meant.replay.tolerance.shows(without, each.apart)]
+        if any(each.cost <= enough for each in fitting):
             break
-        if fitting and hypothesis.is_wide:
-            continue
-        apart, ways = _tried(hypothesis, chosen, tolerance.fits)
-        if tolerance.shows(without, apart):
-            fitting.append((hypothesis, apart, ways))
-        if len(hypothesis.causes) == 1 and not (hypothesis.is_free or hypothesis.is_wide):
-            tried.append((hypothesis, ways[0]))
-    if fitting:
-        if meant.replay.is_half:  # where more than one may fit by chance
-            fitting.sort(key=lambda each: each[1])
-        return _told(fitting, chosen), ""
-    how, apart = clipped(everything, [e.reference for e in everything])
-    if how and meant.is_scaled:
-        cause = BY_NAME["clip before unscale"]
-        return _told([(Hypothesis((cause,), lambda e: []), apart, [[] for _ in chosen])], chosen), ""
-    if how:
-        return [], f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
-    for hypothesis, first in tried:
-        for i, way in enumerate(first):
-            if not clipped(chosen[:1], [way])[0]:
-                continue
-            same = [way, *(hypothesis.gradients(e)[i] for e in chosen[1:])]
-            how, apart = clipped(chosen, same)
-            if how:
-                return _told([(hypothesis, apart, [[each] for each in same])], chosen), ""
-    return [], ""
+        if i == 0 and (clip := clipped(everything))[0]:
+            error = Error("the gradient", f"is clipped {clip[0]}, scaled as the loss is", ("clip before unscale",))
+            explanation = Explanation((error,), 1.0, clip[1], [None for _ in chosen])
+            return ([explanation], "") if meant.is_scaled else ([], clip[0])
+    if meant.replay.is_half:  # where more than one may fit by chance
+        return sorted(fitting, key=lambda each: (round(2 * each.cost) / 2, each.apart)), ""
+    return sorted(fitting, key=lambda each: round(each.cost, 3)), ""
 
 
-def _tried(hypothesis: Hypothesis, chosen: list[Evidence], fits: float) -> tuple[float, Ways]:
-    """Return (the distance of the worst update from a hypothesis in its best way, its gradients by update).
-
-    After an update from which it is too far in every way, the others are not looked at.
-    """
-    ways: Ways = []
-    worst = np.zeros(0)
-    for e in chosen:
-        ways.append(hypothesis.gradients(e))
-        apart = np.array([_from(e, hypothesis, way) for way in ways[-1]])
-        if hypothesis.is_free:
-            apart = np.array([np.min(apart, initial=np.inf)])
-        num = min(len(apart), len(worst)) if len(ways) > 1 else len(apart)
-        worst = np.maximum(worst[:num], apart[:num]) if len(ways) > 1 else apart
-        if np.min(worst, initial=np.inf) > fits:
-            break
-    return float(np.min(worst, initial=np.inf)), ways
-
-
-def _from(e: Evidence, hypothesis: Hypothesis, way: np.ndarray) -> float:
-    return distance(e.handed, way) if hypothesis.is_tiny else e.apart(way)
-
-
-def _told(fitting: list[tuple[Hypothesis, float, Ways]], chosen: list[Evidence]) -> list[Found]:
-    hypothesis, apart, ways = fitting[0]
-    twins = sorted({cause.name for other, *_ in fitting[1:] for cause in other.causes} - _names(hypothesis))
-    if hypothesis.causes[0].name in PENALTIES:  # others fit as well, where their factors of the rows are the right ones
-        twins = [name for name in twins if name in PENALTIES]
-    told = [hypothesis.detail] if hypothesis.detail else []
-    detail = " ".join([*told, f"These updates cannot tell it from: {', '.join(twins)}."] if twins else told)
-    differs = chosen[0].meant.replay.tolerance.differs
-    differing = [(e, way) for e, way in zip(chosen, ways, strict=True) if e.without > differs]
+def _told(fitting: list[Explanation], chosen: list[Evidence]) -> list[Found]:
+    best, differs = fitting[0], chosen[0].meant.replay.tolerance.differs
+    differing = [(e, made) for e, made in zip(chosen, best.made, strict=True) if e.without > differs]
     without, numbers = max(e.without for e, _ in differing), sorted(e.update.number for e, _ in differing)
-    last, way = differing[-1]  # of the first one's step the slots know nothing yet
-    proof = proved(last, min(way, key=partial(_from, last, hypothesis), default=None))
-    lines = [line_of(cause.name, last.update) for cause in hypothesis.causes]
-    given = [(without, apart, line, numbers, detail, proof, tuple(twins)) for line in lines]
-    return [found(cause, *rest) for cause, rest in zip(hypothesis.causes, given, strict=True)]
+    last, made = differing[-1]  # of the first one's step the slots know nothing yet
+    proof = proved(last, made)
+    alike = {
+        name for other in fitting if other.cost <= best.cost + _FEW for error in other.errors for name in error.causes
+    }
+    told = []
+    for error in best.errors:
+        sentence, line = f"{str(error)[0].upper()}{str(error)[1:]}.", _line_of(error, last.update)
+        if not error.causes:
+            name, fix = next(each for quantity, each in _UNLISTED.items() if error.quantity.startswith(quantity))
+            told.append(Found(name, "gradient", sentence, fix, without, best.apart, line, tuple(numbers), "", proof))
+            continue
+        own = {each for e in best.errors if e is not error for each in e.causes}
+        twins = sorted(({*error.causes} | (alike if len(best.errors) == 1 else set())) - own - {error.causes[0]})
+        more = f" These updates cannot tell it from: {', '.join(twins)}." if twins else ""
+        cause = BY_NAME[error.causes[0]]
+        told.append(found(cause, without, best.apart, line, numbers, sentence + more, proof, tuple(twins)))
+    return told
 
 
-def line_of(name: str, update: Update) -> Line | None:
-    """Return the user's line of a cause: where the loss is computed, if that is wrong, or else the optimizer step."""
-    is_of_loss = name in IN_THE_LOSS or (name in IN_THE_LOSS_OF_ONE and len(update.pieces) == 1)
-    is_penalty = name.startswith("penalty")
+def _located(differing: list[Evidence]) -> Found:
+    """Tell where a difference is that no error explains: in the loss, or in which variables."""
+    e, detail = differing[0], ""
+    if (found := derivative(e)) is not None:
+        solved, should = found
+        far = np.argsort(-np.abs(solved - should))[:3]
+        shown = ", ".join(f"{solved[i]:.3g} instead of {should[i]:.3g}" for i in far)
+        told = (
+            "the model, the tape and the variables are right, so it is in the loss: its derivative by the outputs is "
+            f"{shown}, where they differ most"
+        )
+        detail = on_a_row(e, solved, should)
+    else:
+        apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
+        off = ", ".join(f"{name} ({far:.1g})" for name, far in apart.items() if far > differs)
+        told = f"the variables that differ: {off}"
+    explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
+    numbers, proof = [each.update.number for each in differing], proved(differing[-1], None)
+    without, line = max(each.without for each in differing), line_of_loss(e.update.pieces[-1].called.line)
+    cause = not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)
+    return replace(cause, detail=detail)
+
+
+def is_along(e: Evidence) -> bool:
+    """Whether a gradient is the meant one times some number above 0."""
+    size = float(e.reference @ e.reference)
+    share = float(e.handed @ e.reference) / size if size else 0.0
+    return share > 0 and e.apart(share * e.reference) <= e.meant.replay.tolerance.fits
+
+
+def _line_of(error: Error, update: Update) -> Line | None:
+    """Return the user's line of an error: where the loss is computed, if that is wrong, or else the optimizer step."""
+    names = _IN_THE_LOSS if len(update.pieces) > 1 else (*_IN_THE_LOSS, *_IN_THE_LOSS_OF_ONE)
+    is_named = any(name.startswith(names) for name in error.causes[:1])
+    is_of_loss = is_named or not error.quantity.startswith(_NOT_OF_THE_LOSS)
+    is_penalty = error.quantity == "the penalty"
     line = line_of_loss(update.pieces[-1].called.line, is_penalty=is_penalty) if is_of_loss and update.pieces else None
     return line or update.applied.line
-
-
-def _names(hypothesis: Hypothesis) -> set[str]:
-    return {cause.name for cause in hypothesis.causes}
 
 
 def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:

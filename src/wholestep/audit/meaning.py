@@ -132,19 +132,6 @@ def _couples(loss: _Function, labels: Tree, outputs: Tree) -> bool:
     return bool(np.all(np.isfinite(found)) and np.ptp(found) > _EVEN * np.max(np.abs(found)))
 
 
-class _Twice(keras.losses.Loss):
-    """A loss of logits, of what a softmax (or sigmoid) makes of them."""
-
-    def __init__(self, loss: keras.losses.Loss):
-        super().__init__(name=loss.name, reduction=loss.reduction)
-        self._loss = loss
-
-    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return the loss's values, of the outputs after the activation that it has in itself."""
-        is_binary = "Binary" in type(self._loss).__name__  # written out, as Keras would undo its own activations
-        return self._loss.call(y_true, 1 / (1 + ops.exp(-y_pred)) if is_binary else ops.exp(ops.log_softmax(y_pred)))
-
-
 class LossObjective(Objective):
     """One Keras loss, on the model's one output, by the mask that the model makes or without."""
 
@@ -255,32 +242,15 @@ def outputs(model: keras.Model, x: Tree) -> Tree:
     )
 
 
-def mistaken(objective: Objective, *, is_masked: bool) -> dict[str, Objective]:
-    """Return the losses that the one meant is mistaken for, by the name of the cause.
-
-    Args:
-        is_masked: whether the model makes a mask.
-    """
-    loss = getattr(objective, "loss", None)
-    if not isinstance(objective, LossObjective) or loss is None:
-        return {}
-    found = {}
-    function = getattr(loss, "_function", None)
-    if function is None:
-        config = loss.get_config()
-        if "from_logits" in config:
-            found["from_logits"] = type(loss).from_config(config | {"from_logits": not config["from_logits"]})
-        if config.get("from_logits"):
-            found["softmax twice"] = _Twice(loss)
-        if smoothing := config.get("label_smoothing"):
-            twice = 1 - (1 - smoothing) ** 2
-            found["smoothing missing"] = type(loss).from_config(config | {"label_smoothing": 0.0})
-            found["smoothing twice"] = type(loss).from_config(config | {"label_smoothing": twice})
-    elif "from_logits" in signature(function).parameters:
-        flipped = not getattr(function, "keywords", {}).get("from_logits", False)
-        found["from_logits"] = _Function(partial(function, from_logits=flipped))
-    others: dict[str, Objective] = {name: LossObjective(other) for name, other in found.items()}
-    return {**others, "mask ignored": LossObjective(loss, is_masked=False)} if is_masked else others
+def flipped(loss: keras.losses.Loss) -> keras.losses.Loss | None:
+    """Return a loss with `from_logits` the other way; None if it has none."""
+    function, config = getattr(loss, "_function", None), {} if isinstance(loss, _Function) else loss.get_config()
+    if function is not None and "from_logits" in signature(function).parameters:
+        is_set = getattr(function, "keywords", {}).get("from_logits", False)
+        return _Function(partial(function, from_logits=not is_set))
+    return (
+        type(loss).from_config(config | {"from_logits": not config["from_logits"]}) if "from_logits" in config else None
+    )
 
 
 def is_masked(model: keras.Model) -> bool:

@@ -87,8 +87,7 @@ def _name(e: Evidence, i: int) -> str:
 def _loss(e: Evidence) -> float:
     """Return the loss that was meant, of the rows of the update."""
     values = np.sum([(t.values * (w != 0)).sum(axis=1) for t, w in zip(e.terms, e.weights, strict=True)], axis=0)
-    window, num = e.window, len(e.terms)
-    divided = np.where(window.divided, window.whole, 1.0)
-    penalty = sum(t.penalty for t in e.terms) / num
+    first = e.terms[0]
+    penalty = sum(t.penalty for t in e.terms) / len(e.terms)
     with np.errstate(all="ignore"):
-        return float(np.sum(window.coefficients * values / divided)) + penalty
+        return float(np.sum(first.coefficients * values / np.where(first.divided, e.whole, 1.0))) + penalty

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from wholestep.audit import weightings
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import distance
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, placed
@@ -128,8 +127,8 @@ def _part(e: Evidence, place: int, row: int, is_of_pairs: bool) -> np.ndarray:
     piece = e.update.pieces[0]
     labels = np.where(piece.rows == PAD, 0, piece.rows)
     labels[... if is_of_pairs else place] = row
-    (divisors,) = weightings.factors(e.window, weightings.right(e.window))
-    factors = divisors if is_of_pairs else np.where(np.arange(divisors.shape[1]) == place, divisors, 0.0)
+    (every,) = e.factors
+    factors = every if is_of_pairs else np.where(np.arange(every.shape[1]) == place, every, 0.0)
     batch = e.meant.replay.batch(piece, labels=labels)
     return e.gradient(0, factors, batch=batch)
 

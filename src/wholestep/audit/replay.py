@@ -85,16 +85,12 @@ class Replay:
         outputs, buffers = program(piece.called.params, piece.called.buffers, piece.called.inputs)
         return [np.asarray(leaf) for leaf in outputs], [np.asarray(leaf) for leaf in buffers]
 
-    def batch(
-        self, piece: Piece, *, shift: int = 0, weigh: str = "", labels: np.ndarray | None = None, along: int = 0
-    ) -> Tree:
+    def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Tree:
         """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
 
         Args:
             shift: by how many rows the labels are moved on.
-            weigh: the sample weights: "" as given, "none" for ones, or "squared".
             labels: the rows that the labels are taken from, if they are others.
-            along: by how many places the labels are moved on along their second axis, if they have one.
         """
         rows = np.where(piece.rows == PAD, 0, piece.rows)
         shifted = np.roll(rows if labels is None else labels, shift)
@@ -102,18 +98,15 @@ class Replay:
         def taken(leaf: Any) -> np.ndarray:
             chosen = np.asarray(leaf)[shifted]
             chosen[np.roll(piece.rows == PAD, shift)] = 0  # as what fills up a batch has them
-            chosen = self._as_wide(chosen, piece)
-            return np.roll(chosen, along, axis=1) if along and chosen.ndim > 1 else chosen
+            return self._as_wide(chosen, piece)
 
-        y = tree.map_leaves(taken, self.data[1])
-        weight = self.data[2]
+        y, weight = tree.map_leaves(taken, self.data[1]), self.data[2]
         if weight is None:
             return self._packed(piece.called.inputs), y
-        power = {"": 1, "none": 0, "squared": 2}[weigh]
         return (
             self._packed(piece.called.inputs),
             y,
-            tree.map_leaves(lambda leaf: self._as_wide(np.asarray(leaf)[rows] ** power, piece), weight),
+            tree.map_leaves(lambda leaf: self._as_wide(np.asarray(leaf)[rows], piece), weight),
         )
 
     def _as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
@@ -177,29 +170,28 @@ class Replay:
         grads, _ = program(params, piece.called.buffers, batch, *given)
         return self.flat([np.asarray(grad) for grad in grads]) / self._scale
 
-    def of_labels(self, piece: Piece, objective: Any, rows: np.ndarray) -> np.ndarray:
-        """Return the derivative of each row's loss by its output, with the labels of each of these rows.
+    def derivative(
+        self, objective: Any, outputs: np.ndarray, labels: Tree, weights: Tree = None, change: Callable | None = None
+    ) -> np.ndarray:
+        """Return the derivative of the sum of the rows' losses by a model's one output.
 
         Args:
             objective: a `LossObjective`.
-
-        Returns:
-            (rows of the piece, rows of the data, numbers of an output).
+            change: a function of the outputs, of which the loss is one then.
         """
-        (outputs,) = piece.called.outputs
-        labels = np.asarray(self.data[1])[rows]
-        given = [np.repeat(outputs, len(rows), axis=0), np.concatenate([labels] * len(outputs))]
+        num = len(outputs)
 
-        def run(outputs: list, labels: Tensor) -> tuple:
-            def total(outputs: list) -> tuple:
-                values = ops.sum(_by_row(objective.of(labels, outputs[0]), len(given[1]))[0])
+        def run(outputs: list, labels: Tree, weights: Tree) -> tuple:
+            def total(given: list) -> tuple:
+                changed = given[0] if change is None else change(given[0])
+                values = ops.sum(_by_row(objective.of(labels, changed, weights), num)[0])
                 return values, values
 
             return self.engine.differentiate(total, outputs)
 
-        program = self._program(("labels", id(objective), given[0].shape), run)
-        (grad,), _ = program([ops.convert_to_tensor(given[0])], given[1])
-        return np.asarray(grad, "float64").reshape(len(outputs), len(rows), -1)
+        program = self._program(("derivative", id(objective), id(change), num), run)
+        (grad,), _ = program([ops.convert_to_tensor(np.asarray(outputs, "float32"))], labels, weights)
+        return np.asarray(grad, "float64")
 
     def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the rows' losses by one of the model's values that are not trained."""
@@ -220,8 +212,8 @@ class Replay:
         (grad,), _ = program(called.params, called.buffers, chosen, self.batch(piece))
         return np.asarray(grad, "float64")
 
-    def of_outputs(self, piece: Piece, *, training: bool) -> np.ndarray:
-        """Return the gradient of each single number of the output: (numbers, parameters)."""
+    def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the outputs, each number times the one that is chosen for it, flat."""
 
         def run(params: list, buffers: list, inputs: list, chosen: list) -> tuple:
             def total(params: list) -> tuple:
@@ -232,16 +224,11 @@ class Replay:
 
             return self.engine.differentiate(total, params)
 
-        program = self._program(("outputs of", training, len(piece.called.inputs[0])), run)
+        program = self._program(("pulled", training, len(piece.called.inputs[0])), run)
         params = [ops.convert_to_tensor(value) for value in piece.called.params]
-        found = []
-        for leaf, output in enumerate(piece.called.outputs):
-            for entry in range(output.size):
-                chosen = [np.zeros(o.shape, "float32") for o in piece.called.outputs]
-                chosen[leaf].reshape(-1)[entry] = self._scale
-                grads, _ = program(params, piece.called.buffers, piece.called.inputs, chosen)
-                found.append(self.flat([np.asarray(grad) for grad in grads]) / self._scale)
-        return np.stack(found)
+        given = [np.asarray(self._scale * leaf, "float32") for leaf in chosen]
+        grads, _ = program(params, piece.called.buffers, piece.called.inputs, given)
+        return self.flat([np.asarray(grad) for grad in grads]) / self._scale
 
     def _variables(self) -> list:
         return self.model.trainable_variables

@@ -9,8 +9,8 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import UNKNOWN, Found, Likely
-from wholestep.audit.unknown import is_along
+from wholestep.audit.found import Found, Likely
+from wholestep.audit.gradients import is_along
 from wholestep.model.objective import Objective
 from wholestep.model.terms import Mean
 from wholestep.tree import Tree
@@ -148,13 +148,13 @@ def is_padded(labels: np.ndarray) -> bool:
 
 def explains(causes: list[Found], evidence: list[Evidence]) -> bool:
     """Whether a loss is the one that was computed, be it with a fault that has a name, or times some number."""
-    is_named = all(cause.name != UNKNOWN for cause in causes if cause.stage == "gradient")
+    is_named = all(cause.is_listed for cause in causes if cause.stage == "gradient")
     return bool(evidence) and (is_named or all(is_along(each) for each in evidence))
 
 
 def apart(causes: list[Found], loss: str, evidence: list[Evidence]) -> tuple[list[Found], list[str]]:
     """Return (causes, notes): what may be meant where the loss is supposed is a note."""
     are_along = all(map(is_along, evidence))
-    may_be_meant = [c for c in causes if c.name in _MAY_BE_MEANT or (c.name == UNKNOWN and are_along)]
+    may_be_meant = [c for c in causes if c.name in _MAY_BE_MEANT or (not c.is_listed and are_along)]
     notes = [f"The gradient is that of {loss}, but: {c.explanation} Is that meant?" for c in may_be_meant]
     return [c for c in causes if c not in may_be_meant], notes

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from wholestep.audit.found import distance, least_squares
+from wholestep.audit.found import distance
 from wholestep.audit.keeping import in_part
+from wholestep.audit.ratios import least
 from wholestep.audit.windows import Update
 
 _NEAR = 1e-5
@@ -29,7 +30,7 @@ def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str
     steps = (vectors[:-1] - origin).T
     if steps.shape[0] <= 2 * steps.shape[1]:
         return ""
-    shares = least_squares(steps, wanted - origin, 1e-9)
+    shares = least(list(steps.T), wanted - origin)[0]
     if not distance(wanted - origin, steps @ shares) <= 1e-3:
         return ""
     last = 1 - float(shares.sum())

@@ -1,0 +1,189 @@
+"""The parts of the gradient of one update: vectors, and counts and sets of rows to describe their coefficients."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.forms import BASE, Form
+from wholestep.audit.windows import PAD, Piece
+from wholestep.tree import Tree
+
+_NEARLY = "the weight of the update", "its rows", "the sum of the sample weights", "the number of microbatches"
+
+
+class Basis:
+    """One update: the gradients of forms of its loss, by piece, row and term.
+
+    Args:
+        most_rows: of any piece of the updates.
+
+    Attributes:
+        unit: the right coefficient of a row, in the first term.
+        before: the update before, if the same parameters were handed over.
+    """
+
+    def __init__(self, e: Evidence, most_rows: int):
+        self.e, self.most_rows = e, most_rows
+        self.sizes = [len(piece.rows) for piece in e.update.pieces]
+        self.starts = np.cumsum([0, *self.sizes])[:-1]
+        self.before = e.before if e.before is not None and len(e.before.handed) == len(e.handed) else None
+        self.has_penalty = e.meant.has_penalty and bool(np.any(e.penalty))
+        first = e.terms[0]
+        self.is_divided = bool(first.divided[0])
+        self.unit = 1 / e.whole[0] if self.is_divided and e.whole[0] else 1.0
+        self._made: dict[Any, Any] = {}
+
+    @cached_property
+    def counts(self) -> dict[str, np.ndarray]:
+        """Counts by name, one number for each row: the numerators and denominators of coefficients."""
+        e, meant, pieces = self.e, self.e.meant, self.e.update.pieces
+        weights = np.concatenate([w[0] for w in e.weights])
+        own = np.array([part.sum() for part in self.cut(weights)])
+        replica = np.array([piece.called.replica for piece in pieces])
+        sample, rows = self._sample_weights(), np.array(self.sizes) - e.pads
+        leaves = [leaf for piece in pieces for leaf in piece.called.outputs]
+        places = sum(leaf.size // leaf.shape[-1] for leaf in leaves) if all(leaf.ndim > 2 for leaf in leaves) else 0
+        assert meant.full is not None
+        whole = {
+            "the weight of the update": e.whole[0],
+            "its rows": rows.sum(),
+            "the rows with a weight": np.count_nonzero(weights),
+            "its rows with those that fill up": sum(self.sizes),
+            "its places": places,
+            "the sum of the sample weights": sample.sum(),
+            "the number of microbatches": len(pieces),
+            "the microbatches of a full window": meant.largest,
+            "the number of replicas": e.num_replicas,
+            "the weight of a full batch": meant.full[0],
+            "the rows of the data": meant.replay.num_rows,
+            "the number of the update": e.update.number,
+            "the weight of the update before": (self.before or e).whole[0],
+        }
+        for name in _NEARLY:  # counts that are mistaken by one, or come under a root
+            number = whole[name]
+            whole |= {f"({name} + 1)": number + 1, f"({name} - 1)": number - 1, f"sqrt({name})": abs(number) ** 0.5}
+        by_piece = {
+            "the weight of the own microbatch": own,
+            "the rows of the own microbatch": rows,
+            "the weight of the own replica": [own[replica == each].sum() for each in replica],
+            "the number of the batch": [1 + e.place(piece)[1] // self.most_rows for piece in pieces],
+        }
+        found = {name: np.full(sum(self.sizes), float(number)) for name, number in whole.items()}
+        found |= {name: np.repeat(np.asarray(each, float), self.sizes) for name, each in by_piece.items()}
+        return found | {"the row's own weight": weights, "the row's sample weight": sample}
+
+    @cached_property
+    def sets(self) -> dict[str, np.ndarray]:
+        """Sets of rows by name: which rows are in it."""
+        num = len(self.sizes)
+        piece = np.repeat(np.arange(num), self.sizes)
+        place = np.concatenate([np.arange(size) for size in self.sizes])
+        passes = np.repeat([self.e.place(each)[0] for each in self.e.update.pieces], self.sizes)
+        last = np.repeat(self.sizes, self.sizes) - 1
+        found = {"the last microbatch": piece == num - 1, "the first microbatch": piece == 0}
+        found |= {f"microbatch {i + 1}": piece == i for i in range(1, 4)}
+        found |= {"the microbatches of the last pass": passes == passes[-1]}
+        found |= {"the first row of each batch": place == 0, "the last row of each batch": place == last}
+        found |= {"the first half of each batch": place < (last + 1) // 2}
+        return found | {f"each {m}. row, from row {i + 1} on": place % m == i for m in (2, 3, 4) for i in range(m)}
+
+    def cut(self, values: np.ndarray) -> list[np.ndarray]:
+        """Cut numbers of all rows into pieces."""
+        return np.split(values, self.starts[1:])
+
+    def _sample_weights(self) -> np.ndarray:
+        own = self.e.meant.replay.data[2]
+        rows = self.e.update.rows
+        if own is None or not hasattr(own, "shape"):
+            return np.where(rows == PAD, 0.0, 1.0)
+        return np.where(rows == PAD, 0.0, np.asarray(own)[rows].reshape(len(rows), -1).sum(axis=1))
+
+    def parts(self, form: Form = BASE) -> list[np.ndarray]:
+        """Return what each piece adds to the gradient, its rows counted as they should be."""
+        if form == BASE:
+            return self._kept(BASE, self.e.pieces)
+        return self._kept(form, lambda: [self._part(form, i, 1.0) for i in range(len(self.sizes))])
+
+    def whole(self, form: Form = BASE) -> np.ndarray:
+        """Return the gradient of the data."""
+        return sum(self.parts(form), np.zeros_like(self.e.handed))
+
+    def shaped(self, form: Form, by_row: np.ndarray) -> np.ndarray:
+        """Return the same with a factor for each row."""
+        parts = (self._part(form, i, factors) for i, factors in enumerate(self.cut(by_row)))
+        return self._kept((form, by_row.tobytes()), lambda: sum(parts, np.zeros_like(self.e.handed)))
+
+    def of_term(self, i: int) -> np.ndarray:
+        """Return what one term adds to it."""
+        chosen = (np.arange(len(self.e.whole)) == i)[:, None]
+        return sum((self._part(BASE, j, chosen) for j in range(len(self.sizes))), np.zeros_like(self.e.handed))
+
+    def rows(self) -> list[np.ndarray]:
+        """Return what each row adds to it, of all terms."""
+        pairs = zip(self.e.rows, self.e.factors, strict=True)
+        parts = (np.einsum("tr,trp->rp", factors, rows.reshape(*factors.shape, -1)) for rows, factors in pairs)
+        return self._kept("rows", lambda: [row for part in parts for row in part])
+
+    def forget(self) -> None:
+        """Give up what was made of forms: in a large model each takes as much memory as its gradient."""
+        self._made = {key: made for key, made in self._made.items() if key == BASE}
+
+    def _kept(self, key: Any, made: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = made()
+        return self._made[key]
+
+    def _part(self, form: Form, i: int, by_row: Any) -> np.ndarray:
+        """Return the part of one piece, its rows multiplied by these factors and the right ones."""
+        e, piece, replay = self.e, self.e.update.pieces[i], self.e.meant.replay
+        if form.is_of_pairs:
+            return self._of_pairs(form, i, by_row)
+        weights = self._weights(form)
+        factors = e.counted(weights[i], np.sum([w.sum(axis=1) for w in weights], axis=0)) * by_row
+        _, labels, *weight = self._batch(form, piece)
+        if not form.is_at_outputs:
+            return e.gradient(i, factors, form.objective, batch=self._batch(form, piece))
+        derivative = self._kept(("derivative", form, i), lambda: self._derivative(form, piece, labels, weight))
+        chosen = derivative * factors[0].reshape(-1, *(1 for _ in derivative.shape[1:]))
+        return replay.pulled(piece, [chosen], training=e.meant.modes.of(piece))[e.mask]
+
+    def _derivative(self, form: Form, piece: Piece, labels: Tree, weight: list[Tree]) -> np.ndarray:
+        objective, (outputs,) = form.objective or self.e.meant.objective, piece.called.outputs
+        return self.e.meant.replay.derivative(objective, outputs, labels, weight[0] if weight else None, form.outputs)
+
+    def _of_pairs(self, form: Form, i: int, by_row: Any) -> np.ndarray:
+        e, piece = self.e, self.e.update.pieces[i]
+        num, factors = len(piece.rows), e.factors[i] * by_row
+        batches = (e.meant.replay.batch(piece, shift=shift) for shift in range(num))
+        return sum((e.gradient(i, factors / num, batch=batch) for batch in batches), np.zeros_like(e.handed))
+
+    def _batch(self, form: Form, piece: Piece) -> tuple:
+        replay = self.e.meant.replay
+        rows = None if form.rows is None else np.where(piece.rows == PAD, 0, form.rows(self.e, piece))
+        x, labels, *weight = replay.batch(piece, labels=rows)
+        labels = labels if form.labels is None else tree.map_leaves(form.labels, labels)
+        if (own := form.weights) is not None and weight:
+            weight = [tree.map_leaves(lambda leaf: own(self.e, piece, np.asarray(leaf)), replay.data[2])]
+        return x, labels, *weight
+
+    def _weights(self, form: Form) -> list[np.ndarray]:
+        """Return what the rows weigh in a form, by piece (terms, rows)."""
+        e, meant = self.e, self.e.meant
+        if form.has_pads:
+            return [terms.weights for terms in e.terms]
+        if form.is_at_outputs and form.weights is None:
+            return e.weights
+        objective = meant.objective if form.is_at_outputs or form.objective is None else form.objective
+
+        def found() -> list[np.ndarray]:
+            terms = [
+                meant.replay.terms(p, objective, self._batch(form, p), training=meant.modes.of(p)).weights
+                for p in e.update.pieces
+            ]
+            return [np.where(p.rows[None] == PAD, 0.0, w) for p, w in zip(e.update.pieces, terms, strict=True)]
+
+        return self._kept(("weights", form), found)

@@ -1,0 +1,273 @@
+"""Coefficients of known vectors that make a gradient: solved for in each update, and read over all of them.
+
+handed = sum_s a_s g_s + b p + q before, with s a whole update, its pieces or its rows.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from wholestep.audit import aliases
+from wholestep.audit.basis import Basis
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.forms import BASE, Error, Form
+from wholestep.audit.ratios import MEANT, Reading, least, readings
+
+SPARE, MOST_ROWS = 4, 64  # numbers beyond the unknowns, and unknowns of one solution
+RAW = 8.0  # the cost of numbers that no words are found for
+_BOUND = 2e-3  # of norms to which gradients are clipped: how far they may be from one
+_CUT = 1e-3  # what shortens by less shortens nothing
+_RIGHT = Reading(0, "", "right", np.zeros(0))
+_WHOSE = {"the update": "update by update", "each microbatch": "microbatch by microbatch", "rows": "row by row"}
+_BEFORE: tuple[Callable[[Evidence], np.ndarray], ...] = (
+    lambda e: e.handed,
+    lambda e: e.handed - e.penalty,
+    lambda e: e.reference,
+)
+
+
+class Level(NamedTuple):
+    """A choice of vectors that get one coefficient each.
+
+    `columns`: the vectors of an update, as they should count; `at`: of each a row that tells its counts. `words`:
+    factors of the rows that are in the columns, `by_row`. `is_inside`: the model's own losses are in the columns too.
+    """
+
+    name: str
+    form: Form
+    columns: Callable[[Basis], list[np.ndarray]]
+    at: Callable[[Basis], np.ndarray]
+    words: str = ""
+    by_row: Callable[[Basis], np.ndarray] | None = None
+    is_inside: bool = False
+
+
+class _Block(NamedTuple):
+    """Vectors of one quantity in one update: the row of each in the counts, the meant and the solved coefficients."""
+
+    vectors: list[np.ndarray]
+    at: np.ndarray
+    meant: np.ndarray
+    numbers: np.ndarray = np.zeros(0)
+    slack: np.ndarray = np.zeros(0)
+
+
+class _Solved(NamedTuple):
+    """The solution of one update; `fixed` is the part of the gradient without a coefficient."""
+
+    basis: Basis
+    fixed: np.ndarray
+    blocks: dict[str, _Block]
+
+
+Said = tuple[list[Error], float, list[np.ndarray | None]]  # errors, their cost, the gradients that they make
+
+
+def solve(level: Level, bases: list[Basis], fits: float) -> Iterator[Said]:
+    """Yield what makes the gradients of all these updates, with as little else in the sum as does."""
+    has_penalty = any(basis.has_penalty for basis in bases)
+    if has_penalty and level.name in ("the update", "each microbatch") and not level.is_inside:
+        yield from solve(level._replace(is_inside=True), bases, fits)
+    befores = (None, *_BEFORE) if any(basis.before for basis in bases) else (None,)
+    for before, with_penalty in product(befores, (False, True) if has_penalty and not level.is_inside else (False,)):
+        solved = []
+        for basis in bases:
+            if (own := _solved(level, basis, fits, before, with_penalty)) is None:
+                break
+            solved.append(own)
+        else:
+            known = [each for each in solved if before is None or "before" in each.blocks]
+            for errors, cost, made in _said(level, known) if before is None or len(known) > 1 else ():
+                by_basis = {id(each.basis): vector for each, vector in zip(known, made, strict=True)}
+                yield errors, cost, [by_basis.get(id(basis)) for basis in bases]
+            return
+
+
+def _solved(
+    level: Level, basis: Basis, fits: float, before: Callable[[Evidence], np.ndarray] | None, with_penalty: bool
+) -> _Solved | None:
+    e, at = basis.e, level.at(basis)
+    meant = np.full(len(at), basis.unit) * (basis.counts["the row's own weight"] != 0 if level.name == "rows" else 1)
+    columns, share = level.columns(basis), np.zeros(len(at))
+    if level.is_inside:  # each piece's loss has its part of it
+        share = basis.counts["the weight of the own microbatch"][at] / (e.whole[0] or 1) if len(at) > 1 else np.ones(1)
+    vectors = [(column + own * e.penalty) / basis.unit for column, own in zip(columns, share, strict=True)]
+    blocks = {"rows": _Block(vectors, at, meant)}
+    if with_penalty and basis.has_penalty:
+        blocks["penalty"] = _Block([e.penalty], np.zeros(1, int), np.ones(1))
+    if before is not None and basis.before is not None:
+        blocks["before"] = _Block([before(basis.before)], np.zeros(1, int), np.zeros(1))
+    fixed = np.zeros_like(e.penalty) if level.is_inside or "penalty" in blocks else e.penalty
+    vectors = [vector for block in blocks.values() for vector in block.vectors]
+    if len(vectors) > MOST_ROWS + 2 or len(vectors) + SPARE > len(e.handed):
+        return None
+    numbers, loose = least(vectors, e.handed - fixed)
+    if not np.all(np.isfinite(numbers)) or e.apart(fixed + numbers @ np.stack(vectors)) > fits:
+        return None
+    slack = fits * max(float(np.linalg.norm(e.handed)), e.scale) * loose
+    ends = np.cumsum([len(block.vectors) for block in blocks.values()])[:-1]
+    found = zip(blocks.items(), np.split(numbers, ends), np.split(slack, ends), strict=True)
+    return _Solved(basis, fixed, {n: block._replace(numbers=own, slack=off) for (n, block), own, off in found})
+
+
+class _Series(NamedTuple):
+    """The coefficients of one quantity in all updates that have it, with what may be known of them."""
+
+    numbers: np.ndarray
+    slack: np.ndarray
+    meant: np.ndarray
+    counts: dict[str, np.ndarray]
+    sets: dict[str, np.ndarray]
+
+    def read(self, *, is_plain: bool) -> list[Reading]:
+        """Return these numbers in words."""
+        return readings(self.numbers, self.slack, self.counts, self.meant, is_plain=is_plain)
+
+    def of(self, some: np.ndarray) -> "_Series":
+        """Return some of them."""
+        counts, sets = ({name: column[some] for name, column in each.items()} for each in (self.counts, self.sets))
+        return _Series(self.numbers[some], self.slack[some], self.meant[some], counts, sets)
+
+
+def _series(solved: list[_Solved], quantity: str) -> _Series:
+    own = [(each.basis, each.blocks[quantity]) for each in solved if quantity in each.blocks]
+
+    def joined(of: Callable[[Basis], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        return {n: np.concatenate([of(basis)[n][block.at] for basis, block in own]) for n in of(own[0][0])}
+
+    numbers, slack, meant = (np.concatenate([block[i] for _, block in own]) for i in (3, 4, 2))
+    return _Series(numbers, slack, meant, joined(lambda basis: basis.counts), joined(lambda basis: basis.sets))
+
+
+def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
+    """Yield what the coefficients are, in words: of the rows, of the penalty, of the gradient before."""
+    series = _series(solved, "rows")
+    rows, penalties, befores = _of_rows(level, series), [_RIGHT], [_RIGHT]
+    if any("penalty" in each.blocks for each in solved):
+        own = _series(solved, "penalty")
+        penalties = own.read(is_plain=True) or [Reading(2.5, _listed(own.numbers), "number", own.numbers)]
+    has_before = "before" in solved[0].blocks
+    if has_before:
+        own = _series(solved, "before")
+        some = np.abs(own.numbers) > own.slack  # not where a sum begins anew
+        befores = own.of(some).read(is_plain=True) if some.sum() > 1 else []
+    for said in product(rows[:3], penalties[:2], befores[:2]):
+        yield _combined(level, solved, *said)
+    if has_before or (rows and rows[0].cost <= 2):
+        return
+    yield from _clipped(level, solved, series, penalties[0])
+    num_levels = len(set(np.round(series.numbers / np.abs(series.numbers).max(), 2)))
+    is_few = level.name != "rows" or num_levels <= max(2, len(series.numbers) // 10)
+    if not rows and is_few and level.form == BASE and level.name in _WHOSE:
+        told = f"{_listed(series.numbers / series.meant)} times {MEANT}, {_WHOSE[level.name]}"
+        raw = Reading(RAW + 0.5 * (level.name != "the update"), told, "number", series.numbers)
+        yield _combined(level, solved, raw, penalties[0], _RIGHT)
+
+
+def _of_rows(level: Level, series: _Series) -> list[Reading]:
+    """Return what the rows count, in words: all of them by one fraction, or some by another than the rest."""
+    found = series.read(is_plain=level.name != "rows")
+    if (found and found[0].cost <= 2) or level.name in ("the update", "shape"):
+        return found
+    for name, some in series.sets.items():
+        if some.all() or not some.any() or (level.name != "rows" and "row" in name):
+            continue
+        inside, outside = (series.of(own).read(is_plain=True) for own in (some, ~some))
+        for a, b in product(inside[:2], outside[:1]):
+            if a.key != b.key:
+                both = np.zeros_like(series.numbers)
+                both[some], both[~some] = a.values, b.values
+                told = f"{a.text} for {name}, {b.text} for the others"
+                found.append(Reading(1 + 0.5 * (a.cost + b.cost), told, f"{a.key} | {b.key}", both))
+    return sorted(found, key=lambda reading: reading.cost)
+
+
+def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Reading, before: Reading) -> Said:
+    """Return the errors of these readings, their cost, and the gradients that they make."""
+    errors, bases = list(level.form.errors), [each.basis for each in solved]
+    cost = rows.cost + penalty.cost + before.cost + len(errors) + bool(level.words)
+    of_rows = np.split(rows.values, np.cumsum([len(each.blocks["rows"].vectors) for each in solved])[:-1])
+    counted = []
+    for basis, own in zip(bases, of_rows, strict=True):
+        by_row = np.repeat(own, basis.sizes) if level.name == "each microbatch" else own * np.ones(sum(basis.sizes))
+        counted.append(by_row if level.by_row is None else by_row * level.by_row(basis))
+    if not rows.is_right or level.words:
+        names, before_it = aliases.of_rows(bases, counted), list[Error]()
+        if not names and (names := aliases.of_rows(bases, counted, is_of_last=True)):
+            before_it = [Error("the microbatches of the pass before", "are left out", ("last window dropped",))]
+        ratios = np.concatenate([own / basis.unit for own, basis in zip(counted, bases, strict=True)])
+        if not names and level.name == "the update":
+            names = aliases.of_scale(bases, ratios)
+        told = ", ".join(part for part in ("" if rows.is_right else rows.text, level.words) if part)
+        if errors and not names:  # a number of the form
+            errors[-1] = replace(errors[-1], number=f"{errors[-1].number} and counts {told}".strip())
+        else:
+            errors += [Error("each row's gradient", "counts", names, told), *before_it]
+        is_even = not level.words and np.ptp(ratios) <= 1e-3 * np.abs(ratios).max()
+        cost += is_even and not names and rows.key not in ("none", "number")  # a fraction may be it by chance
+    if not penalty.is_right and _is_in_rows(bases, counted, penalty.values):
+        cost -= penalty.cost
+    elif not penalty.is_right:
+        names = aliases.of_penalty([each.basis for each in solved if "penalty" in each.blocks], penalty.values)
+        errors.append(Error("the penalty", f"counts {penalty.text} instead of once", names))
+    if not before.is_right:
+        is_sum = before.key.startswith("1.0:")
+        errors = errors if is_sum else [*level.form.errors]  # of a moving average its own rows' number is a part
+        names = ("not reset",) if is_sum else ("momentum by hand",)
+        errors.append(Error("the gradient handed over before", "is added, times", names, before.text))
+    made, at = [], 0
+    for each, own in zip(solved, of_rows, strict=True):
+        numbers = {"rows": own, "penalty": penalty.values[at : at + 1]}
+        at += "penalty" in each.blocks
+        numbers |= {"before": each.blocks["before"].numbers} if "before" in each.blocks else {}
+        parts = (numbers[name] @ np.stack(block.vectors) for name, block in each.blocks.items())
+        made.append(sum(parts, each.fixed))
+    return errors, cost, made
+
+
+def _is_in_rows(bases: list[Basis], counted: list[np.ndarray], penalty: np.ndarray) -> bool:
+    """Whether the penalty has the factor of the rows: then both are parts of one loss."""
+    own = [
+        np.sum(each * basis.counts["the row's own weight"]) if basis.is_divided else np.mean(each)
+        for each, basis in zip(counted, bases, strict=True)
+    ]
+    return len(own) == len(penalty) and bool(np.all(np.abs(np.array(own) - penalty) <= 1e-2 * np.abs(penalty)))
+
+
+def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Reading) -> Iterator[Said]:
+    """Yield that each vector is shortened to one norm, if the longer ones are."""
+    is_plain = level.name == "the update"
+    if level.name not in ("the update", "each microbatch") or (is_plain and level.form == BASE and penalty.is_right):
+        return
+    blocks = [(each.basis, each.blocks["rows"]) for each in solved]
+    share = np.ones(len(series.numbers))
+    if not is_plain:
+        share = series.counts["the weight of the own microbatch"] / series.counts["the weight of the update"]
+    norms = np.array([np.linalg.norm(vector) for _, block in blocks for vector in block.vectors]) * series.meant / share
+    even = np.concatenate([np.full(len(b.vectors), basis.unit / len(b.vectors)) for basis, b in blocks]) / share
+    for base in (series.meant, even):  # of a sum by rows, or of a mean of the pieces' means
+        ratios = series.numbers / base
+        is_cut = ratios < 1 - _CUT
+        if is_cut.sum() < 2 or np.any(ratios > 1 + _CUT) or np.any(ratios <= 0):
+            continue
+        lengths = ratios * norms
+        bound = float(np.median(lengths[is_cut]))
+        if np.ptp(lengths[is_cut]) > _BOUND * bound or np.any(lengths > bound * (1 + _BOUND)):
+            continue
+        cut = Reading(0, "", "right", np.minimum(1.0, bound / norms) * base)
+        errors, cost, made = _combined(level, solved, cut, penalty, _RIGHT)
+        if is_plain:  # which may be meant, and is no cause by itself
+            told = f"{errors[-1].number} and the gradient is clipped to the norm {bound:.4g}".strip()
+            errors[-1] = replace(errors[-1], number=told)
+        else:
+            told = "is clipped to the norm"
+            errors.append(Error(f"the gradient of {level.name}", told, ("clip per microbatch",), f"{bound:.4g}"))
+        yield errors, cost + 1.2, made
+        return
+
+
+def _listed(numbers: np.ndarray) -> str:
+    return ", ".join(f"{number:.4g}" for number in numbers[:4]) + (", ..." if len(numbers) > 4 else "")

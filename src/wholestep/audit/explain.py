@@ -1,0 +1,228 @@
+"""Search for the errors that turn the meant gradient into the observed one, the cheap ones first."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+
+from wholestep.audit import by_row
+from wholestep.audit.basis import Basis
+from wholestep.audit.coefficients import MOST_ROWS, RAW, SPARE, Level, solve
+from wholestep.audit.evidence import Evidence, Meant
+from wholestep.audit.forms import BASE, Error, Form, forms, mixtures
+from wholestep.audit.ratios import least
+from wholestep.audit.variables import by_variable
+
+_NAMED, _NAMED_TOO = 0.75, 0.25  # so much likelier is what has a name
+_SURE = 0.5  # the cost of one error with a name, beside which no other is looked for
+_NEAR = 1e-3  # numbers that are solved for
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Errors that make the gradients. `made`: these, by update; None where the update before is not known."""
+
+    errors: tuple[Error, ...]
+    cost: float
+    apart: float
+    made: Sequence[np.ndarray | None]
+
+
+class Search:
+    """A search on some updates; `found` lists the explanations that reproduce their gradients."""
+
+    def __init__(self, meant: Meant, chosen: list[Evidence]):
+        self.meant, self.fits = meant, meant.replay.tolerance.fits
+        most = max(len(piece.rows) for e in chosen for piece in e.update.pieces)
+        self.bases = [Basis(e, most) for e in chosen]
+        self.has_penalty = any(basis.has_penalty for basis in self.bases)
+        self.found: list[Explanation] = []
+        self._is_small = len(chosen[0].handed) <= by_row.NUM_SOLVED
+        self._forms: list[Form] = []
+
+    def stages(self) -> Iterator[tuple[Callable[[], None], float]]:
+        """Yield what to try next, and up to which cost what was found then is enough."""
+        yield self._simple, 1.6
+        yield self._of_forms, 1.6
+        yield self._by_variable, 1.6
+        yield partial(self._shapes, BASE), 2.1
+        yield self._by_row, 2.6
+        yield self._assigned, RAW + 1
+        yield self._of_forms_by_piece, 4.0
+        yield self._of_two_forms, 5.0
+
+    def _simple(self) -> None:
+        self._whole(BASE)
+        self._stale()
+        self._by_term()
+        self._by_piece(BASE)
+
+    def _of_forms(self) -> None:
+        evidence = [basis.e for basis in self.bases]
+        for form in forms(self.meant, evidence):
+            if self._is_possible(form) and self._is_other(form):
+                self._forms.append(form)
+                self._whole(form)
+            if not self._is_small:
+                for basis in self.bases:
+                    basis.forget()
+            if any(each.cost <= _SURE for each in self.found):
+                return
+        for mixture in mixtures(self.meant, evidence):
+            if all(map(self._is_possible, mixture.forms)):
+                self._mixed([[basis.whole(form) for form in mixture.forms] for basis in self.bases], mixture.told)
+
+    def _of_forms_by_piece(self) -> None:
+        for form in self._forms:
+            if form.errors[0].causes and self._is_small:  # else each takes many long backward passes
+                self._by_piece(form)
+                self._shapes(form)
+
+    def _of_two_forms(self) -> None:
+        for one, two in combinations(self._forms * self._is_small, 2):
+            if one.errors[0].quantity != two.errors[0].quantity and not (one.is_of_pairs or two.is_of_pairs):
+                self._whole(one.with_(two))
+
+    def _is_possible(self, form: Form) -> bool:
+        """Whether a form can be computed of such labels and outputs."""
+        try:
+            return bool(np.all(np.isfinite(self.bases[0].whole(form))))
+        except Exception:  # the engine's, or a loss's, of labels that are none for it
+            return False
+
+    def _is_other(self, form: Form) -> bool:
+        pairs = ((basis.whole(form), basis.whole()) for basis in self.bases)
+        return any(np.linalg.norm(made - meant) > self.fits * np.linalg.norm(meant) for made, meant in pairs)
+
+    def _whole(self, form: Form) -> None:
+        self._solve(Level("the update", form, lambda basis: [basis.whole(form)], _first))
+
+    def _by_piece(self, form: Form) -> None:
+        if any(len(basis.sizes) > 1 for basis in self.bases):
+            self._solve(Level("each microbatch", form, lambda basis: basis.parts(form), lambda basis: basis.starts))
+
+    def _by_row(self) -> None:
+        """Try a coefficient for each row, where the gradients of the rows are independent."""
+        most = max(sum(basis.sizes) for basis in self.bases)
+        if most > MOST_ROWS or any(most + SPARE + 2 > len(basis.e.handed) for basis in self.bases):
+            return
+        self._solve(Level("rows", BASE, Basis.rows, lambda basis: np.arange(sum(basis.sizes))))
+
+    def _shapes(self, form: Form) -> None:
+        """Try factors of the rows that go as a count does, or are there for some of them, where rows are too many."""
+        shapes: dict[str, Callable[[Basis], np.ndarray]] = {}
+        for name in _OF_ROWS:
+            if any(np.ptp(basis.counts[name]) for basis in self.bases) or name == "the number of the batch":
+                shapes |= {
+                    f"times {w}{name}": partial(_counted, name=name, power=p) for w, p in (("", 1), ("1 / ", -1))
+                }
+        for name in self.bases[0].sets:
+            some = np.concatenate([basis.sets[name] for basis in self.bases])
+            if some.any() and not some.all():
+                shapes |= {f"{w} {name}": partial(_chosen, name=name, is_in=w == "only") for w in ("only", "all but")}
+        for words, factors in shapes.items():
+            columns = partial(_shaped, form=form, factors=factors)
+            self._solve(Level("shape", form, columns, _first, words, factors))
+
+    def _stale(self) -> None:
+        """Try the gradient of an update before, of all its rows or of its last batch."""
+        for steps in (1, 2):
+            before = [_back(basis, steps) for basis in self.bases]
+            if sum(e is not None for e in before) < 2:
+                continue
+            ways: dict[str, Callable[[Evidence], np.ndarray]] = {
+                "update": lambda e: e.reference,
+                "batch": lambda e: e.pieces()[-1] * (e.whole[0] / e.weights[-1][0].sum()) + e.penalty,
+            }
+            for word, way in ways.items():
+                told = Error("the gradient", f"is that of the {word} {steps} before", ("stale gradients",))
+                self._add([told], 1.0, [None if e is None else way(e) for e in before])
+
+    def _by_term(self) -> None:
+        """Try a number for the loss of each output, the same in all updates."""
+        first = self.bases[0].e.terms[0]
+        num = len(first.coefficients)
+        if num < 2:
+            return
+
+        def told(numbers: np.ndarray) -> Error | None:
+            counted = numbers * first.coefficients
+            for number in (np.zeros(num), np.ones(num), first.coefficients):
+                counted = np.where(np.abs(counted - number) <= _NEAR * np.abs(counted).max(), number, counted)
+            numbers[:] = counted / first.coefficients
+            if np.array_equal(counted, first.coefficients) or not np.any(counted):
+                return None
+            name = "loss weights ignored" if np.array_equal(counted, np.ones(num)) else "other loss weights"
+            name = "output left out" if np.any(counted == 0) else name
+            these, meant = (", ".join(f"{number:.4g}" for number in each) for each in (counted, first.coefficients))
+            return Error(f"the losses of {', '.join(first.names)}", f"count {these}, and not {meant}", (name,))
+
+        self._mixed([[basis.of_term(i) for i in range(num)] for basis in self.bases], told)
+
+    def _mixed(self, columns: list[list[np.ndarray]], told: Callable[[np.ndarray], Error | None]) -> None:
+        """Try numbers that are the same in all updates: solved for in one half, to hold in both."""
+        half = list(zip(columns, self.bases, strict=True))[: (len(columns) + 1) // 2]
+        numbers = np.median([least(own, basis.e.handed - basis.e.penalty)[0] for own, basis in half], axis=0)
+        if np.all(np.isfinite(numbers)) and (error := told(numbers)) is not None:
+            made = [numbers @ np.stack(own) + basis.e.penalty for own, basis in zip(columns, self.bases, strict=True)]
+            self._add([error], 1.0 if error.causes else 0.5 * len(numbers), made)
+
+    def _assigned(self) -> None:
+        """Try for each row the label of any other."""
+        rows: dict[int, np.ndarray] = {}
+        for basis in self.bases:
+            if (found := by_row.labels_of_others(basis.e)) is None:
+                return
+            rows |= zip((piece.called.order for piece in basis.e.update.pieces), found, strict=True)
+        told = Error("the labels", "are each those of some other row", ("labels of other rows",))
+        self._whole(Form((told,), rows=lambda e, piece: rows[piece.called.order]))
+
+    def _solve(self, level: Level) -> None:
+        for errors, cost, made in solve(level, self.bases, self.fits):
+            self._add(errors, cost, made)
+
+    def _add(self, errors: list[Error], cost: float, made: Sequence[np.ndarray | None]) -> None:
+        apart = max(b.e.apart(each) for b, each in zip(self.bases, made, strict=True) if each is not None)
+        if errors and apart <= self.fits:
+            named = sum(bool(error.causes) for error in errors)
+            cost -= _NAMED * min(named, 1) + _NAMED_TOO * max(named - 1, 0)
+            self.found.append(Explanation(tuple(errors), cost, apart, made))
+
+    def _by_variable(self) -> None:
+        """Try an error of single variables, with the penalty or without."""
+        for is_bare in (False, True) if self.has_penalty else (False,):
+            if (explained := by_variable(self.bases, self.fits, is_bare=is_bare)) is not None:
+                self._add(*explained)
+
+
+_OF_ROWS = (
+    *("the weight of the own microbatch", "the weight of the own replica", "the row's own weight"),
+    *("the row's sample weight", "the number of the batch"),
+)
+
+
+def _counted(basis: Basis, name: str, power: int) -> np.ndarray:
+    column = basis.counts[name]
+    return np.where(column > 0, np.where(column > 0, column, 1.0) ** power, 0.0)
+
+
+def _chosen(basis: Basis, name: str, is_in: bool) -> np.ndarray:
+    return (basis.sets[name] == is_in).astype(float)
+
+
+def _shaped(basis: Basis, form: Form, factors: Callable[[Basis], np.ndarray]) -> list[np.ndarray]:
+    return [basis.shaped(form, factors(basis))]
+
+
+def _first(basis: Basis) -> np.ndarray:
+    return basis.starts[:1]
+
+
+def _back(basis: Basis, steps: int) -> Evidence | None:
+    """Return the evidence of the update `steps` before, if its gradient has the same parameters."""
+    e: Evidence | None = basis.e
+    for _ in range(steps):
+        e = None if e is None else e.before
+    return e if e is not None and len(e.handed) == len(basis.e.handed) else None

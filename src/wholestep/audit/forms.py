@@ -1,0 +1,253 @@
+"""The loss with an error in it, made of axes: labels, weights, mask, outputs, the function; and sums of such forms."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from wholestep import tree
+from wholestep.audit.evidence import Evidence, Meant
+from wholestep.audit.meaning import LossObjective, flipped, is_masked
+from wholestep.audit.windows import PAD, Piece
+from wholestep.model.objective import Objective
+from wholestep.tree import Tensor
+
+_LOSSES = (
+    *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
+    *("MeanAbsolutePercentageError", "Poisson", "KLDivergence", "Hinge", "SquaredHinge", "CosineSimilarity"),
+    *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
+    "SparseCategoricalCrossentropy",
+)
+_MOST_STEPS = 2  # rows or places by which labels and weights may be shifted
+_SAME = 1e-3  # numbers that are solved for
+
+
+@dataclass(frozen=True)
+class Error:
+    """One error: the quantity, what happens to it, its names in the field, the likeliest first, and its number."""
+
+    quantity: str
+    predicate: str
+    causes: tuple[str, ...] = ()
+    number: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.quantity, self.predicate, self.number) if part)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The loss with errors; without any, it is the meant loss.
+
+    Attributes:
+        objective: another loss.
+        outputs: a function of the outputs that the loss gets instead.
+        rows: of an update and a piece, the rows of the data whose labels are read.
+        labels: a function of the labels.
+        weights: of an update, a piece and the sample weights of the data, the weights of the rows.
+        has_pads: whether rows that fill up a batch count.
+        is_of_pairs: whether each output meets the labels of all rows of its batch.
+    """
+
+    errors: tuple[Error, ...] = ()
+    objective: Objective | None = None
+    outputs: Callable | None = None
+    rows: Callable[[Evidence, Piece], np.ndarray] | None = None
+    labels: Callable | None = None
+    weights: Callable[[Evidence, Piece, np.ndarray], np.ndarray] | None = None
+    has_pads: bool = False
+    is_of_pairs: bool = False
+
+    @property
+    def is_at_outputs(self) -> bool:
+        """Whether the derivative by the outputs is taken by itself: no program is traced for it."""
+        return self.outputs is not None or isinstance(self.objective, _AtOutputs)
+
+    def with_(self, other: "Form") -> "Form":
+        """Return a form with the errors of both."""
+        values = {f.name: getattr(other, f.name) or getattr(self, f.name) for f in fields(self)}
+        return Form(**(values | {"errors": self.errors + other.errors}))
+
+
+class _AtOutputs(LossObjective):
+    """Another loss than the one that was meant."""
+
+
+BASE = Form()
+
+
+class Mixture(NamedTuple):
+    """A form that is a sum of others; `told` returns its error by the numbers that these count, None if it is none."""
+
+    forms: tuple[Form, ...]
+    told: Callable[[np.ndarray], Error | None]
+
+
+def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
+    """Yield the losses with one error."""
+    data, objective = meant.replay.data, meant.objective
+    loss = getattr(objective, "loss", None)
+    has_own = getattr(loss, "has_own_weights", False)
+    told = Error("each output", "meets the labels of all rows of its batch", ("broadcast",))
+    yield Form((told,), is_of_pairs=True)
+    if any(any(e.pads) for e in evidence):
+        told = Error("rows", "that fill up a batch are trained on", ("padding trained on",))
+        yield Form((told,), has_pads=True)
+    for word, rows in _indices(meant.replay.num_rows):
+        names = ("labels of other rows",) if word.endswith("order of the data") else ("labels shifted",)
+        yield Form((Error("the labels", f"are those {word}", names),), rows=rows)
+    if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(data[1])):
+        yield from _along()
+    if data[2] is not None and not has_own:
+        yield from _weights(meant.replay.num_rows)
+    if not isinstance(objective, LossObjective):
+        return
+    if is_masked(meant.replay.model):
+        told = Error("the mask", "is left out", ("mask ignored",))
+        yield Form((told,), objective=LossObjective(loss, is_masked=False))
+    elif _is_plain(meant, evidence):
+        yield from _losses(objective, evidence[0].update.pieces[0].called.outputs[0].shape, data[1])
+
+
+def _is_plain(meant: Meant, evidence: list[Evidence]) -> bool:
+    """Whether the loss is a function of one output and its labels, row by row, so that another may be in its place."""
+    is_coupled = getattr(meant.objective.loss, "is_coupled", False)  # type: ignore[attr-defined]
+    has_one = all(len(p.called.outputs) == 1 for e in evidence for p in e.update.pieces)
+    return has_one and hasattr(meant.replay.data[1], "shape") and not is_coupled
+
+
+def _indices(num: int) -> Iterator[tuple[str, Callable[[Evidence, Piece], np.ndarray]]]:
+    """Yield (in words, rows of the data) for the indices at which a row's label or weight may be read."""
+    for steps in range(1, _MOST_STEPS + 1):
+        for word, sign in (("after", 1), ("before", -1)):
+            some = "of the row" if steps == 1 else f"{steps} rows"
+            yield f"{some} {word} in the batch", partial(_rolled, by=-sign * steps)
+            yield f"{some} {word} in the data", partial(_moved, by=sign * steps, num=num)
+    yield "in the order of the data", lambda e, piece: (e.place(piece)[1] + np.arange(len(piece.rows))) % num
+    yield "of the batch in reverse", lambda e, piece: piece.rows[::-1]
+
+
+def _rolled(e: Evidence, piece: Piece, by: int) -> np.ndarray:
+    return np.roll(piece.rows, by)
+
+
+def _moved(e: Evidence, piece: Piece, by: int, num: int) -> np.ndarray:
+    return (piece.rows + by) % num
+
+
+def _along() -> Iterator[Form]:
+    for steps in range(1, _MOST_STEPS + 1):
+        for word, sign in (("after", -1), ("before", 1)):
+            told = Error("the labels", f"are those {steps} places {word}", ("labels shifted",))
+            yield Form((told,), labels=partial(_rolled_along, by=sign * steps))
+
+
+def _rolled_along(labels: np.ndarray, by: int) -> np.ndarray:
+    return np.roll(labels, by, axis=1) if np.ndim(labels) > 1 else labels
+
+
+def _weights(num: int) -> Iterator[Form]:
+    """Yield the loss with other sample weights."""
+
+    def of_rows(change: Callable[[np.ndarray], np.ndarray]) -> Callable:
+        return lambda e, piece, weights: change(weights[np.where(piece.rows == PAD, 0, piece.rows)])
+
+    def at(rows: Callable[[Evidence, Piece], np.ndarray]) -> Callable:
+        return lambda e, piece, weights: weights[np.where(piece.rows == PAD, 0, rows(e, piece))]
+
+    ways: dict[str, tuple[Callable, str]] = {
+        "are left out": (of_rows(np.ones_like), "weights ignored"),
+        "are squared": (of_rows(np.square), "weights squared"),
+        "are averaged over their batch": (of_rows(lambda own: 0 * own + own.mean()), "weights averaged apart"),
+        "come under a root": (of_rows(lambda own: np.sqrt(np.abs(own))), ""),
+        "are inverted": (of_rows(lambda own: 1 / np.where(own == 0, 1, own)), ""),
+    }
+    ways |= {f"are those {word}": (at(rows), "weights of other rows") for word, rows in _indices(num)}
+    for predicate, (way, name) in ways.items():
+        yield Form((Error("the sample weights", predicate, (name,) if name else ()),), weights=way)
+
+
+def _losses(objective: LossObjective, shape: tuple[int, ...], labels: Any) -> Iterator[Form]:
+    """Yield other losses of Keras, as far as they take such labels, and the loss of outputs after one more function."""
+    loss = objective.loss
+    if (other := flipped(loss)) is not None:
+        told = Error("the loss", "takes from_logits the other way", ("from_logits",))
+        yield Form((told,), objective=_AtOutputs(other))
+    is_wide = shape[-1] > 1
+    functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if is_wide else {}
+    functions |= {"sigmoid": _sigmoid, "tanh": ops.tanh, "relu": ops.relu, "exp": ops.exp, "square": ops.square}
+    twice = "sigmoid" if "Binary" in type(loss).__name__ else "softmax"
+    for name, change in functions.items():
+        told = Error("the outputs", f"go through one more {name}", ("softmax twice",) * (name == twice))
+        yield Form((told,), outputs=change)
+    reduction = loss.reduction if isinstance(loss.reduction, str) else "sum_over_batch_size"
+    is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
+    for name in _LOSSES:
+        kind = getattr(keras.losses, name)
+        if kind is type(loss) or ("Sparse" in name and not is_whole):
+            continue
+        has_logits = "from_logits" in signature(kind).parameters
+        for given in [{"from_logits": True}, {"from_logits": False}] if has_logits else [{}]:
+            arguments = ", ".join(f"{key}={value}" for key, value in given.items())
+            told = Error("the loss", f"is {name}({arguments}) instead of {loss.name}")
+            yield Form((told,), objective=_AtOutputs(kind(**given, reduction=reduction)))
+
+
+def _softmax(outputs: Tensor) -> Tensor:
+    return ops.exp(ops.log_softmax(outputs))  # written out, as `_sigmoid` is: Keras would undo its own activations
+
+
+def _sigmoid(outputs: Tensor) -> Tensor:
+    return 1 / (1 + ops.exp(-outputs))
+
+
+def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
+    """Yield the losses with numbers in them: smoothed labels, labels and outputs of another scale or origin."""
+    objective, loss = meant.objective, getattr(meant.objective, "loss", None)
+    if not isinstance(objective, LossObjective) or is_masked(meant.replay.model) or not _is_plain(meant, evidence):
+        return
+    name, function = type(loss).__name__, getattr(loss, "_function", None)
+    if name == "SparseCategoricalCrossentropy" or hasattr(loss, "label_smoothing"):
+        yield _smoothed(loss, evidence[0].update.pieces[0].called.outputs[0].shape[-1])
+    if name == "MeanSquaredError" or getattr(function, "__name__", "") in ("mse", "mean_squared_error"):
+        constant = [partial(np.full_like, fill_value=value) for value in (0, 1)]
+        yield Mixture((BASE, *(Form((Error("labels", "constant"),), labels=labels) for labels in constant)), _scaled)
+
+
+def _smoothed(loss: Any, num: int) -> Mixture:
+    config, is_sparse = loss.get_config(), "Sparse" in type(loss).__name__
+    own = float(config.get("label_smoothing", 0.0))
+    plain = keras.losses.CategoricalCrossentropy(config["from_logits"], reduction=loss.reduction)
+    full = _AtOutputs(plain if is_sparse else type(loss).from_config(config | {"label_smoothing": 0.0}))
+    eye = np.eye(num, dtype="float32")
+
+    def hot(labels: np.ndarray) -> np.ndarray:
+        return eye[np.reshape(labels, -1).astype(int)] if is_sparse else labels
+
+    def told(numbers: np.ndarray) -> Error | None:
+        smoothing = float(numbers[1])
+        smoothing = 0.0 if abs(smoothing) < _SAME else smoothing
+        if abs(numbers.sum() - 1) > 10 * _SAME or not 0 <= smoothing < 1 or abs(smoothing - own) < _SAME:
+            return None
+        is_twice = own > 0 and abs(smoothing - 1 + (1 - own) ** 2) < _SAME
+        names = ("smoothing missing",) if smoothing == 0 else ("smoothing twice",) if is_twice else ()
+        return Error("the labels", f"are smoothed by {smoothing:.3g} instead of {own:.3g}", names)
+
+    even = Form((Error("labels", "even"),), full, labels=lambda labels: np.full_like(hot(labels), 1 / max(num, 2)))
+    return Mixture((Form((Error("labels", "hot"),), full, labels=hot), even), told)
+
+
+def _scaled(numbers: np.ndarray) -> Error | None:
+    """Return the error of a squared loss with the derivative a (o - y) + b o + c (o - 1) by the outputs o."""
+    labels, whole, origin = float(numbers[0]), float(numbers.sum()), float(numbers[2])
+    if abs(labels) < _SAME or abs(whole) < _SAME:
+        return None
+    ratio, plus = labels / whole, origin / labels
+    told = [f"are times {ratio:.4g} beside the outputs (the outputs times {1 / ratio:.4g})"] * (abs(ratio - 1) > _SAME)
+    told += [f"have {plus:.4g} added"] * (abs(plus) > _SAME)
+    return Error("the labels", " and ".join(told)) if told else None

@@ -1,0 +1,118 @@
+"""Numbers in words: coefficients that were solved for, read as the simplest fractions of known counts."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+_MULTIPLES = {1.0: "", -1.0: "minus ", 2.0: "twice ", 0.5: "half of "}
+_MOST_COUNTS = 3  # in one fraction
+_ROUNDING = 1e-9
+MEANT = "what it should"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Numbers in words.
+
+    Attributes:
+        cost: how much has to be supposed: 0 for the numbers that were meant, 1 for each count in a fraction.
+        key: "right", "none", "number" where one is solved for, or the fraction.
+        values: the numbers that the words give.
+    """
+
+    cost: float
+    text: str
+    key: str
+    values: np.ndarray
+
+    @property
+    def is_right(self) -> bool:
+        """Whether these are the numbers that were meant."""
+        return self.key == "right"
+
+
+def readings(
+    values: np.ndarray, slack: np.ndarray, counts: dict[str, np.ndarray], right: np.ndarray, *, is_plain: bool
+) -> list[Reading]:
+    """Return what these numbers may be, the simplest first.
+
+    Args:
+        slack: by how much each may be off.
+        counts: known counts, by name, one for each number.
+        right: the numbers that were meant.
+        is_plain: whether a constant multiple of the meant numbers comes before any fraction.
+    """
+    slack = np.maximum(slack, 1e-12)
+    if np.all(np.abs(values - right) <= slack):
+        return [Reading(0, "as meant", "right", right)]
+    if np.all(np.abs(values) <= slack):
+        return [Reading(1, "not at all", "none", np.zeros_like(values))]
+    found = sorted(_fractions(values, slack, counts, right), key=lambda reading: reading.cost)[:5]
+    base = right if np.all(right != 0) else np.ones_like(values)
+    ratio, loose = values / base, np.max(slack / np.abs(base))
+    if not is_plain or np.ptp(ratio) > loose:
+        return found
+    middle = float(np.median(ratio))
+    near = min((1, 2, 3, 4, 5, 10, -1, 0.5), key=lambda number: abs(middle - number))
+    is_near = abs(middle - near) <= max(loose, 1e-4 * abs(near))
+    told = f"{near if is_near else middle:.4g}" + (f" times {MEANT}" if base is right else "")
+    key = f"{float(near)}:" if is_near else "number"
+    return sorted([Reading(1, told, key, middle * base), *found[:2]], key=lambda reading: reading.cost)
+
+
+def _fractions(
+    values: np.ndarray, slack: np.ndarray, counts: dict[str, np.ndarray], right: np.ndarray
+) -> list[Reading]:
+    """Return the fractions of counts that these numbers are, times 1, -1, 2, 1/2 or one number that is solved for."""
+    kept: dict[str, np.ndarray] = {}
+    for name, column in counts.items():
+        is_other = not any(np.allclose(column, other, rtol=_ROUNDING) for other in kept.values())
+        if is_other and np.all(column > 0) and np.any(column != 1):
+            kept[name] = column
+    one: tuple[tuple[str, ...], np.ndarray] = (), np.ones_like(values)
+    single = [((name,), column) for name, column in kept.items()]
+    pairs = [(x + y, a * b) for (x, a), (y, b) in combinations(single, 2)]
+    tops = [one, *single, *((name * 2, column**2) for name, column in single)]
+    if np.all(right != 0):
+        tops.append(((MEANT,), right))
+    ways = [
+        (top, low, above / below)
+        for top, above in tops
+        for low, below in [one, *single, *pairs]
+        if not set(top) & set(low) and len(top) + len(low) <= _MOST_COUNTS
+    ]
+    shapes = np.stack([shape for *_, shape in ways])
+    ratios, loose = values / shapes, slack / np.abs(shapes)
+    middles = np.median(ratios, axis=1)
+    fits = np.all(np.abs(ratios - middles[:, None]) <= loose + _ROUNDING * np.abs(middles[:, None]), axis=1)
+    found = []
+    for i in np.flatnonzero(fits):
+        top, low, shape = ways[i]
+        near = next((m for m in _MULTIPLES if np.all(np.abs(ratios[i] - m) <= loose[i] + _ROUNDING)), None)
+        cost = sum(name != MEANT for name in top) + len(low) - 0.5 * (top == (MEANT,) and bool(low))
+        cost += 2.5 if near is None else 0 if near == 1 else 1
+        number = middles[i] if near is None else near
+        fraction = (" x ".join(top) or "1" * bool(low)) + (f" / ({' x '.join(low)})" if low else "")
+        multiple = f"{number:.4g} x " if near is None else _MULTIPLES[near]
+        key = "number" if near is None else f"{near}:{fraction}"
+        text = f"{multiple}{fraction}" if fraction else f"{number:.4g}"
+        found.append(Reading(max(cost, 0.5), text, key, number * shape))
+    return found
+
+
+def least(columns: list[np.ndarray], wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (the coefficients of columns whose sum is nearest, by how much each may be off for a unit of error).
+
+    >>> least([np.array([2.0, 0.0]), np.array([0.0, 4.0])], np.array([2.0, 2.0]))
+    (array([1. , 0.5]), array([0.5 , 0.25]))
+    """
+    basis = np.stack(columns, axis=1)
+    if not (np.all(np.isfinite(basis)) and np.all(np.isfinite(wanted))):
+        return np.full(len(columns), np.nan), np.zeros(len(columns))
+    sizes = np.linalg.norm(basis, axis=0)
+    sizes = np.where(sizes == 0, 1, sizes)
+    q, r = np.linalg.qr(basis / sizes)
+    u, s, vt = np.linalg.svd(r, full_matrices=False)
+    inverse = vt.T * np.where(s > 1e-6 * s[0], 1 / np.where(s == 0, 1, s), 0)
+    return inverse @ (u.T @ (q.T @ wanted)) / sizes, np.linalg.norm(inverse, axis=1) / sizes
