@@ -46,7 +46,7 @@ class Row:
     Args:
         name: the way of training.
         losses: the loss of each epoch, as the run reports it.
-        accuracy: the part of the test rows that is classified right, after the last epoch.
+        accuracy: the fraction of test rows that are classified correctly, after the last epoch.
         differences: the largest relative difference of the parameters from the first row's, after each epoch.
         seconds: the median time of an epoch, without the first unless it is the only one.
     """
@@ -68,11 +68,11 @@ class Diary(keras.callbacks.Callback):
         self.seconds: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Record the begin of the epoch."""
+        """Record the start time of the epoch."""
         self.began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Record the time first: reading the weights does not belong to the epoch."""
+        """Record the epoch, the time first: reading the weights is not part of the epoch."""
         self.seconds.append(time.perf_counter() - self.began)
         self.losses.append(float((logs or {})["loss"]))
         self.weights.append(self.model.get_weights())
@@ -97,7 +97,7 @@ def run(epochs: int, out: Path | str) -> list[Row]:
     """Train in seven ways, print the table, and write the picture `digits-<backend>.png` into the folder `out`.
 
     Returns:
-        One Row a run; the first is the whole batch, with which the others are compared.
+        One Row per run; the first run, with uncut batches, is the reference of the others.
     """
     # Not keras.utils.set_random_seed: on TensorFlow, Keras' fit would shuffle alike in every epoch.
     random.seed(_SEED)
@@ -131,7 +131,7 @@ def digits() -> tuple[tuple, tuple]:
 
 
 def network(accumulation: int | None = None) -> keras.Model:
-    """Return a compiled classifier: a weighted mean as loss, L2 regularisation; `accumulation` is Keras' own."""
+    """Return a compiled classifier: a weighted mean as loss, L2 regularisation; `accumulation` as in Keras."""
     l2 = keras.regularizers.L2(1e-4)
     # Smooth: a relu that rounding pushes over its kink pulls two runs apart, however exact each of them is.
     hidden = keras.layers.Dense(128, activation="tanh", kernel_regularizer=l2)
@@ -245,7 +245,7 @@ def table(rows: list[Row]) -> str:
 
 
 def picture(rows: list[Row], out: Path) -> Path:
-    """Draw how far the losses and the parameters come apart from the first run's; return the path of the picture."""
+    """Plot the differences of losses and parameters from the first run's; return the path of the picture."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.4), layout="constrained", sharey=True)
     whole = np.asarray(rows[0].losses)
     epochs = np.arange(1, len(whole) + 1)

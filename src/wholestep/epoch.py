@@ -1,4 +1,4 @@
-"""One epoch of `fit`: its updates, who is told of them, and when the run is saved."""
+"""One epoch of `fit`: its updates, their callbacks, and the saves of the run."""
 
 from collections import deque
 from collections.abc import Callable
@@ -26,10 +26,10 @@ def run_epoch(
     *,
     once: bool,
 ) -> dict:
-    """Carry out `num` updates (None: to the end of the epoch); return the logs of the last one.
+    """Run `num` updates (None: to the end of the epoch); return the logs of the last one.
 
     Args:
-        once: whether fewer than `num` are carried out where the pass over the data ends before.
+        once: whether to end with the pass over the data, even after fewer than `num` updates.
 
     Raises:
         NonFiniteError: an update was not applied, and neither were those after it.
@@ -39,14 +39,14 @@ def run_epoch(
     if place.done == 0 or (_is_left(place, epoch, num, once=once) and not watch.stops):
         left = None if num is None else num - place.done
         numbers = _carry_out(executor, run, feed, left, watch, saver, once=once)
-        if place.done == 0 and step > 0:  # it was left after the last batch of a stream: the epoch is the next one
+        if place.done == 0 and step > 0:  # resumed after the last batch of a stream: the epoch is the next one
             numbers = _carry_out(executor, run, feed, left, watch, saver, once=once)
     executor.meet(feed)
     return executor.show(numbers or place.latest)
 
 
 def _is_left(place: Place, epoch: int, num: int | None, *, once: bool) -> bool:
-    """Whether updates may be left of an epoch in the middle of which the run goes on."""
+    """Whether a resumed epoch may have updates left."""
     is_same_pass = epoch == place.began
     return is_same_pass if num is None else place.done < num and (is_same_pass or not once)
 
@@ -61,9 +61,9 @@ def _carry_out(
     *,
     once: bool,
 ) -> dict:
-    """Carry out the updates of an epoch, and tell the watchers: one dispatch late, unless they look at the state.
+    """Run the updates of an epoch, and call the callbacks: one dispatch late, unless they read the state.
 
-    The run is saved before a block is sent, when all updates before it have been told.
+    The run is saved before a block is sent, after the callbacks have received all earlier updates.
     """
     begin, pace = run.number + 1 - run.place.done, executor.dispatch_size
     logs: Callable[[], dict] = dict
@@ -77,7 +77,7 @@ def _carry_out(
         return min(most, saver.left())
 
     def tell() -> bool:
-        """Tell of the oldest dispatch; return whether it ends the epoch, as what was sent after it was not applied."""
+        """Report the oldest dispatch to the callbacks; return whether it failed: then no later update was applied."""
         nonlocal logs
         report = untold.popleft()
         logs, failed = _tell(executor, run, feed, report, begin, watch)
@@ -105,7 +105,7 @@ def _carry_out(
             if watch.stops:
                 break
     except BaseException as error:
-        # The run is saved next, with what its callbacks hold.
+        # The caller saves the run with the state of its callbacks, which must receive all updates first.
         while isinstance(error, TerminatedWaiting) and untold and not tell():
             pass
         executor.applied.note_skipped(run, untold)
@@ -122,7 +122,7 @@ def _carry_out(
 def _tell(
     executor: Executor, run: Run, feed: Feed, report: Report, begin: int, watch: CallbackRunner
 ) -> tuple[Callable[[], dict], bool]:
-    """Tell the watchers of a dispatch's updates; return what tells the last numbers, and whether one failed."""
+    """Report a dispatch to the callbacks; return a function for the last update's logs, and whether one failed."""
     failure = executor.applied.note_failures(run, report)
     last = report.block.num - 1 if failure is None else failure
     for i in range(last + 1 if watch.has_hooks else 0):
@@ -132,14 +132,14 @@ def _tell(
     if failure is not None:
         watch.end()
         feed.go_back(report.block, failure)
-    # TerminateOnNaN and its like end the run in their own way.
+    # TerminateOnNaN and similar callbacks end the run themselves.
     if failure is not None and not watch.stops:
         raise executor.applied.failure(run, report, failure)
     return partial(_numbers, report, last, failure), failure is not None
 
 
 def _numbers(report: Report, i: int, failure: int | None) -> dict:
-    """Return the numbers of update i; those of a failed one end with its own loss, which the sums do not hold."""
+    """Return the numbers of update i. The loss of a failed update is its own, as the sums do not include it."""
     numbers = report.numbers(i)
     if i == failure:
         numbers |= {k: report.loss(i) for k in ("loss", OWN + "loss") if k in numbers}

@@ -50,12 +50,12 @@ from wholestep.tree import Tensor
 
 
 class Executor:
-    """Everything that is compiled for one model, objective and optimizer.
+    """The compiled programs of one model, objective and optimizer.
 
     Args:
-        metrics: the Keras metrics whose state is carried.
-        findings: what was found out by trying, and is found out here.
-        steps: those that are the model's own, if any are.
+        metrics: the Keras metrics whose variables are part of the state.
+        findings: the measurements so far, which the executor completes.
+        steps: the model's custom steps, if any.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Executor:
         self.engine = engine = engines.choose(optimizer, model, options.replicas, options.jit_compile)
         self.model = model
         self.objective = objective
-        self.optimizer: keras.optimizers.Optimizer = optimizer  # there need not be one to evaluate
+        self.optimizer: keras.optimizers.Optimizer = optimizer  # None is allowed for evaluation
         self.options = options
         self.steps = steps
         self.metrics = metrics if steps.trains else [*metrics, *loss_trackers(model).values()]
@@ -90,7 +90,7 @@ class Executor:
         self.where_data_are = ""
         self.unlike_keras = "" if steps.trains else unlike_keras(model, optimizer)
         self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
-        self._unclaimed: list[tuple[str, Numbers]] = []  # of a snapshot: variables that are not known yet
+        self._unclaimed: list[tuple[str, Numbers]] = []  # values of a snapshot for variables that are not known yet
         self._tables: dict = {}
         self._has_noted = False
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
@@ -100,34 +100,34 @@ class Executor:
 
     @property
     def update(self) -> AnyUpdate:
-        """The update, with what is known of the objective by now."""
+        """The update, traced for batches like the last planned one."""
         return self.planner.update
 
     @property
     def variables(self) -> Variables:
-        """The Keras variables that the state stands for."""
+        """The Keras variables of the state."""
         return self.planner.update.forward.variables
 
     def note_differences(self) -> None:
-        """Print once how the updates differ from Keras', unless told to be quiet."""
+        """Print once how the updates differ from Keras', unless notices are off."""
         if self.unlike_keras and not self.compilations.is_quiet and not self._has_noted:
             self._has_noted = True
             print(f"wholestep: {self.unlike_keras}", file=sys.stderr, flush=True)
 
     def be_quiet(self, is_quiet: bool) -> None:
-        """Say nothing of programs that take long to compile, or say it, in the first process."""
+        """Turn notices to the user off or on; they are always off in processes other than 0."""
         is_quiet = is_quiet or self.engine.processes.index > 0
         self.compilations.is_quiet = self.evaluation.compilations.is_quiet = is_quiet
 
     # ---- before an update ----
 
     def learn_slots(self) -> None:
-        """Take the optimizer's variables into the state, also if other code has built the optimizer."""
+        """Add the optimizer's variables to the state, also if other code has built the optimizer."""
         if self.optimizer is not None and not self.steps.trains:
             self.variables.slots[:] = self.optimizer.variables
 
     def refresh(self, run: Run) -> State:
-        """Let the run hold the values of the Keras variables, which anybody may have changed, and return its state."""
+        """Return the run's state with the current values of the Keras variables, which other code may have changed."""
         self.dispatcher.catch_up()
         if run.state is None or run.variables is not self.variables:
             blank = self.update.epoch_sums.empty(), np.int32(0), self.update.row_planner.scratch()
@@ -144,13 +144,13 @@ class Executor:
         return state._replace(params=params, slots=slots, buffers=buffers)
 
     def begin_epoch(self, run: Run) -> None:
-        """Let the sums and the metrics be empty from the next update on, and Keras' metrics from now on."""
+        """Begin an epoch: reset Keras' metrics now, and the sums in the next update."""
         state = self.refresh(run)
         self._empty_metrics()
         run.hold(state._replace(metrics=self.engine.read_metrics(self.variables)), begins=EPOCH)
 
     def _empty_metrics(self) -> list[np.ndarray]:
-        """Let Keras' metrics be empty, and return what they hold then."""
+        """Reset Keras' metrics, and return their values."""
         if self.steps.tests or is_overridden(self.model, "reset_metrics"):
             self.model.reset_metrics()
         for metric in [] if self.steps.trains else self.metrics:
@@ -163,7 +163,7 @@ class Executor:
         """Restore the run from a snapshot, and the Keras variables that are not in `run.assigned`.
 
         Raises:
-            SpecificationError: it is another model's, or another optimizer's; nothing has been changed.
+            SpecificationError: the snapshot is another model's or optimizer's; nothing has been changed.
         """
         groups = groups_of(self.variables)
         kept = leaves_of(snapshot, groups)
@@ -191,17 +191,17 @@ class Executor:
         self.engine.why_no_xla = self.engine.why_no_xla or run.findings.why_no_xla
 
     def begin_update_in_hand(self, run: Run) -> None:
-        """Let the sums and the metrics be empty for the next update, which is an epoch of its own."""
+        """Begin an epoch of a single update, with empty sums and metrics."""
         if self._resets_on_the_host or not self.planner.empty:
             self.begin_epoch(run)
         else:
             run.begin_update()
 
     def feed(self, run: Run, batches: Batches, *, in_hand: bool = False) -> Feed:
-        """Return the way of these batches to the device, or of the one in hand.
+        """Return the feed of these batches, or (`in_hand`) of a single batch.
 
         Raises:
-            PeerError: the processes of a run do not begin alike.
+            PeerError: the processes differ in code, settings, values or data.
         """
         self._check_processes(batches)
         plan = partial(self._program, run, self.planner.wanted(batches, in_hand=in_hand))
@@ -211,7 +211,7 @@ class Executor:
         return feed
 
     def open_pass(self, batches: Batches, look: Look, steps: int | None) -> Pass:
-        """Return a way through so many of these batches (None: all) in evaluation mode."""
+        """Return a pass over `steps` of these batches (None: all) in evaluation mode."""
         run, batches = PassRun(), batches.in_order()
         self._check_processes(batches)
         plan, room = self.evaluation.plan(run, batches, look, steps), self.planner.room_for_data
@@ -220,14 +220,14 @@ class Executor:
         return Pass(run, open_feed(self.evaluation.engine, batches, room, plan, check, known), look)
 
     def begin_evaluation(self, through: Pass) -> None:
-        """Let a pass begin with the first batch, and the variables as they are; who may look finds empty metrics."""
+        """Begin a pass with the first batch and the current values; reset Keras' metrics if they may be read."""
         look, metrics = through.look, self.planner.empty
         if not look.predicts and (look.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics):
             metrics = self._empty_metrics()
         through.begin(self.evaluation.state([] if look.predicts else metrics, look))
 
     def show_evaluation(self, found: Tensor, block: Block) -> dict[str, Any]:
-        """Return the numbers of an evaluation as Keras does. Its metrics hold theirs already."""
+        """Return the numbers of an evaluation as Keras does, once Keras' metrics have their values."""
         numbers = self.evaluation.logs(found, block)
         return self.steps.results(numbers) if self.steps.tests else fresh(self.model, numbers)
 
@@ -239,7 +239,7 @@ class Executor:
             self.engine.processes.check_equal(code | values | data_facts(batches))
 
     def _program(self, run: Run, wanted: Wanted, batch: Batch) -> Program:
-        """Return the program for updates such as this one; the first one is planned and compiled."""
+        """Return the program for updates like this one; plan and compile it if it is new."""
         self.compilations.num_batches += 1
         program = self.planner.known(batch, wanted)
         if program is None:
@@ -254,7 +254,7 @@ class Executor:
         return program
 
     def _known(self, run: Run) -> State:
-        """Return the run's state with all that is known to be state by now."""
+        """Return the run's state for the variables known by now; new ones receive their values of a snapshot."""
         state = self.refresh(run) if run.variables is self.variables else run.state
         assert state is not None
         known = 0 if run.variables is None else len(run.variables.buffers)
@@ -263,7 +263,7 @@ class Executor:
         return state if state.sums else state._replace(sums=self.engine.place(self.update.epoch_sums.empty()))
 
     def check(self, batch: Batch) -> None:
-        """Look at weights and labels before they are used. Needs a trace."""
+        """Check weights and labels before they are used. Needs a trace."""
         objective = self.objective
         if isinstance(objective, CompiledObjective) and not self.steps.trains:
             with named(batch):
@@ -275,10 +275,10 @@ class Executor:
     # ---- an update ----
 
     def send(self, run: Run, feed: Feed, block: Block, *, in_call: bool = True) -> Report:
-        """Send one block of updates to the device. Spends the run's state; waits for nothing.
+        """Send one block of updates to the device, without waiting. Spends the run's state.
 
-        The Keras variables hold the new state, as soon as anybody looks, and the run and the batches stand behind the
-        block, or nothing has happened; only if the program itself fails, what it spent is lost.
+        From then on, reading a Keras variable returns its new value, and the run and the batches are at the end of the
+        block. If an error is raised, nothing has changed; only if the program itself fails, the spent state is lost.
         """
         engine, program, first = self.engine, block.program, run.number + 1
         with engine.processes.dispatching(f"computing update {first}"), uninterrupted():
@@ -291,7 +291,7 @@ class Executor:
         return report
 
     def _given(self, run: Run, program: Program) -> tuple[State, list]:
-        """Return the state that the program spends next, and the captured values that it takes."""
+        """Return the state that the program spends next, and its captured values."""
         state = self.refresh(run)
         if run.layout is not program.layout:
             if run.begins == GOES_ON:
@@ -300,7 +300,7 @@ class Executor:
         return state, self.engine.read_captured(program.captured, state)
 
     def was_moved(self, run: Run) -> bool:
-        """Whether somebody else has moved the optimizer since the run's last update, as far as its variables tell."""
+        """Whether other code has updated the optimizer since the run's last update, if this can be seen."""
         return not self.dispatcher.is_ahead(run) and self.applied.was_moved
 
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
@@ -311,10 +311,10 @@ class Executor:
         return self.steps.results(numbers) if self.steps.trains else fresh(self.model, numbers)
 
     def show_update(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """Return the numbers up to an update, after which Keras' metrics hold theirs, as a callback sees them."""
+        """Return the numbers up to an update for a callback, once Keras' metrics have their values."""
         return numbers if self.steps.trains else self.show(numbers)
 
     def meet(self, feed: Feed) -> None:
-        """Wait until all processes have come to the same place in the data."""
+        """Wait until all processes have reached the same position in the data."""
         epoch, step = feed.batches.position
         self.engine.processes.barrier(f"stands at batch {step} of epoch {epoch}")

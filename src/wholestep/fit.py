@@ -1,4 +1,4 @@
-"""`fit`: epochs of updates, each read while the next computes; callbacks, validation and History as Keras has them."""
+"""`fit`: epochs of updates, with callbacks, validation and History as in Keras."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ from wholestep.tree import Tree
 
 
 class Validation(NamedTuple):
-    """The arguments of `fit` that say how to validate."""
+    """The validation arguments of `fit`."""
 
     data: Tree = None
     split: float = 0.0
@@ -35,28 +35,28 @@ class Validation(NamedTuple):
     freq: Any = 1
 
     def checked(self) -> "Validation":
-        """Return the same, with Python's numbers; refuse what cannot mean anything."""
+        """Return the same with Python integers; refuse invalid values."""
         arguments.check_frequency(self.freq)
         steps = arguments.count_or_none("validation_steps", self.steps)
         return self._replace(steps=steps, batch_size=arguments.count_or_none("validation_batch_size", self.batch_size))
 
 
 class Epochs(NamedTuple):
-    """The arguments of `fit` that say for how long to train."""
+    """The arguments of `fit` about the length of the training."""
 
     num: int
     begin: int
     steps: int | None
 
     def checked(self) -> "Epochs":
-        """Return the same, with Python's numbers; refuse what cannot mean anything."""
+        """Return the same with Python integers; refuse invalid values."""
         num = count("epochs", self.num, "epochs=1.", least=0)
         begin = count("initial_epoch", self.begin, "leave it out.", least=0)
         return Epochs(num, begin, arguments.count_or_none("steps_per_epoch", self.steps))
 
 
 class Watching(NamedTuple):
-    """The arguments of `fit` that say who watches, and where the training saves itself."""
+    """The arguments of `fit` about callbacks, output and checkpoints."""
 
     callbacks: Any = None
     verbose: int | str = "auto"
@@ -87,7 +87,7 @@ def fit(
             limited, once = Epochs(last, epochs.begin, steps), epochs.steps is None
             logs = _run_epochs(setup, batches, limited, validate, watch, saver, resumed, once=once)
             watch.callbacks.on_train_end(logs)
-    executor.engine.processes.barrier("has ended training")  # what the first has written can be read by all
+    executor.engine.processes.barrier("has ended training")  # all processes can now read the files of process 0
     return setup.model.history
 
 
@@ -102,7 +102,7 @@ def _run_epochs(
     *,
     once: bool,
 ) -> dict:
-    """Carry out the epochs, from where the run goes on; return the last one's logs. `once` is as of `run_epoch`."""
+    """Run the epochs, from the run's position on; return the last epoch's logs. `once` as in `run_epoch`."""
     run, model, executor = setup.run, setup.model, setup.executor
     assert executor is not None
     (last, first, steps), logs = epochs, dict[str, Any]()
@@ -115,7 +115,7 @@ def _run_epochs(
         go_to_epoch(batches, begin, steps, once=once)
     feed = executor.feed(run, batches)
     is_at_start = not run.place.is_open
-    if resumed is not None and (is_at_start or begin >= last):  # nothing of the epoch was done, or is to be done
+    if resumed is not None and (is_at_start or begin >= last):  # the epoch has not started, or no epoch is left
         run.put_back_also(resumed)
         run.has_resumed()
         resumed = None
@@ -127,7 +127,7 @@ def _run_epochs(
         run.open_epoch()
         if resumed is None or before is None:
             executor.begin_epoch(run)
-        else:  # the values hold already what this hook did when the epoch began, such as another learning rate
+        else:  # the saved values include this hook's changes, such as another learning rate
             run.assigned.clear()
             executor.put_back(run, before)
             run.put_back_also(resumed)
@@ -140,21 +140,21 @@ def _run_epochs(
                 saver.look()
                 logs = logs | validate(watch, saver.look)
             run.end_epoch(logs)
-        logs = dict(run.place.logs or {})  # `on_train_end` is told nothing that a callback adds at an epoch's end
+        logs = dict(run.place.logs or {})  # `on_train_end` gets no entries that callbacks add at an epoch's end
         watch.end_epoch(run)
         run.has_resumed()
         resumed = None
         saver.end_epoch(run.place.logs or {})
         if watch.stops or _ends_early(batches, epoch, last, once=once):
             break
-    saver.finish()  # before a moving average of the weights takes their place
+    saver.finish()  # before the weights are replaced by their moving average
     run.end_call()
     setup.finish()
     return logs
 
 
 class Validating:
-    """The validation of one `fit`: data that are opened once, and gone through after each epoch that wants it."""
+    """The validation of one `fit`: opens its data once, and evaluates them after each epoch that is due."""
 
     def __init__(self, setup: Setup, asked: Validation, batch_size: int | None):
         self._setup = setup
@@ -165,15 +165,15 @@ class Validating:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The data and how often they are evaluated, as settings of a training."""
+        """The data, steps and frequency of validation, as settings of a run."""
         return {"validation_data": self._batches, "validation_steps": self._steps, "validation_freq": self._freq}
 
     def is_due(self, epoch: int) -> bool:
-        """Whether an epoch is to be followed by a validation."""
+        """Whether a validation follows an epoch."""
         return arguments.is_due(epoch, self._freq)
 
     def __call__(self, watch: CallbackRunner, look: Callable[[], None]) -> dict:
-        """Return what validation says now, each name with `val_` before it; see `run_evaluation` for `look`."""
+        """Return the logs of a validation, their names prefixed with `val_`; see `run_evaluation` for `look`."""
         executor = self._setup.executor_for(self._batches)
         if self._open is None or self._open[0] is not executor:
             wanted = Look(one_by_one=watch.has_test_hooks)
@@ -185,7 +185,7 @@ class Validating:
 def _check_any(num_updates: int, epoch: int, *, has_stopped: bool) -> None:
     """Refuse an epoch without a batch, unless a callback has stopped the run at the first one, which was not finite.
 
-    That no numbers came says nothing: a step of the model's own may have none to tell.
+    Updates are counted, as logs may be empty: a custom step may return no numbers.
     """
     if not num_updates and not has_stopped:
         raise BatchError(
@@ -198,7 +198,7 @@ def _check_any(num_updates: int, epoch: int, *, has_stopped: bool) -> None:
 
 
 def _ends_early(batches: Batches, epoch: int, epochs: int, *, once: bool) -> bool:
-    """Whether an iterator has ended before the run, which then ends with a warning."""
+    """Return whether the data have ended before the last epoch; warn if so."""
     is_short = not once and batches.has_ended
     if not is_short and (epoch + 1 == epochs or not batches.is_spent()):
         return False

@@ -1,4 +1,4 @@
-"""Run: where a training stands, and the one loop through which everything moves on."""
+"""Run: the state and position of a training, and the loop that sends all its blocks."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -30,24 +30,24 @@ Copied = Callable[[str, Tensor], Numbers]
 
 @dataclass
 class Run:
-    """Where a training stands. Between any two blocks of updates it can be taken out, and put back elsewhere.
+    """The state and position of a training. It can be saved between any two blocks of updates, and restored elsewhere.
 
     Args:
-        state: what the next update spends; None before the first.
-        number: the number of the last update: the optimizer's `iterations`, and how many updates were skipped.
-        num_skipped: the updates that were left out because they were not finite.
+        state: the values that the next update spends; None before the first, and until a restored snapshot is assigned.
+        number: the number of the last update: the optimizer's `iterations` plus the number of skipped updates.
+        num_skipped: the number of updates that were skipped because they were not finite.
         begins: how the next update begins, see `wholestep.dispatch.repeat.span`.
-        variables: whose values the state holds; another executor's state is of no use.
-        epochs: how many epochs of data have begun: the next call takes the order of another one.
-        place: where the call stands that moves the run.
-        data: where the data of the last call stood at its end.
-        layout: of what is added up in the epoch, once an update has been sent.
-        findings: what was found out by trying.
-        also: what else goes with the run, by name.
-        settle: holds weakly what counts the updates that were left out, and tells of one that was not applied.
-        arrive: holds weakly what puts a restored snapshot into the model, as far as the model is built.
-        restored: the snapshot that the next call goes on from.
-        assigned: by their ids, the variables that have got their values from it, and may have been set since.
+        variables: the variables whose values the state holds; another executor does not use this state.
+        epochs: the number of epochs of the data that have begun; the next call uses the order of the next epoch.
+        place: the position of the current call.
+        data: the position in the data, recorded at each snapshot and at the end of a call.
+        layout: the layout of the epoch's reports; None until an update has been sent.
+        findings: the measurements by which updates are planned.
+        also: other state that is saved with the run, by name.
+        settle: a weak reference to the function that returns the number of skipped updates, or raises a NonFiniteError.
+        arrive: a weak reference to the function that assigns a restored snapshot, as far as the model is built.
+        restored: the snapshot from which the next call resumes.
+        assigned: by id, the variables that have received their values from it, and may have been changed since.
 
     >>> import keras, numpy as np, wholestep as ws
     >>> x, y = np.arange(24, dtype="float32").reshape(8, 3), np.ones((8, 1), "float32")
@@ -90,10 +90,10 @@ class Run:
     def under_way(
         self, call: str, batches: Batches, *, are_given: bool, also: dict[str, Keeps] | None = None
     ) -> Iterator[Snapshot | None]:
-        """Let a call move the run, and yield what `resume` returns; a call around this one stands where it stood.
+        """Record the position of a call, and yield the result of `resume`; then restore the position of an outer call.
 
         Args:
-            also: what is taken out with the run for as long as the call moves it, and if it fails, until the next one.
+            also: other state that is saved with the run during the call and, if the call fails, until the next one.
         """
         outer, before = (self._batches, self.place, self.data, self.also), self._as_it_is()
         try:
@@ -115,12 +115,12 @@ class Run:
                     self._batches, self.place, self.data, self.also = outer
 
     def _as_it_is(self) -> dict[str, Any]:
-        """Return the values of all attributes, with copies of those that a call changes in place."""
+        """Return all attributes, with copies of `place` and `data`, which a call changes in place."""
         return vars(self) | {"place": replace(self.place), "data": replace(self.data)}
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a call moves the run."""
+        """Whether a call of `fit` or `steps` is in progress."""
         return self._batches is not None
 
     def _note_data(self) -> None:
@@ -130,68 +130,68 @@ class Run:
             self.epochs = max(self.epochs, epoch + (step > 0))
 
     def put_back_also(self, snapshot: Snapshot) -> None:
-        """Let all that goes with the run go on from a snapshot."""
+        """Restore the other state that was saved with the run."""
         for name, state in put_together(snapshot.facts["also"], snapshot.arrays).items():
             if name in self.also:
                 self.also[name].set_state(state)
 
-    # ---- what moves a run, beside `under_way` and `restore`: no other module assigns to it ----
+    # ---- further changes of a run: no other module assigns to its attributes ----
 
     def connect(self, settle: Callable[[], Any], arrive: Callable[[], Any]) -> None:
-        """Take the two functions, held weakly, that read unread updates and assign a restored snapshot."""
+        """Set the two weak references `settle` and `arrive`."""
         self.settle, self.arrive = settle, arrive
 
     def hold(self, state: State, variables: Variables | None = None, *, begins: int | None = None) -> None:
-        """Hold the values that the next update spends, of other variables or with another beginning where given."""
+        """Set the values that the next update spends and, if given, their variables and how that update begins."""
         self.state = state
         self.variables = self.variables if variables is None else variables
         self.begins = self.begins if begins is None else begins
 
     def sent(self, num: int, layout: ReportLayout, *, in_call: bool) -> None:
-        """Count updates that were sent; those of `update` belong to no epoch of a call."""
+        """Count updates that were sent; single updates (`in_call=False`) belong to no epoch of a call."""
         self.number, self.begins, self.layout = self.number + num, GOES_ON, layout
         self.place.done += num if in_call else 0
 
     def failed(self, number: int, *, in_call: bool) -> None:
-        """Go back to before an update that was not applied, nor any after it."""
+        """Move back to before update `number`, which was not applied; nor was any after it."""
         self.place.done -= self.number + 1 - number if in_call else 0
         self.number = number - 1
 
     def counted(self, number: int, num_skipped: int) -> None:
-        """Set the number of the last update and how many were skipped, as the optimizer and the reports have them."""
+        """Set the number of the last update, and the number of skipped updates."""
         self.number, self.num_skipped = number, num_skipped
 
     def noted(self, last: str, state: Any, latest: dict[str, Any] | None = None) -> None:
-        """Keep the digest of the last batch and the stream's state after it; the last update's numbers, if given."""
+        """Record the digest of the last batch, the stream's state after it and, if given, the last update's logs."""
         self.data.last, self.data.state = last, state
         self.place.latest = self.place.latest if latest is None else latest
 
     def begin_update(self) -> None:
-        """Let the next update be an epoch by itself, with empty sums and metrics."""
+        """Begin an epoch of a single update, with empty sums and metrics."""
         self.begins = ALONE
 
     def begin_epoch(self, epoch: int, position: tuple[int, int]) -> None:
-        """Move the call to the beginning of an epoch."""
+        """Set the position of the call to the start of an epoch."""
         self.place = Place(self.place.call, epoch, began=position[0])
 
     def open_epoch(self) -> None:
-        """Note that the callbacks have seen the epoch begin."""
+        """Record that the callbacks have received the start of the epoch."""
         self.place.is_open = True
 
     def end_updates(self, latest: dict[str, Any]) -> None:
-        """Keep the logs of the last update of an epoch, whose validation may follow."""
+        """Record the logs of the last update of an epoch, before its validation."""
         self.place.latest = latest
 
     def end_epoch(self, logs: dict[str, Any]) -> None:
-        """Keep the logs of an epoch whose updates and validation have run."""
+        """Record the logs of an epoch, after its updates and its validation."""
         self.place.logs = logs
 
     def end_hook(self) -> None:
-        """Count a callback that has seen the epoch end."""
+        """Count a callback whose epoch-end hook is about to be called."""
         self.place.told += 1
 
     def end_call(self) -> None:
-        """Move the run to between calls."""
+        """Set the position to between calls, with nothing to resume."""
         self.restored, self.place = None, Place()
 
     def has_resumed(self) -> None:
@@ -199,31 +199,31 @@ class Run:
         self.restored = None
 
     def adopt(self, findings: Findings) -> None:
-        """Plan by other findings from now on."""
+        """Replace the findings by which updates are planned."""
         self.findings = findings
 
     def drop(self) -> None:
-        """Drop the values: the next call assigns those of the restored snapshot that are not assigned yet."""
+        """Drop the state: the next call assigns the remaining values of the restored snapshot."""
         self.state = self.variables = None
 
     def snapshot(self, copied: Copied = own_copy) -> Snapshot:
-        """Return where the training stands. Waits for the device.
+        """Return a snapshot of the training. Waits for the device.
 
         Arrays are the parameters ("params/0", ...), the optimizer's variables ("slots/..."), moving statistics, seeds
-        and whatever else is no parameter ("buffers/..."), the metrics, and the sums of the epoch. Everything else is
-        JSON. A snapshot may be taken between calls, between two steps, after a failure, and in any hook of a callback.
-        In the hooks of a batch, the callbacks after this one in the list have not been told of the batch: let this one
-        be the last.
+        and other variables of the model ("buffers/..."), the metrics, and the sums of the epoch. The rest is JSON. A
+        snapshot may be taken between calls, between two steps, after a failure, and in any hook of a callback. In the
+        hooks of a batch, later callbacks of the list have not received the batch yet: a callback that takes snapshots
+        there must be the last.
 
         Args:
-            copied: returns a copy of a value that is to be kept, by its name.
+            copied: a function (name, value) that returns the copy to keep.
 
         Raises:
-            SpecificationError: nothing has been trained yet, or the model has been compiled since.
-            NonFiniteError: an update before this was not applied, and nobody has seen so.
+            SpecificationError: nothing has been trained yet, or the model has been compiled or changed since.
+            NonFiniteError: an earlier update was not applied, and the error has not been raised yet.
         """
         if self.state is None and self.restored is not None:
-            return self.restored  # nothing has moved since
+            return self.restored  # nothing has been trained since
         settle = self.settle()
         num_skipped = self.num_skipped if settle is None else settle()
         if self.state is None or self.variables is None:
@@ -250,32 +250,31 @@ class Run:
         """Return copies of all values that an update changes, by their names in a snapshot."""
         assert self.variables is not None
         groups = groups_of(self.variables)
-        # The groups first: to read a variable brings the state up to date.
+        # The groups first: reading a variable brings the state up to date.
         arrays = {f"{k}/{i}": copied(f"{k}/{i}", _tensor(v)) for k, held in groups.items() for i, v in enumerate(held)}
         assert self.state is not None
-        # What Keras' metrics show is another's, where an evaluation has been in between.
+        # Not from Keras' metrics: an evaluation in between may have overwritten them.
         for name, held in (("sums", self.state.sums), ("running", self.state.metrics)):
             arrays |= {f"{name}/{i}": copied(f"{name}/{i}", _tensor(each)) for i, each in enumerate(held)}
         return arrays
 
     def restore(self, snapshot: Snapshot, *, goes_on: bool = True) -> None:
-        """Go on from a snapshot, which may be another process'.
+        """Resume from a snapshot of this or of another process.
 
-        The model has the values at once, and a model that is not built yet has them when the next call builds it. A
-        `fit` or `steps` that was left in the middle goes on there when it is called with the same arguments: with the
-        same data, to the same number of epochs, and with what its callbacks have seen. Iterators and other streams run
-        forward to where they were.
+        The model receives the values at once or, if it is not built yet, when the next call builds it. An interrupted
+        `fit` or `steps` resumes when it is called again with the same data and the same number of epochs; the state of
+        its callbacks is restored. Iterators and other streams are advanced to the saved position.
 
         Args:
-            goes_on: whether the next call goes on in the middle of the one that was left; else it begins anew.
+            goes_on: whether the next call resumes the interrupted call; otherwise it starts a new one.
 
         Raises:
-            SpecificationError: it is no snapshot, it is another model's, or a call is under way; by the next call, if
-                that is `fit`, to go on with `steps`.
+            SpecificationError: it is not a snapshot, it is another model's, or a call is in progress. The next call
+                raises it if its method or its data differ from the interrupted call's.
         """
         if self.is_under_way:
-            must = "A snapshot is restored between calls."
-            raise SpecificationError(message(must, f"a call of {self.place.call} under way", "leave its loop first."))
+            must = "A snapshot must be restored between calls."
+            raise SpecificationError(message(must, f"restore during {self.place.call}", "end that call first."))
         if not isinstance(snapshot, Snapshot) or snapshot.facts.get("format") != 1:
             must = "restore takes what snapshot() returned."
             raise SpecificationError(message(must, type(snapshot).__name__, "run.restore(run.snapshot())."))
@@ -291,12 +290,12 @@ class Run:
             try:
                 arrive()
             except BaseException:
-                if not self.assigned:  # the model is as it was; otherwise the next call assigns the rest
+                if not self.assigned:  # the model is unchanged; otherwise the next call assigns the rest
                     vars(self).update(before)
                 raise
 
     def go_on_from(self, snapshot: Snapshot) -> None:
-        """Go on from this snapshot instead of the one that was restored, of which it is a copy with other names."""
+        """Replace the restored snapshot by this copy, in which metrics are renamed."""
         if snapshot is not self.restored:
             facts = RunFacts.of(snapshot)
             self.layout = None if facts.layout is None else ReportLayout(facts.layout)
@@ -304,14 +303,13 @@ class Run:
             self.restored = snapshot
 
     def resume(self, call: str, batches: Batches, *, are_given: bool) -> Snapshot | None:
-        """Return the snapshot in the middle of which this call goes on, if any, with the batches where they were.
+        """Return the snapshot from which this call resumes, if any, and move the batches to their position.
 
         Args:
-            are_given: whether the batches are the user's own, and stand where the user left them; else they begin with
-                the next epoch.
+            are_given: whether the user passed `Batches`, which keep their position; others start at the next epoch.
 
         Raises:
-            SpecificationError: the snapshot was taken in a call of another kind, or with other data.
+            SpecificationError, BatchError: the snapshot was taken in the other method, or with other data.
         """
         snapshot, self.also = self.restored, {}
         if snapshot is None or not self.place.call:
@@ -328,14 +326,14 @@ class Run:
 
 
 def groups_of(variables: Variables) -> dict[str, list[keras.Variable]]:
-    """Return the variables of a state, by what they are."""
+    """Return the variables of a state by group."""
     return {name: list(getattr(variables, name)) for name in GROUPS}
 
 
 def _tensor(value: Any) -> Tensor:
     """Return the value of one replica as a tensor that numpy does not copy.
 
-    Keras' `convert_to_tensor` hands TensorFlow's variables through, which numpy would copy.
+    Keras' `convert_to_tensor` returns TensorFlow's variables unchanged, and numpy would copy them.
     """
     tensor = keras.ops.convert_to_tensor(value)
     return keras.ops.stop_gradient(tensor) if keras.backend.backend() == "tensorflow" else tensor
@@ -345,7 +343,7 @@ class Sends(Protocol[At, Sent]):
     """Sends blocks to the device: an executor's updates, or an evaluation's batches."""
 
     def send(self, run: At, feed: Feed, block: Block) -> Sent:
-        """Send a block and move the run; return the block's report, or an evaluation's results."""
+        """Send a block and advance the run; return the block's report, or an evaluation's results."""
 
 
 def updates(
@@ -359,16 +357,16 @@ def updates(
     before: Callable[[], bool | None] = lambda: None,
     ahead: Callable[[], int] | None = None,
 ) -> Generator[Sent, None, None]:
-    """Carry out the updates that a feed yields; yield what tells of each block as soon as the block is sent.
+    """Run the updates of a feed; yield the result of `send` for each block as soon as the block is sent.
 
-    An evaluation's batches, which update nothing, go the same way. Between any two blocks the run may be taken out.
+    The batches of an evaluation, which update nothing, are sent in the same way.
 
     Args:
-        num: how many updates (None: to the end of the epoch).
-        size: how many may go in the next dispatch.
-        once: whether they end with the epoch in any case.
-        before: called before a block is sent, where the run may be taken out; False ends the loop.
-        ahead: if somebody may look at the state after each block, how many would be sent at once all the same.
+        num: the number of updates (None: to the end of the epoch).
+        size: returns the most updates in the next dispatch.
+        once: whether to end with the epoch, even after fewer than `num` updates.
+        before: called before each block, and may save the run; False ends the loop.
+        ahead: if the state may be read after each block: returns the number of updates to compute at once nevertheless.
     """
     for block in feed.blocks(num, size, once=once, ahead=ahead):
         if before() is False:

@@ -1,4 +1,4 @@
-"""What a trainer was given, and what is made of it when data come: batches, an executor, watchers."""
+"""The setup of each call from the arguments of a trainer: batches, an executor, callbacks, a saver."""
 
 import weakref
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ from wholestep.tree import Tree
 
 
 class Given(NamedTuple):
-    """The data of a call of `fit` or `evaluate`, as their arguments say them."""
+    """The data arguments of `fit` or `evaluate`."""
 
     x: Tree
     y: Tree = None
@@ -48,15 +48,15 @@ class Given(NamedTuple):
 
 
 class Setup:
-    """What a trainer was given, and what is made of it.
+    """Makes the batches, the executor, the callback runner and the saver of each call of a trainer.
 
     Args:
-        objective: the loss, unreduced; None for what the model was compiled with.
-        optimizer: None for what the model was compiled with.
-        run: which is moved on.
+        objective: the unreduced loss; None for the compiled loss.
+        optimizer: None for the compiled optimizer.
+        run: the run that the calls advance.
 
     Attributes:
-        executor: what has been compiled for the model as it is; None before the first batch.
+        executor: the compiled programs of the current model; None before the first batch.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Setup:
     # ---- batches ----
 
     def batches(self, method: str, given: Given) -> Batches:
-        """Return the batches of a call of `method`, prepared as the model's own method prepares them."""
+        """Return the batches of a call of `method`, with the preprocessing of the model's method."""
         arguments.check_compiled(self.model, self.objective)
         x, y, sample_weight, batch_size, shuffle, class_weight = given
         if isinstance(x, Batches):
             if method == "fit" and shuffle is not True:
-                arguments.say_no_effect(f"shuffle={shuffle!r}", "Batches say themselves in which order rows come")
+                arguments.say_no_effect(f"shuffle={shuffle!r}", "Batches say in which order their rows come")
             arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
             return open_prepared(x, None, self._preparation(method))
         prepare = self._preparation(method)
@@ -110,7 +110,7 @@ class Setup:
         arguments.check_weighting(class_weight, sample_weight)
         alone = y is None and sample_weight is None and (self.objective is not None or not is_nest_of_arrays(x))
         is_custom = self.steps.trains if method == "fit" else self.steps.tests
-        alone |= is_custom and y is sample_weight is None and not isinstance(x, list | tuple)  # as Keras has it
+        alone |= is_custom and y is sample_weight is None and not isinstance(x, list | tuple)  # as in Keras
         source = x if alone else without_none((x, y, sample_weight))
         prepare, transform = in_turn(take, prepare), None if class_weight is None else class_weighted(class_weight)
         how = {"seed": self.seed, "shuffle": shuffle if shuffle == "batch" else bool(shuffle), "transform": transform}
@@ -120,13 +120,13 @@ class Setup:
         return batches
 
     def ready_batches(self, data: Tree) -> Batches:
-        """Return the batches that `steps` or `update` are to train on."""
+        """Return the batches for `steps` or `update`."""
         arguments.check_compiled(self.model, self.objective)
         data = self._by_columns(data, None, shuffle=True, seed=self.seed)
         return open_prepared(data, None, self._preparation("fit"), seed=self.seed)
 
     def validation_batches(self, data: Tree, asked: int | None, batch_size: int | None) -> Batches:
-        """Return the batches of validation data, in their own order: of the size that was asked for, else of fit's."""
+        """Return the batches of validation data, in sequence, of size `asked` or else `batch_size`."""
         size = asked or batch_size
         batches = open_in_sequence(self._by_columns(data, size), size, self._preparation("evaluate"))
         if asked is not None and (batches.is_ready or isinstance(data, Batches)):
@@ -135,7 +135,7 @@ class Setup:
         return batches
 
     def inputs(self, x: Tree, batch_size: int | None) -> tuple[Batches, bool]:
-        """Return the batches that are to be predicted, and whether each is (x, ...), of which x is the input."""
+        """Return the batches to predict, and whether each is a tuple (x, ...) with x as the input."""
         x, prepare = self._by_columns(x, batch_size, inputs_only=True), preparation(self.model, "predict")
         whole = isinstance(x, Batches) or prepare is not None
         batches = open_in_sequence(x if prepare is None else as_input(x), batch_size, prepare).in_order()
@@ -148,13 +148,13 @@ class Setup:
         return data if self._is_own else by_columns(data, self.model, batch_size, **how)
 
     def _preparation(self, method: str) -> Prepare | None:
-        """Return what the model's own `method` does to every batch first, unless an objective takes its place."""
+        """Return the preprocessing of the model's `method`; None if there is none, or an objective replaces it."""
         return None if self.objective is not None else preparation(self.model, method)
 
     # ---- an executor ----
 
     def executor_to_train(self, batches: Batches) -> Executor:
-        """Return the executor for the model as it is now, to train it on these batches."""
+        """Return the executor of the current model, to train on these batches."""
         if self.steps.trains:
             check_replicas(num_replicas(self.model))
             return self.executor_for(batches, trains=True)
@@ -163,7 +163,7 @@ class Setup:
         return executor
 
     def executor_for(self, batches: Batches, *, trains: bool = False, **how: bool) -> Executor:
-        """Return the executor for the model as it is now, creating its variables from a batch if need be."""
+        """Return the executor of the current model; create missing variables from the first batch."""
         self.settle()
         self._adopt_optimizer()
         self._builder.build(batches, trains=trains, **how)
@@ -188,12 +188,12 @@ class Setup:
             arguments.check_trainable(self.model, optimizer)
 
     def _parts(self) -> list:
-        """Return what an executor is made for: with another one of these, there must be another executor."""
+        """Return the parts for which an executor is made; if any of them changes, a new executor is needed."""
         also = self.steps.slots if self.steps.trains else []
         return [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution(), *also]
 
     def _build_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """Create the variables of the model's optimizer, unless a step of the model's own may make them; return it."""
+        """Create the variables of the model's optimizer, unless a custom step may create them; return the optimizer."""
         optimizer = getattr(self.model, "optimizer", None)
         is_lazy = self.steps.trains and makes_variables()
         if optimizer is not None and not (optimizer.built or is_lazy):
@@ -204,7 +204,7 @@ class Setup:
         return optimizer
 
     def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
-        """Assign the values of a snapshot to the variables that are there and not assigned yet; see `Run.assigned`."""
+        """Assign a snapshot to the existing variables that are not assigned yet; see `Run.assigned`."""
         optimizer = self._build_optimizer() if self.model.built else getattr(self.model, "optimizer", None)
         if executor is not None and (self.steps.trains or (optimizer is not None and optimizer.built)):
             executor.put_back(self.run, snapshot)
@@ -212,13 +212,13 @@ class Setup:
         assigned = self.run.assigned
         if self.model.built:
             _put_all(snapshot, self._groups(), assigned)
-            if executor is not None:  # which evaluates and predicts, and nothing more
+            if executor is not None:  # an executor that only evaluates and predicts
                 self.run.has_resumed()
         slots = [(path, snapshot.arrays[f"slots/{i}"]) for i, path in enumerate(snapshot.facts["paths"]["slots"])]
         claimed(slots, [] if optimizer is None else optimizer.variables, assigned)  # such as the learning rate
 
     def _groups(self) -> dict[str, list[keras.Variable]]:
-        """Return the variables that are there by now, by what they are."""
+        """Return the existing variables by group."""
         optimizer = getattr(self.model, "optimizer", None)
         slots = optimizer.variables if optimizer is not None and optimizer.built and not self.steps.trains else []
         held = Variables(self.model.trainable_variables, slots, self.model.non_trainable_variables, [])
@@ -228,7 +228,7 @@ class Setup:
         """Refuse another model's snapshot, as far as the model is built.
 
         Raises:
-            SpecificationError: as said; nothing has been changed.
+            SpecificationError: the snapshot is another model's; nothing has been changed.
         """
         if self.model.built:
             leaves_of(snapshot, self._groups())
@@ -237,15 +237,15 @@ class Setup:
         """Refuse the weights of another model.
 
         Raises:
-            SpecificationError: as said; nothing has been changed.
+            SpecificationError: another model's weights, or a model that is not built; nothing has been changed.
         """
         if not self.model.built:
-            must = "A model must be built before it is given weights."
-            raise SpecificationError(message(must, "one that is not", "call it on a batch, or model.build(shape)."))
+            must = "A model must be built before its weights are restored."
+            raise SpecificationError(message(must, "an unbuilt model", "call it on a batch, or model.build(shape)."))
         leaves_of(snapshot, self._weights())
 
     def put_weights(self, snapshot: Snapshot) -> None:
-        """Let the model hold the weights of a snapshot, and nothing else change."""
+        """Assign the weights, statistics and seeds of a snapshot to the model, and nothing else."""
         _put_all(snapshot, self._weights(), {})
 
     def _weights(self) -> dict[str, list[keras.Variable]]:
@@ -256,7 +256,7 @@ class Setup:
         self._put_back(self.executor, self.run.restored)
 
     def settle(self) -> None:
-        """Make sure that the last update in hand was applied, as `Executor.settle`."""
+        """Check that the last single update was applied; see `Applied.settle`."""
         if self.executor is not None:
             self.executor.applied.settle(self.run)
 
@@ -264,14 +264,14 @@ class Setup:
         if self.executor is None:
             return self.run.num_skipped
         if not self.run.is_under_way and not compiled.are_same(self._made_for, self._parts()):
-            must = "A snapshot is of the model as it was trained."
+            must = "A snapshot needs the model as it was trained."
             received = "a model that was compiled, or changed, since the last update"
             raise SpecificationError(message(must, received, "take the snapshot before, or after the next update."))
         self.executor.planner.note_no_xla()
         return self.executor.applied.count_exactly(self.run)
 
     def _adopt_optimizer(self) -> None:
-        """Let the model have this trainer's optimizer: callbacks look for it there, and trainers may share a model."""
+        """Assign this trainer's optimizer to the model: callbacks read it there, and trainers may share a model."""
         if self._optimizer is not None:
             self.model.optimizer = self._optimizer
 
@@ -294,28 +294,28 @@ class Setup:
         return Executor(self.model, objective, optimizer, metrics, self.run.findings, self.options, self.steps)
 
     def _know(self, pads: bool | None) -> None:
-        """Take note of whether every metric can be told to leave rows out, unless that has been tried."""
+        """Record whether every metric ignores rows of weight 0, unless that has been measured."""
         if self.run.findings.pads is None:
             self.run.adopt(replace(self.run.findings, pads=pads))
 
     # ---- around ----
 
     def saver(self, asked: Checkpoints | None, call: str, batches: Batches) -> Saver | Unsaved:
-        """Return who saves the run while a call moves it."""
+        """Return the saver of a call; `Unsaved` if it has no checkpoints."""
         if asked is None:
             return Unsaved()
         self._adopt_optimizer()
         return Saver(asked, self.run, call, batches, self.model, self.check_snapshot, connect())
 
     def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
-        """Return what tells these callbacks of `steps` batches an epoch."""
+        """Return the runner of these callbacks, for `steps` batches an epoch."""
         executor.be_quiet(not told["verbose"])
         if told.get("history"):
             executor.note_differences()
         return CallbackRunner(self.model, callbacks, engine=executor.engine, steps=steps, **told)
 
     def finish(self) -> None:
-        """As at the end of `keras.Model.fit`: an optimizer with a moving average of the weights leaves that behind."""
+        """Replace the weights by the optimizer's moving average, if it has one, as at the end of `keras.Model.fit`."""
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 

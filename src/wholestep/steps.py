@@ -1,4 +1,4 @@
-"""The user's own loop: one update after the other, or one on a batch in hand."""
+"""Custom loops: one update after the other, or an update on a single batch."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -28,19 +28,19 @@ from wholestep.run import Run, updates
 from wholestep.safety.guards import Guard
 from wholestep.tree import Tree
 
-_MOST_UNREAD = 2  # updates that may be under way beside the newest: to wait for one leaves the device idle
+_MOST_UNREAD = 2  # pending updates in addition to the newest: waiting for one leaves the device idle
 
 
 class Step:
-    """One update that `Trainer.steps` has carried out.
+    """One update of `Trainer.steps`.
 
     Args:
-        number: the update's number, from 1: the optimizer's `iterations`, and how many updates were skipped. Updates of
-            this trainer are counted, so that nothing waits. What another trainer or Keras does between two steps is
-            seen at the next step on JAX, on TensorFlow at the next epoch; and there what a dynamic loss scale leaves
-            out, on both.
+        number: the update's number, from 1: the optimizer's `iterations` plus the number of skipped updates. It is
+            counted without waiting for the device: updates by Keras or another trainer between two steps are included
+            from the next step on JAX, from the next epoch on TensorFlow; updates that a dynamic loss scale leaves out
+            are subtracted at the next epoch.
         epoch: the epoch of the data, from 0.
-        batch: the batch's place in its epoch, from 0.
+        batch: the index of the batch in its epoch, from 0.
 
     >>> import keras, numpy as np, wholestep as ws
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -61,10 +61,10 @@ class Step:
 
     @cached_property
     def logs(self) -> dict[str, Any]:
-        """The loss and the metrics over the epoch so far, as a callback of `fit` sees them. Waits for the device.
+        """The loss and the metrics over the epoch so far, as a callback of `fit` receives them. Waits for the device.
 
-        Until the next step, the model's `get_metrics_result()` says the same. An `update` or a `fit` between two steps
-        begins them anew.
+        Until the next step, the model's `get_metrics_result()` returns the same. An `update` or a `fit` between two
+        steps resets them.
         """
         return self._report.logs(0)
 
@@ -72,7 +72,7 @@ class Step:
     def loss(self) -> float:
         """The loss of this update alone. Waits for the device: on JAX, if updates are short, once for several.
 
-        By a `train_step` of the model's own, the first number that it returns whose name ends with `loss`; NaN if none.
+        With a custom `train_step`, the first of its numbers whose name ends with `loss`; NaN if there is none.
         """
         return self._report.loss(0)
 
@@ -86,14 +86,14 @@ def run_steps(
     saver: Saver | Unsaved,
     resumed: Snapshot | None,
 ) -> Iterator[Step]:
-    """Carry out one update after the other, for a loop of the user's own.
+    """Run one update after the other, for a custom loop.
 
-    The run takes the variables' values anew for every update, so `guard` is left in between, and any thread may use
-    the trainer there.
+    The variables' values are read anew for every update, so `guard` is released in between, and any thread may use the
+    trainer then.
 
     Args:
-        saver: saves the run before the next update, when that is due: what the loop's body has changed is in.
-        resumed: the snapshot in the middle of which the loop goes on, if any.
+        saver: saves the run before the next update, if a save is due, with the changes made by the loop's body.
+        resumed: the snapshot from which the loop resumes, if any.
     """
     saver.check([])
     if resumed is not None:
@@ -107,7 +107,7 @@ def run_steps(
                 executor.begin_epoch(run)
             executor.applied.recount(run)
             run.has_resumed()
-        if resumed is not None and batches.position[0] != run.place.began:  # its last update was the last one
+        if resumed is not None and batches.position[0] != run.place.began:  # no update of the saved epoch is left
             resumed = None
             continue
         resumed = None
@@ -141,7 +141,7 @@ def run_steps(
 class Logs(Mapping):
     """The loss and the metrics of one update, by name. Reading them waits for the device; nothing else does.
 
-    `dict(logs)` is a plain dict. Until the next update, the model's `get_metrics_result()` says the same.
+    `dict(logs)` is a plain dict. Until the next update, the model's `get_metrics_result()` returns the same.
     """
 
     def __init__(self, executor: Executor, run: Run, report: Report):
@@ -156,7 +156,7 @@ class Logs(Mapping):
         self._executor.applied.settle(self._run, report)
         if report.error is not None:
             raise report.error
-        self._report = None  # which holds the batch
+        self._report = None  # it holds the batch
         return report.logs(0)
 
     def __getitem__(self, name: str) -> Any:
@@ -173,8 +173,8 @@ class Logs(Mapping):
 
 
 def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
-    """Carry out one update on a batch in hand."""
-    if run.restored is not None:  # it was left inside of a call that does not go on
+    """Run one update on a single batch."""
+    if run.restored is not None:  # the interrupted call is not resumed
         run.end_call()
     executor.begin_update_in_hand(run)
     feed = executor.feed(run, batches, in_hand=True)
@@ -185,7 +185,7 @@ def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
 
 
 def _check_applied(executor: Executor, run: Run, feed: Feed, unread: deque[Report], most: int) -> None:
-    """Look whether updates were applied: those that are done, and all but the last `most` of the others."""
+    """Check that unread updates were applied: all that are ready, and all except the last `most` of the others."""
     while unread and (len(unread) > most or unread[0].is_ready):
         report = unread.popleft()
         if (failure := executor.applied.note_failures(run, report)) is not None:
@@ -194,13 +194,13 @@ def _check_applied(executor: Executor, run: Run, feed: Feed, unread: deque[Repor
 
 
 class OnBatch(ABC):
-    """A batch in hand, with the arguments and return values of Keras: for loops that were written for a model."""
+    """The methods of `keras.Model` for a single batch, with the same arguments and results."""
 
     model: keras.Model
 
     @abstractmethod
     def update(self, batch: Tree) -> Mapping[str, Any]:
-        """Carry out one update on a batch in hand."""
+        """Run one update on a single batch."""
 
     @abstractmethod
     def evaluate(self, x: Tree = None, *, steps: int | None = None, verbose: int | str, return_dict: bool) -> Any:
@@ -218,20 +218,20 @@ class OnBatch(ABC):
         class_weight: dict | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Carry out one update, with the arguments of `keras.Model.train_on_batch`. Waits for the device.
+        """Run one update, with the arguments of `keras.Model.train_on_batch`. Waits for the device.
 
-        `update(batch)` is the same update, and does not wait.
+        `update(batch)` runs the same update without waiting.
 
         Args:
             x, y, sample_weight: the batch, nested arrays of shape (rows, ...).
-            class_weight: the weight of a row by its class, in place of `sample_weight`.
-            return_dict: whether numbers come by name.
+            class_weight: the weight of a row by its class, instead of `sample_weight`.
+            return_dict: whether to return the numbers by name.
 
         Returns:
-            The loss and the metrics of this batch alone: a number, or a list in the order of `model.metrics_names`.
+            The numbers of this batch alone: the loss, a list in the order of `model.metrics_names`, or a dict.
 
         Raises:
-            BatchError: the batch cannot make an update.
+            SpecificationError, BatchError: the arguments or the batch are not valid.
             NonFiniteError: the loss or gradient was not finite, and the update not applied.
 
         >>> import keras, numpy as np, wholestep as ws
@@ -255,13 +255,13 @@ class OnBatch(ABC):
         return self.evaluate(iter([_batch(x, y, sample_weight)]), verbose=0, steps=1, return_dict=return_dict)
 
     def predict_on_batch(self, x: Tree) -> Any:
-        """Return the model's outputs for one batch as numpy arrays: in one process by the model's own method."""
+        """Return the model's outputs for one batch as numpy arrays; a single process calls the model's own method."""
         if connect().count > 1:
             return self.predict(iter([(x,)]), verbose=0, steps=1)
         return self.model.predict_on_batch(tree.map_leaves(lambda leaf: dense(leaf) if is_sparse(leaf) else leaf, x))
 
 
 def _batch(*parts: Tree) -> Tree:
-    """Return (x, y, sample_weight) without what is not given at the end; a dict alone as it is, for an objective."""
+    """Return (x, y, sample_weight) without missing parts at the end; a single dict unchanged, for an objective."""
     num = max((i + 1 for i, part in enumerate(parts) if part is not None), default=1)
     return parts[0] if num == 1 and isinstance(parts[0], dict) else parts[:num]

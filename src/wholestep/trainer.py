@@ -1,4 +1,4 @@
-"""Trainer: `fit`, `evaluate`, `predict`, and the user's own loop. Every argument is checked here."""
+"""Trainer: `fit`, `evaluate`, `predict`, and custom loops."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,29 +31,30 @@ class Trainer(OnBatch):
     """Trains a Keras model, one whole step at a time.
 
     Args:
-        model: a Keras model; compiled, if `objective` is not given, unless it is to predict alone.
-        objective: the loss, unreduced; None for what the model was compiled with.
-        optimizer: the Keras optimizer; None for what the model was compiled with.
-        metrics: further Keras metrics; with an objective of one's own, those that it feeds by name.
-        seed: the seed of the order of the rows.
-        microbatch_size: rows that are computed at once. Less memory, same update. "auto" takes the largest that fits.
-        memory_limit: bytes that "auto" may use beside the data and the weights; None for the device's memory, half of
-            the host's. (Arrays stay on the device as long as they take at most half of that memory, whatever is said.)
-        on_nonfinite: "raise" stops before an update whose loss, gradient or moving statistics are not finite;
-            "skip" leaves it out.
-        replicas: how many devices share the rows of a batch, or "all"; None for what `keras.distribution` says, else
-            one, or with several processes all of theirs. Same update. For TensorFlow, build the model in the scope of
-            a `tf.distribute` strategy instead.
-        jit_compile: on TensorFlow, whether XLA compiles the updates. "auto" is what `compile` said, or else tries it
-            where several updates go in one dispatch; what it was is in `explain()`. (Without a GPU, Keras turns "auto"
-            into False when it compiles a model: there False must be said here.)
+        model: a Keras model, compiled unless an `objective` is passed or the trainer only predicts.
+        objective: the unreduced loss; None for the compiled loss.
+        optimizer: a Keras optimizer, its name or its configuration; None for the compiled optimizer.
+        metrics: further Keras metrics; with an `objective`, the metrics that it updates by name.
+        seed: the integer seed of the order of the rows.
+        microbatch_size: the number of rows computed at once: fewer rows, less memory, the same update. "auto": the
+            most that fit in `memory_limit`.
+        memory_limit: the bytes that an update may use in addition to its data and weights; None for the device's
+            memory, or half of the host's. Arrays of up to half of that default stay on the device under any limit.
+        on_nonfinite: "raise" stops before an update whose loss, gradient or moving statistics are not finite; "skip"
+            skips the update.
+        replicas: the number of devices that share the rows of a batch, or "all"; None for `keras.distribution`, if
+            set, else one device, or all devices of several processes. The update is the same. For TensorFlow, build the
+            model in the scope of a `tf.distribute` strategy instead.
+        jit_compile: on TensorFlow, whether XLA compiles the updates. "auto" follows `model.compile`, or else tries XLA
+            where several updates go in one dispatch; `explain()` names the result. (Without a GPU, `model.compile`
+            turns "auto" into False, so a False there has no effect: pass it here.)
 
     Raises:
-        SpecificationError: arguments that cannot mean anything.
+        SpecificationError: an argument has no valid value.
 
     Attributes:
         model: the model.
-        run: where the training stands, see `wholestep.run.Run`.
+        run: the state and position of the training, see `wholestep.run.Run`.
 
     >>> import keras, numpy as np, wholestep as ws
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -90,7 +91,7 @@ class Trainer(OnBatch):
         """Refuse `copy.deepcopy` and `pickle`: a trainer holds compiled programs and arrays of a device."""
         must = "A trainer cannot be copied or pickled."
         attempt = (
-            "a new Trainer of keras.models.clone_model(model); save(path) and restore(path) carry the training over."
+            "a new Trainer of keras.models.clone_model(model); save(path) and restore(path) transfer the training."
         )
         raise SpecificationError(message(must, "copy or pickle", attempt))
 
@@ -100,7 +101,7 @@ class Trainer(OnBatch):
 
     @property
     def executor(self) -> Executor | None:
-        """What has been compiled for the model as it is; None before the first call."""
+        """The compiled programs of the current model; None before the first call."""
         return self._setup.executor
 
     # ---- training ----
@@ -127,20 +128,20 @@ class Trainer(OnBatch):
     ) -> keras.callbacks.History:
         """Train for `epochs` epochs, with the arguments, callbacks and History of `keras.Model.fit`.
 
-        The order of the rows goes on from call to call; `initial_epoch` begins with the rows of that epoch, also of
-        `Batches` that stand elsewhere. An iterator that ends before the last epoch ends the run with a warning; as
-        validation data its batches are kept on the host, and are the same after every epoch.
+        The order of the rows continues from call to call; `initial_epoch` starts with the order of that epoch, also for
+        `Batches` at another position. An iterator that ends before the last epoch ends the run with a warning; as
+        validation data, its batches are cached on the host and reused after every epoch.
 
         Args:
-            checkpoints: a folder, or `Checkpoints`: where the training saves itself, and from where it goes on.
+            checkpoints: a folder, or `Checkpoints`, to which the run is saved, and from which it resumes.
 
         Returns:
             The History: each epoch's loss and metrics. The loss of an epoch is the sum of all weighted values over the
-            sum of all weights, not a mean of its batches' means.
+            sum of all weights, not a mean of batch means.
 
         Raises:
-            BatchError: the data cannot make an update.
-            NonFiniteError: a loss or gradient was not finite; that update was not applied.
+            SpecificationError, BatchError: the arguments or the data are not valid.
+            NonFiniteError: a loss, gradient or moving statistic was not finite; that update was not applied.
             CheckpointError: a checkpoint could not be written, or none could be read.
         """
         given = Given(x, y, sample_weight, batch_size, shuffle, class_weight)
@@ -156,26 +157,26 @@ class Trainer(OnBatch):
     def steps(
         self, data: Tree, epochs: int = 1, *, checkpoints: Checkpoints | Path | str | None = None
     ) -> Iterator[Step]:
-        """Carry out one update after the other, for a loop of one's own. The same compiled update as `fit`.
+        """Run one update after the other, for a custom loop, with the same compiled update as `fit`.
 
         The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
-        step's numbers waits for the device; nothing else does. Until the next step, `model.get_metrics_result()` says
-        the same as its `logs`. At the end of the last epoch an optimizer with a moving average of the weights leaves
-        that in the model, as `fit` does; a loop that is left early keeps the weights.
+        step's numbers waits for the device; nothing else does. Until the next step, `model.get_metrics_result()`
+        returns the same as its `logs`. At the end of the last epoch the weights are replaced by the optimizer's moving
+        average, if it has one, as in `fit`; a loop that is left early keeps the weights.
 
         Args:
-            data: `Batches`, or whatever they take (then in batches of 32, in the order of the trainer's next epoch).
-            epochs: how many epochs of the data, from where they stand.
-            checkpoints: as for `fit`. The run is saved before the next update, with what the loop has changed; a loop
-                that is left early saves nothing more.
+            data: `Batches`, or a source for them (then in batches of 32, in the order of the trainer's next epoch).
+            epochs: the number of epochs, from the current position of the data.
+            checkpoints: as in `fit`. The run is saved before the next update, with the changes made by the loop's body;
+                a loop that is left early saves nothing more.
 
         Yields:
             A `Step` for every update.
 
         Raises:
-            SpecificationError, BatchError: at the call; the arguments or the data cannot mean what was asked.
-            NonFiniteError: an update was not applied, and neither were those after it. Found when the device is done
-                with the update, so up to two steps later than it was yielded, unless its numbers were read.
+            SpecificationError, BatchError: at the call or the first step: the arguments or the data are not valid.
+            NonFiniteError: an update was not applied, nor was any after it. Raised when the device has finished the
+                update: up to two more steps may be yielded before, but none if the update's numbers were read.
         """
         epochs = count("epochs", epochs, "epochs=1; labels are part of the data: steps(Batches((x, y))).", least=0)
         asked, are_given = Checkpoints.of(checkpoints), isinstance(data, Batches)
@@ -194,21 +195,21 @@ class Trainer(OnBatch):
 
     @with_note("A batch is one argument: update((x, y)), or update({'x': x, 'y': y}) for an objective.")
     def update(self, batch: Tree) -> Mapping[str, Any]:
-        """Carry out one update on a batch in hand, and return its own loss and metrics.
+        """Run one update on a single batch, and return its loss and metrics.
 
-        Batches may have any number of rows: a smaller one is filled up with rows of weight 0 to a size that has been
-        compiled already, wherever rows may be padded.
+        Batches may have any number of rows: where padding is exact, a batch is padded with rows of weight 0, so that
+        a few compiled programs serve all sizes.
 
         Args:
-            batch: what the objective takes; (x, y) or (x, y, sample_weight) for a compiled model.
+            batch: nested arrays (rows, ...) for the objective; (x, y) or (x, y, sample_weight) for a compiled model.
 
         Returns:
-            The numbers by name; `dict(logs)` is a plain dict. They wait for the device when they are read, and so does
-            the trainer's next call. Until the next update, `model.get_metrics_result()` says the same.
+            The numbers by name; `dict(logs)` is a plain dict. Reading them waits for the device, and so does the
+            trainer's next call. Until the next update, `model.get_metrics_result()` returns the same.
 
         Raises:
-            NonFiniteError: the loss or gradient was not finite, and the update not applied. Raised where its numbers
-                are read, or by whatever this trainer is asked to do next; told on stderr if nobody asks to the end.
+            NonFiniteError: the loss or gradient was not finite, and the update not applied. Raised when its numbers are
+                read, or by the trainer's next call; printed to stderr at the script's end if neither happens.
         """
         with self._guard:
             batches = self._setup.ready_batches(iter([batch]))
@@ -231,9 +232,9 @@ class Trainer(OnBatch):
     ) -> Any:
         """Return the loss and the metrics over all rows, with the arguments of `keras.Model.evaluate`.
 
-        The loss is the sum of all weighted values over the sum of all weights. Keras means the batches' means by their
-        rows, which differs under masks, `ignore_class` and `reduction="mean_with_sample_weight"`, unless all rows come
-        in one batch.
+        The loss is the sum of all weighted values over the sum of all weights. Keras averages batch means, weighted by
+        their rows, which differs under masks, `ignore_class` and `reduction="mean_with_sample_weight"`, unless all rows
+        are in one batch.
         """
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
@@ -268,27 +269,27 @@ class Trainer(OnBatch):
     # ---- checkpoints ----
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write a checkpoint of the run as it stands into a folder, and return the checkpoint's own folder, verified.
+        """Write and verify a checkpoint of the run in the folder `path`, and return the folder of the checkpoint.
 
         May be called between calls, between two steps, and by callbacks.
 
         Raises:
             SpecificationError: nothing has been trained yet.
-            CheckpointError: it could not be written.
+            CheckpointError: the checkpoint could not be written.
         """
         with self._guard:
             return save_once(path, self.run, self.executor)
 
     def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
-        """Go on from a checkpoint: the model has its values, and the next `fit` or `steps` goes on where it was taken.
+        """Restore the run from a checkpoint: the model has its values, and the next `fit` or `steps` resumes there.
 
         Args:
-            path: one checkpoint's own folder, or that of several, for the newest good one.
-            only: "weights" puts back the model's weights and seeds, and nothing else.
+            path: the folder of a checkpoint, or a folder of several: then the newest good one.
+            only: "weights" restores the model's weights, moving statistics and seeds, and nothing else.
 
         Raises:
-            CheckpointError: there is none, or none is good.
-            SpecificationError: it is another model's; nothing has been changed.
+            CheckpointError: there is no checkpoint, or none is good.
+            SpecificationError: the checkpoint is another model's; nothing has been changed.
         """
         arguments.check_restores(only)
         with self._guard:
@@ -297,18 +298,18 @@ class Trainer(OnBatch):
                 self._setup.put_weights(found.snapshot)
             else:
                 self.run.restore(found.snapshot)
-                self.run.noted("", self.run.data.state)  # the data may have been mended since
+                self.run.noted("", self.run.data.state)  # not compared: the user may have corrected the data
 
     def explain(self) -> str:
-        """Return how updates are carried out, in plain words. Complete once one has been."""
+        """Return a description of how updates run, as text. Complete after the first update."""
         self._setup.settle()
         executor = self.executor
         if executor is None or not executor.planner.programs:
-            return "No update has been carried out yet: the plan is made from the first batch."
+            return "No update has run yet: the plan is made from the first batch."
         sharded = executor.engine.sharded(executor.variables.params)
         return explain(executor.planner, sharded, executor.where_data_are, executor.unlike_keras)
 
     @property
     def num_skipped(self) -> int:
-        """How many updates were left out because they were not finite. Waits for the device."""
+        """The number of updates that were skipped because they were not finite. Waits for the device."""
         return self.run.num_skipped if self.executor is None else self.executor.applied.count_skipped(self.run)
