@@ -259,7 +259,9 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
             continue
         cut = Reading(0, "", "right", np.minimum(1.0, bound / norms) * base)
         errors, cost, made = _combined(level, solved, cut, penalty, _RIGHT)
-        if is_plain:  # which may be meant, and is no cause by itself
+        if is_plain and not errors:  # the clip alone, which may be meant: `clips` has it
+            continue
+        if is_plain:
             told = f"{errors[-1].number} and the gradient is clipped to the norm {bound:.4g}".strip()
             errors[-1] = replace(errors[-1], number=told)
         else:
