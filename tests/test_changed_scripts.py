@@ -148,7 +148,7 @@ CHANGES = {
     "moving average": ({"optimizer": {"use_ema": True}}, REFUSED + "same model and optimizer"),
     "accumulation": ({"optimizer": {"gradient_accumulation_steps": 2}}, REFUSED),
     "no momentum": ({"optimizer": {"momentum": 0.0}}, REFUSED + "same model and optimizer"),
-    "optimizer": ({"optimizer": keras.optimizers.Adam(0.01)}, REFUSED + "Received: Adam, and SGD before"),
+    "optimizer": ({"optimizer": keras.optimizers.Adam(0.01)}, REFUSED + "Received: Adam (saved: SGD)"),
     "schedule": ({"optimizer": {"learning_rate": SCHEDULE(0.01, 9, 0.5)}}, REFUSED + "same model and optimizer"),
     "loss": ({"compiled": {"loss": "mae"}}, "loss mae (saved: mse)"),
     "loss class": ({"compiled": {"loss": keras.losses.Huber(2.0)}}, "loss Huber (saved: mse)"),

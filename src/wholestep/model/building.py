@@ -122,7 +122,7 @@ class Builder:
             if y is None:
                 objective.build(_call, self.model, x)
             else:
-                compiled.build(self.model, example)
+                compiled.build(self.model, example, with_optimizer=True)
         if not steps.are_built:
             engines.make_variables(steps.function(name), example)
 

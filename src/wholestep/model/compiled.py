@@ -25,8 +25,11 @@ def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
     return (*parts, None, None, None)[:3]
 
 
-def build(model: keras.Model, batch: Tree) -> None:
-    """Create the variables of the model, its losses and its metrics from the shapes of one batch; not its optimizer's.
+def build(model: keras.Model, batch: Tree, *, with_optimizer: bool = False) -> None:
+    """Create the variables of the model, its losses and its metrics from the shapes of one batch.
+
+    Args:
+        with_optimizer: whether the optimizer's slots are created too.
 
     Raises:
         BatchError: the model was compiled with a loss, and the batch has no labels.
@@ -39,7 +42,7 @@ def build(model: keras.Model, batch: Tree) -> None:
     if model.run_eagerly:
         _build_eagerly(model, x, y, weight)
     optimizer = model.optimizer
-    is_built = getattr(optimizer, "built", True)
+    is_built = with_optimizer or getattr(optimizer, "built", True)
     try:
         if not is_built:  # an evaluation needs no slots, and Keras must not make them
             optimizer.built = True
