@@ -91,6 +91,7 @@ def _hold(trainer: ws.Trainer) -> dict[str, Callable[[int], float]]:
 
 def _load(path: Path, num: int, size: int) -> dict[str, Callable[[int], float]]:
     """A verified read, beside a read of the same bytes into fresh arrays, both from a warm cache."""
+    path.mkdir()
     folder = Folder(path)
     folder.write(1, {f"params/{i}": np.ones(size * 5 // 4, "float32") for i in range(num)}, {})
     files = sorted(folder.path(1).glob("*.safetensors"))
@@ -104,6 +105,7 @@ def _load(path: Path, num: int, size: int) -> dict[str, Callable[[int], float]]:
 
 def _small(path: Path) -> dict[str, Callable[[int], float]]:
     """A whole save of 10 MB in 200 leaves, beside one write and fsync of as many bytes."""
+    path.mkdir()
     folder, arrays = Folder(path), {f"params/{i}": np.ones(12_500, "float32") for i in range(200)}
     content = np.ones(200 * 12_500, "float32")
 
@@ -113,7 +115,6 @@ def _small(path: Path) -> dict[str, Callable[[int], float]]:
             file.flush()
             os.fsync(file.fileno())
 
-    path.mkdir()
     steps = iter(range(1, 1000))
     return {
         "save": lambda i: _timed(lambda: folder.write(next(steps), arrays, {})),
@@ -165,6 +166,7 @@ def _trained(width: int) -> ws.Trainer:
 
 def _save_ours(path: Path, width: int) -> Save:
     trainer, other = _trained(width), _trained(width)
+    path.mkdir()
     folder, room, writer = Folder(path), Room(), Writer()
 
     def begin(i: int) -> None:
