@@ -199,8 +199,9 @@ class Setup:
         if optimizer is not None and not (optimizer.built or is_lazy):
             with uninterrupted(), scope(self.model):
                 optimizer.build(self.model.trainable_variables)
-        if self.executor is not None and self.executor.optimizer is optimizer:
-            self.executor.learn_slots()
+        made = self.executor
+        if made is not None and made is not self._checked and made.optimizer is optimizer:  # it has not trained yet
+            made.learn_slots()
         return optimizer
 
     def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
