@@ -109,5 +109,8 @@ def _fresh(request, monkeypatch):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     yield
+    left = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert left is signal.default_int_handler, f"The test left another handler of Ctrl-C: {left}"
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")

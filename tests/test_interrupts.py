@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -130,6 +131,68 @@ def test_a_second_interrupt_need_not_wait():
     with pytest.raises(KeyboardInterrupt):
         look()
     assert seen == ["held"]
+
+
+def interrupted_at_line(n, num, block):
+    """Raise signals before the n-th line of the context that holds signals back; whether it has so many lines."""
+    lines = 0
+
+    def enter(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename != interrupts.__file__ or frame.f_code.co_name not in vars(interrupts._Held):
+            return None
+        lines += 1
+        if lines == n:
+            for _ in range(num):
+                signal.raise_signal(signal.SIGINT)
+        return enter
+
+    sys.settrace(enter)
+    try:
+        block()
+    finally:
+        sys.settrace(None)
+    return lines >= n
+
+
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize("num", [1, 2])
+def test_interrupts_at_any_line_of_what_holds_them_back_are_raised_and_leave_the_handlers(num, twice):
+    def block():
+        with uninterrupted(twice=twice):
+            pass
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    n = 1
+    while True:
+        try:
+            assert not interrupted_at_line(n, num, block)
+            break
+        except KeyboardInterrupt:
+            assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+        n += 1
+    assert n > 15
+
+
+def test_an_interrupt_is_not_lost_after_a_sigterm_that_raised_while_handlers_were_restored(monkeypatch):
+    def raises(number, handler):
+        seen.append(number)
+        set_handler(number, handler)
+        if len(seen) == 3:  # the first that is restored
+            raise Terminated("SIGTERM came")
+
+    seen, set_handler = [], signal.signal
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    with monkeypatch.context() as patch:
+        fake = SimpleNamespace(signal=raises, getsignal=signal.getsignal)
+        patch.setattr(interrupts, "_signals", fake)
+        with pytest.raises(Terminated), uninterrupted():
+            pass
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGTERM, before)
 
 
 def intercept(patch, changed):

@@ -63,7 +63,11 @@ _HELD = int(signal.SIGINT), int(signal.SIGTERM)
 
 
 class _Held:
-    """The context of `uninterrupted`; not a generator, as each update enters it twice, and a generator is slower."""
+    """The context of `uninterrupted`; not a generator, as each update enters it twice, and a generator is slower.
+
+    A signal may come between any two instructions here. Before a handler is called, both are restored. If one raises
+    before the other is restored, the other restores itself at its next signal.
+    """
 
     def __init__(self, twice: bool, *, waits: bool = False):
         self._twice = twice
@@ -71,7 +75,7 @@ class _Held:
         self._handlers: dict[int, Callable] = {}
         self._calls: list[tuple[int, FrameType | None]] = []
         self._timer: threading.Timer | None = None
-        self._is_over = False
+        self._is_open = self._is_over = False
 
     def __enter__(self) -> None:
         if self._waits:
@@ -81,23 +85,35 @@ class _Held:
             self._handlers = {number: handler for number, handler in known if callable(handler)}
         for number in self._handlers:
             _signals.signal(number, self._hold)
+        self._is_open = True
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()
-        # SIGINT last: its handler may raise as soon as it is restored.
-        for number, handler in reversed(self._handlers.items()):
-            _signals.signal(number, handler)
+        self._restore()
         for number, frame in self._calls[:1]:
             self._handlers[number](number, frame)
 
+    def _restore(self) -> None:
+        self._is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        try:
+            # SIGINT last: its handler may raise as soon as it is restored.
+            for number, handler in reversed(self._handlers.items()):
+                _signals.signal(number, handler)
+        finally:
+            self._is_over = True
+
     def _hold(self, number: int, frame: FrameType | None) -> None:
+        handler = self._handlers[number]
+        if self._is_over:
+            _signals.signal(number, handler)
+            handler(number, frame)
+            return
         left = self._until - time.monotonic()
-        if self._is_over or self._twice or (not self._calls and left > 0):
+        if not self._is_open or self._twice or (not self._calls and left > 0):
             self._calls.append((number, frame))
-            if self._waits and not self._is_over:
+            if self._waits and self._is_open:
                 # A signal, not a call, as it wakes the main thread.
                 target = signal.pthread_kill, (threading.main_thread().ident, number)
                 self._timer = threading.Timer(left, *target)
@@ -105,8 +121,9 @@ class _Held:
                 self._timer.start()
             return
         self._calls = [call for call in self._calls if call[0] != number]
-        self._handlers[number](number, frame)
-        if isinstance(self._handlers[number], Termination):
+        self._restore()
+        handler(number, frame)
+        if isinstance(handler, Termination):
             raise TerminatedWaiting("SIGTERM came while a data source was waited for")
 
 
