@@ -56,7 +56,7 @@ $(VENV)/installed-all: pyproject.toml constraints.txt
 
 $(VENV)-keras/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-keras
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev,keras-own]'
+	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev,keras-own]'
 	touch $@
 
 $(VENV)/installed-docs: pyproject.toml constraints.txt

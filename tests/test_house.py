@@ -57,7 +57,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"executor", "explain", "checkpoints.values"},
     {"callbacks", "arguments", "checkpoints.facts", "checkpoints.unsaved", "checkpoints.by_hand", "checkpoints.start"},
     {"checkpoints.saver"},
-    {"evaluation.passes", "steps", "setup", "epoch"},
+    {"drive", "steps", "setup"},
     {"fit"},
     {"audit"},
     {

@@ -16,10 +16,9 @@ from wholestep.checks import count
 from wholestep.data.batches import Batches
 from wholestep.data.epochs import go_to_epoch, kept
 from wholestep.data.leaves import text_as_arrays
-from wholestep.epoch import run_epoch
+from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation.evaluate import Look, Pass
-from wholestep.evaluation.passes import run_evaluation
 from wholestep.executor import Executor
 from wholestep.setup import Given, Setup
 from wholestep.tree import Tree
@@ -102,7 +101,7 @@ def _run_epochs(
     *,
     once: bool,
 ) -> dict:
-    """Run the epochs, from the run's position on; return the last epoch's logs. `once` as in `run_epoch`."""
+    """Run the epochs, from the run's position on; return the last epoch's logs. `once` as in `fit_epoch`."""
     run, model, executor = setup.run, setup.model, setup.executor
     assert executor is not None
     (last, first, steps), logs = epochs, dict[str, Any]()
@@ -133,7 +132,7 @@ def _run_epochs(
             run.put_back_also(resumed)
         executor.applied.recount(run)
         if run.place.logs is None:
-            logs = run_epoch(executor, run, feed, steps, watch, saver, once=once)
+            logs = fit_epoch(executor, run, feed, steps, watch, saver, once=once)
             run.end_updates(logs)
             _check_any(run.place.done, epoch, has_stopped=watch.stops)
             if validate is not None and validate.is_due(epoch):
@@ -178,7 +177,7 @@ class Validating:
         if self._open is None or self._open[0] is not executor:
             wanted = Look(one_by_one=watch.has_test_hooks)
             self._open = executor, executor.open_pass(self._batches, wanted, self._steps)
-        logs = run_evaluation(executor, self._setup.run, self._open[1], self._steps, watch, look)
+        logs = run_evaluation(executor, self._open[1], self._steps, watch, look)
         return {f"val_{name}": value for name, value in logs.items()}
 
 

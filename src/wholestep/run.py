@@ -1,9 +1,9 @@
-"""Run: the state and position of a training, and the loop that sends all its blocks."""
+"""Run: the state and position of a training."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 import keras
@@ -13,9 +13,7 @@ from wholestep.checkpoints.pieces import Numbers, own_copy
 from wholestep.checkpoints.place import DataPlace, Keeps, Place
 from wholestep.checkpoints.snapshot import FACTS, GROUPS, RunFacts, Snapshot, put_together, taken_apart
 from wholestep.data.batches import Batches
-from wholestep.data.block import Block
 from wholestep.data.facts import layout_of
-from wholestep.data.feed import Feed
 from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.errors import SpecificationError, message
 from wholestep.model.findings import Findings
@@ -23,8 +21,6 @@ from wholestep.reports.layout import ReportLayout
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor
 
-At = TypeVar("At", contravariant=True)
-Sent = TypeVar("Sent", covariant=True)
 Copied = Callable[[str, Tensor], Numbers]
 
 
@@ -337,40 +333,3 @@ def _tensor(value: Any) -> Tensor:
     """
     tensor = keras.ops.convert_to_tensor(value)
     return keras.ops.stop_gradient(tensor) if keras.backend.backend() == "tensorflow" else tensor
-
-
-class Sends(Protocol[At, Sent]):
-    """Sends blocks to the device: an executor's updates, or an evaluation's batches."""
-
-    def send(self, run: At, feed: Feed, block: Block) -> Sent:
-        """Send a block and advance the run; return the block's report, or an evaluation's results."""
-
-
-def updates(
-    line: Sends[At, Sent],
-    run: At,
-    feed: Feed,
-    num: int | None,
-    size: Callable[[], int],
-    *,
-    once: bool = False,
-    before: Callable[[], bool | None] = lambda: None,
-    ahead: Callable[[], int] | None = None,
-) -> Generator[Sent, None, None]:
-    """Run the updates of a feed; yield the result of `send` for each block as soon as the block is sent.
-
-    The batches of an evaluation, which update nothing, are sent in the same way.
-
-    Args:
-        num: the number of updates (None: to the end of the epoch).
-        size: returns the most updates in the next dispatch.
-        once: whether to end with the epoch, even after fewer than `num` updates.
-        before: called before each block, and may save the run; False ends the loop.
-        ahead: if the state may be read after each block: returns the number of updates to compute at once nevertheless.
-    """
-    for block in feed.blocks(num, size, once=once, ahead=ahead):
-        if before() is False:
-            return
-        sent = line.send(run, feed, block)
-        feed.note_sent(block)
-        yield sent

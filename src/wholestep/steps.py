@@ -1,7 +1,6 @@
 """Custom loops: one update after the other, or an update on a single batch."""
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
@@ -16,19 +15,17 @@ from wholestep.checkpoints.unsaved import Unsaved
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.epochs import ending_workers
-from wholestep.data.feed import Feed
 from wholestep.data.leaves import numpy_batch
 from wholestep.data.loaded import Loaded
 from wholestep.data.sparse import dense, is_sparse
+from wholestep.drive import step_epoch
 from wholestep.engines import connect
 from wholestep.executor import Executor
 from wholestep.model import compiled
 from wholestep.reports.report import Report
-from wholestep.run import Run, updates
+from wholestep.run import Run
 from wholestep.safety.guards import Guard
 from wholestep.tree import Tree
-
-_MOST_UNREAD = 2  # pending updates in addition to the newest: waiting for one leaves the device idle
 
 
 class Step:
@@ -111,28 +108,9 @@ def run_steps(
             resumed = None
             continue
         resumed = None
-        unread: deque[Report] = deque()
-        sending = closing(updates(executor, run, feed, None, lambda: 1, ahead=executor.dispatcher.num_ahead))
-        with ending_workers(batches), sending as sent:
-            try:
-                while True:
-                    with guard:
-                        executor.applied.settle(run)
-                        if executor.was_moved(run):
-                            _check_applied(executor, run, feed, unread, 0)
-                            executor.applied.recount(run)
-                        if saver.is_due():
-                            _check_applied(executor, run, feed, unread, 0)
-                            saver.save()
-                        report = next(sent, None)
-                        _check_applied(executor, run, feed, unread, 0 if report is None else _MOST_UNREAD)
-                    if report is None:
-                        break
-                    unread.append(report)
-                    yield Step(report.first, *report.block.start, report)
-            finally:
-                executor.dispatcher.finish()
-                executor.applied.note_skipped(run, unread)
+        with ending_workers(batches), closing(step_epoch(executor, run, feed, saver, guard)) as reports:
+            for report in reports:
+                yield Step(report.first, *report.block.start, report)
         executor.meet(feed)
     saver.finish()
     run.end_call()
@@ -182,15 +160,6 @@ def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
     report = executor.send(run, feed, feed.in_hand(executor.planner.findings.rows_to_fill), in_call=False)
     executor.applied.hand_over(run, report)
     return Logs(executor, run, report)
-
-
-def _check_applied(executor: Executor, run: Run, feed: Feed, unread: deque[Report], most: int) -> None:
-    """Check that unread updates were applied: all that are ready, and all except the last `most` of the others."""
-    while unread and (len(unread) > most or unread[0].is_ready):
-        report = unread.popleft()
-        if (failure := executor.applied.note_failures(run, report)) is not None:
-            feed.go_back(report.block, failure)
-            raise executor.applied.failure(run, report, failure)
 
 
 class OnBatch(ABC):

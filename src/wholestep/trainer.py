@@ -12,9 +12,9 @@ from wholestep.checkpoints.by_hand import read_one, save_once
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checks import count, with_note
 from wholestep.data.batches import Batches
+from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
 from wholestep.evaluation.evaluate import Look
-from wholestep.evaluation.passes import run_evaluation, run_prediction
 from wholestep.executor import Executor
 from wholestep.explain import explain
 from wholestep.fit import Epochs, Validation, Watching, fit
@@ -244,7 +244,7 @@ class Trainer(OnBatch):
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks), steps)
-            logs = run_evaluation(executor, self.run, through, steps, watch)
+            logs = run_evaluation(executor, through, steps, watch)
             return logs if return_dict else compiled.in_order(self.model, logs)
 
     def predict(
@@ -264,7 +264,7 @@ class Trainer(OnBatch):
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, Look(True, are_whole, watch.has_predict_hooks), steps)
-            return run_prediction(executor, self.run, through, steps, watch)
+            return run_prediction(executor, through, steps, watch)
 
     # ---- checkpoints ----
 

@@ -1,6 +1,6 @@
 """The programs of `evaluate` and `predict`: the sums of a data set, and the outputs of a model."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,7 +24,6 @@ from wholestep.model.forward import Forward
 from wholestep.model.misfit import named
 from wholestep.program import Program
 from wholestep.reports.layout import ReportLayout, check_same
-from wholestep.run import updates
 from wholestep.safety.compilations import Compilations
 from wholestep.safety.interrupts import uninterrupted
 from wholestep.state import State
@@ -214,12 +213,6 @@ class Pass:
         """Begin with the first batch and with these values."""
         self.run.state, self.run.number = state, 0
         self.feed.batches.rewind()
-
-    def updates(
-        self, evaluation: Evaluation, num: int | None, size: Callable[[], int], before: Callable[[], None]
-    ) -> Generator[tuple[Any, Block], None, None]:
-        """Run `num` batches (None: all); see `wholestep.run.updates`."""
-        return updates(evaluation, self.run, self.feed, num, size, once=True, before=before)
 
 
 def _num_bytes(found: Tree) -> int:

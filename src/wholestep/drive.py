@@ -1,0 +1,398 @@
+"""The only loop: it sends updates, or the batches of an evaluation.
+
+`fit`, `steps`, `evaluate`, `predict` and validation are policies of it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import keras
+
+from wholestep.callbacks import CallbackRunner
+from wholestep.checkpoints.saver import Saver
+from wholestep.checkpoints.unsaved import Unsaved
+from wholestep.data.block import Block
+from wholestep.data.feed import Feed
+from wholestep.dispatch.repeat import MOST_UPDATES
+from wholestep.errors import BatchError, message, warn
+from wholestep.evaluation.evaluate import Pass, join
+from wholestep.executor import Executor
+from wholestep.reports.report import Report
+from wholestep.run import Run
+from wholestep.safety.guards import Guard
+from wholestep.safety.interrupts import TerminatedWaiting
+from wholestep.sums import OWN, shown
+from wholestep.tree import Tensor
+
+At = TypeVar("At", contravariant=True)
+Sent = TypeVar("Sent")
+Sends = TypeVar("Sends", covariant=True)
+
+_MOST_UNREAD = 2  # pending updates of a custom loop, in addition to the newest: waiting for one leaves the device idle
+
+
+class Lane(Protocol[At, Sends]):
+    """Sends blocks to the device: an executor's updates, or an evaluation's batches."""
+
+    def send(self, run: At, feed: Feed, block: Block) -> Sends:
+        """Send a block and advance the run; return the block's report, or an evaluation's results."""
+
+
+class Policy(Generic[Sent]):
+    """The number of updates in a dispatch, and the actions before each dispatch and on its results."""
+
+    late: int = 0  # the most dispatches that are sent, but not read
+    ahead: Callable[[], int] | None = (
+        None  # if the state may be read after each block: how many updates to send at once
+    )
+
+    def size(self) -> int:
+        """Return the most updates in the next dispatch."""
+        return MOST_UPDATES
+
+    def before(self, read: Callable[[], bool]) -> bool:
+        """Act before a dispatch; return whether the loop ends. `read` reads all dispatches, and returns the same."""
+        return False
+
+    def is_ready(self, sent: Sent) -> bool:
+        """Whether to read a dispatch early, as this would not wait."""
+        return False
+
+    def read(self, sent: Sent) -> bool:
+        """Read the results of a dispatch; return whether the loop ends."""
+        return False
+
+    def stops(self) -> bool:
+        """Whether a callback asks to stop."""
+        return False
+
+    def close(self, unread: "deque[Sent]") -> None:
+        """End the loop, however it ends."""
+
+
+def drive(
+    lane: Lane[At, Sent], run: At, feed: Feed, policy: Policy[Sent], num: int | None, *, once: bool = True
+) -> Generator[Sent, None, None]:
+    """Send the updates of a feed, and yield the result of each block as soon as it is sent.
+
+    Args:
+        num: the number of updates (None: to the end of the epoch).
+        once: whether to end with the epoch, even after fewer than `num` updates.
+    """
+    unread = deque[Sent]()
+
+    def read(most: int = 0) -> bool:
+        while unread and (len(unread) > most or policy.is_ready(unread[0])):
+            if policy.read(unread.popleft()):
+                return True
+        return False
+
+    try:
+        for block in feed.blocks(num, policy.size, once=once, ahead=policy.ahead):
+            if policy.before(read):
+                return
+            sent = lane.send(run, feed, block)
+            feed.note_sent(block)
+            unread.append(sent)
+            if read(policy.late):
+                return
+            yield sent
+            if policy.stops():
+                break
+        read()
+    except TerminatedWaiting:  # the run is saved where it is, which the callbacks must have received
+        read()
+        raise
+    finally:
+        policy.close(unread)
+
+
+class _Training(Policy[Report]):
+    """A loop of updates. An update that was not applied ends it, and neither were those after it applied."""
+
+    def __init__(self, executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved):
+        self._executor = executor
+        self._applied = executor.applied
+        self._run = run
+        self._feed = feed
+        self._saver = saver
+        self.has_failed = False
+
+    def read(self, sent: Report) -> bool:
+        """Read the report of a dispatch.
+
+        Raises:
+            NonFiniteError: an update was not applied. The run and the data are at the position before it.
+        """
+        failure = self._applied.note_failures(self._run, sent)
+        self._tell(sent, failure)
+        self.has_failed = failure is not None
+        if failure is None:
+            return False
+        self._feed.go_back(sent.block, failure)
+        if not self.stops():  # TerminateOnNaN and similar callbacks end the run themselves
+            raise self._applied.failure(self._run, sent, failure)
+        return True
+
+    def _tell(self, report: Report, failure: int | None) -> None:
+        """Pass the numbers on, up to those of update `failure`, which was not applied."""
+
+    def close(self, unread: deque[Report]) -> None:
+        """Write the variables, and count skipped updates."""
+        self._executor.dispatcher.finish()
+        self._applied.note_skipped(self._run, unread)
+
+
+class _Fitting(_Training):
+    """An epoch of `fit`: callbacks are called one dispatch late, unless they read the state.
+
+    The run is saved before a dispatch, after the callbacks have received all earlier updates.
+    """
+
+    def __init__(self, executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved, watch: CallbackRunner):
+        super().__init__(executor, run, feed, saver)
+        self._watch = watch
+        self._pace = executor.dispatch_size
+        self._begin = run.number + 1 - run.place.done
+        self.late = 0 if watch.needs_state else 1
+        self.ahead = executor.dispatcher.num_ahead if watch.needs_state else None
+        self.logs: Callable[[], dict] = dict
+        self._pace.start()
+
+    def size(self) -> int:
+        """Return the most updates in the next dispatch; 1 if a callback has asked to stop since the epoch's begin."""
+        if self.stops():
+            return 1
+        most = self._watch.left(self._run.number + 1 - self._begin) if self._watch.needs_state else self._pace.size
+        return min(most, self._saver.left())
+
+    def before(self, read: Callable[[], bool]) -> bool:
+        """Save the run if a save is due; call the begin hooks if they may read the state."""
+        if self._saver.is_due():
+            if read():
+                return True
+            self._saver.save()
+            self._pace.start()
+        if self._watch.needs_state:
+            self._watch.begin(self._run.number + 1 - self._begin)
+        return False
+
+    def _tell(self, report: Report, failure: int | None) -> None:
+        last = report.block.num - 1 if failure is None else failure
+        for i in range(last + 1 if self._watch.has_hooks else 0):
+            numbers = _numbers(report, i, failure)
+            logs = self._executor.show_update(numbers) if self._watch.needs_state else shown(numbers)
+            self._watch.tell(report.first + i - self._begin, logs)
+        self.logs = partial(_numbers, report, last, failure)
+        if failure is not None:
+            self._watch.end()
+        elif self.late:
+            self._pace.note(report.block.num)
+
+    def stops(self) -> bool:
+        """Whether a callback asks to stop."""
+        return self._watch.stops
+
+
+def _numbers(report: Report, i: int, failure: int | None) -> dict:
+    """Return the numbers of update i. The loss of a failed update is its own, as the sums do not include it."""
+    numbers = report.numbers(i)
+    if i == failure:
+        numbers |= {k: report.loss(i) for k in ("loss", OWN + "loss") if k in numbers}
+    return numbers
+
+
+def fit_epoch(
+    executor: Executor,
+    run: Run,
+    feed: Feed,
+    num: int | None,
+    watch: CallbackRunner,
+    saver: Saver | Unsaved,
+    *,
+    once: bool,
+) -> dict:
+    """Run `num` updates (None: to the end of the epoch); return the logs of the last one.
+
+    Args:
+        once: whether to end with the pass over the data, even after fewer than `num` updates.
+
+    Raises:
+        NonFiniteError: an update was not applied, and neither were those after it.
+    """
+    (epoch, step), place, numbers = feed.batches.position, run.place, {}
+    is_same_pass = epoch == place.began  # otherwise a resumed epoch may have no updates left
+    is_left = is_same_pass if num is None else place.done < num and (is_same_pass or not once)
+    if place.done == 0 or (is_left and not watch.stops):
+        left = None if num is None else num - place.done
+        # Resumed after the last batch of a stream, the epoch is the next one.
+        for _ in range(2 if step > 0 else 1):
+            policy = _Fitting(executor, run, feed, saver, watch)
+            for _ in drive(executor, run, feed, policy, left, once=once):
+                pass
+            numbers = policy.logs()
+            if place.done or policy.has_failed:
+                break
+        if not policy.has_failed:
+            watch.end()
+            executor.applied.note_last(run)
+    executor.meet(feed)
+    return executor.show(numbers or place.latest)
+
+
+class _Stepping(_Training):
+    """An epoch of a custom loop: each update is yielded once it is sent, and read when it is ready."""
+
+    late = _MOST_UNREAD
+
+    def ahead(self) -> int:
+        """Return how many updates to compute at once."""
+        return self._executor.dispatcher.num_ahead()
+
+    def size(self) -> int:
+        """Return 1."""
+        return 1
+
+    def before(self, read: Callable[[], bool]) -> bool:
+        """Count the updates of other code since the last step; save the run if a save is due."""
+        self._applied.settle(self._run)
+        if self._executor.was_moved(self._run):
+            read()
+            self._applied.recount(self._run)
+        if self._saver.is_due():
+            read()
+            self._saver.save()
+        return False
+
+    def is_ready(self, sent: Report) -> bool:
+        """Whether reading the numbers of a step would not wait."""
+        return sent.is_ready
+
+
+def step_epoch(
+    executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved, guard: Guard
+) -> Generator[Report, None, None]:
+    """Run the updates of an epoch one after the other; yield the report of each. `guard` is released in between."""
+    with closing(drive(executor, run, feed, _Stepping(executor, run, feed, saver), None)) as sending:
+        while True:
+            with guard:
+                report = next(sending, None)
+            if report is None:
+                return
+            yield report
+
+
+class _WithoutUpdates(Policy[tuple[Any, Block]]):
+    """A pass over data in evaluation mode. Its dispatches are read as soon as they are sent."""
+
+    def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner):
+        self._executor = executor
+        self._watch = watch
+        self._through = through
+        self._hooks = watch.predict if through.look.predicts else watch.test
+        executor.begin_evaluation(through)
+
+    def size(self) -> int:
+        """Return the most batches in the next dispatch."""
+        return 1 if self._through.look.one_by_one else MOST_UPDATES
+
+    def before(self, read: Callable[[], bool]) -> bool:
+        """Call the hook of a batch's begin."""
+        self._hooks.begin(self._through.run.number)
+        return False
+
+    def run(self, steps: int | None) -> None:
+        """Send `steps` batches (None: all)."""
+        num, lane = self._through.run, self._executor.evaluation
+        for _ in drive(lane, num, self._through.feed, self, steps):
+            pass
+        if not self.stops() and steps is not None and 0 < num.number < steps:
+            warn(f"The data ended after {num.number} of {steps} batches.")
+        self._hooks.close()
+
+
+class _Evaluating(_WithoutUpdates):
+    """A pass of `evaluate`, or of the validation of `fit`.
+
+    Args:
+        look: called after each dispatch; its exceptions end the evaluation.
+    """
+
+    def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner, look: Callable[[], None]):
+        super().__init__(executor, through, watch)
+        self._look = look
+        self.logs: Callable[[], dict] | None = None
+
+    def read(self, sent: tuple[Any, Block]) -> bool:
+        """Call the hook of a batch's end, with the logs up to it if a callback reads them."""
+        self._look()
+        self.logs = partial(self._executor.show_evaluation, *sent)
+        self._hooks.end(self._through.run.number - 1, self.logs() if self._watch.has_test_hooks else None)
+        return False
+
+    def stops(self) -> bool:
+        """Whether a callback asks to stop."""
+        return self._executor.model.stop_evaluating
+
+
+def run_evaluation(
+    executor: Executor,
+    through: Pass,
+    steps: int | None,
+    watch: CallbackRunner,
+    look: Callable[[], None] = lambda: None,
+) -> dict:
+    """Return the logs over `steps` batches (None: all); `look` is called after each dispatch."""
+    executor.model.stop_evaluating = False
+    watch.callbacks.on_test_begin()
+    policy = _Evaluating(executor, through, watch, look)
+    policy.run(steps)
+    if policy.logs is None:
+        raise BatchError(message("There must be at least one batch.", "none", "pass data that are not exhausted."))
+    logs = policy.logs()
+    executor.engine.processes.barrier(f"evaluated {through.run.number} batches")
+    watch.callbacks.on_test_end(logs)
+    return logs
+
+
+class _Predicting(_WithoutUpdates):
+    """A pass of `predict`."""
+
+    def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner):
+        super().__init__(executor, through, watch)
+        self.outputs: list = []
+
+    def read(self, sent: tuple[Any, Block]) -> bool:
+        """Keep the outputs; call the hook of a batch's end, with the outputs of its group if a callback reads them."""
+        (found, block), watch, last = sent, self._watch, self._through.run.number - 1
+        self.outputs.append(keras.tree.map_structure(lambda leaf: _rows(leaf, block.num), found))
+        several = self.outputs[len(self.outputs) - 1 - last % watch.each :] if watch.has_predict_hooks else []
+        self._hooks.end(last, {"outputs": keras.tree.map_structure(_joined, *several)} if several else None)
+        return False
+
+    def stops(self) -> bool:
+        """Whether a callback asks to stop."""
+        return self._executor.model.stop_predicting
+
+
+def run_prediction(executor: Executor, through: Pass, steps: int | None, watch: CallbackRunner) -> Any:
+    """Return the outputs for the rows of `steps` batches (None: all)."""
+    executor.model.stop_predicting = False
+    watch.callbacks.on_predict_begin()
+    policy = _Predicting(executor, through, watch)
+    policy.run(steps)
+    watch.callbacks.on_predict_end()
+    executor.engine.processes.barrier(f"predicted {through.run.number} batches")
+    return join(executor.engine.fetch(policy.outputs))
+
+
+def _rows(found: Tensor, num: int) -> Tensor:
+    """Return the outputs of the first `num` batches as one array of rows."""
+    return keras.ops.reshape(found[:num], (num * found.shape[1], *found.shape[2:]))
+
+
+def _joined(*outputs: Tensor) -> Tensor:
+    return outputs[0] if len(outputs) == 1 else keras.ops.concatenate(outputs)
