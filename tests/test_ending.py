@@ -1,11 +1,14 @@
 """What nobody has asked for is told when the script ends, or when its trainer is gone; nothing else is."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scripts import lean
 from small import X, Y, model
 
 import wholestep as ws
@@ -104,3 +107,20 @@ def test_a_forked_process_and_a_closed_stream_are_silent(hooks, capsys, monkeypa
 
     monkeypatch.setattr(ending.sys, "stderr", Closed())
     hook()
+
+
+SCRIPT = """
+import keras, numpy as np, wholestep as ws
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+trainer = ws.Trainer(model)
+trainer.update((np.ones((4, 3)), np.ones((4, 1))))
+"""
+
+
+def test_a_script_whose_last_call_is_an_update_ends_without_a_word(tmp_path):
+    """Its trainer goes while Python takes modules down."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=lean(), capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Exception" not in done.stderr

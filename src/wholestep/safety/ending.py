@@ -34,7 +34,8 @@ class Ending:
         # The update's number, and its report: 1 at the end if it was applied.
         self.last: tuple[int, Tensor] | None = None
         self._run = run
-        self._owner = weakref.ref(owner, self._leave)
+        self._owner = weakref.ref(owner)
+        weakref.finalize(owner, self._leave).atexit = False  # a callback of a weak reference would be called at the end
         self._process = os.getpid()
         atexit.register(self._end)
 
@@ -49,7 +50,7 @@ class Ending:
             except Exception as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
-    def _leave(self, _: weakref.ref) -> None:
+    def _leave(self) -> None:
         """Print the error after the owner is gone, without the rows, which only the owner can find."""
         atexit.unregister(self._end)
         if self.last is None or os.getpid() != self._process:
