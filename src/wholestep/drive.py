@@ -31,7 +31,7 @@ At = TypeVar("At", contravariant=True)
 Sent = TypeVar("Sent")
 Sends = TypeVar("Sends", covariant=True)
 
-_MOST_UNREAD = 2  # pending updates of a custom loop, in addition to the newest: waiting for one leaves the device idle
+_MOST_UNREAD = 3  # updates of a custom loop, with the newest: waiting for one leaves the device idle
 
 
 class Lane(Protocol[At, Sends]):
@@ -58,7 +58,7 @@ class Policy(Generic[Sent]):
         return False
 
     def is_ready(self, sent: Sent) -> bool:
-        """Whether to read a dispatch early, as this would not wait."""
+        """Whether to read a dispatch early, as this would not wait; not asked of the newest one."""
         return False
 
     def read(self, sent: Sent) -> bool:
@@ -85,7 +85,7 @@ def drive(
     unread = deque[Sent]()
 
     def read(most: int = 0) -> bool:
-        while unread and (len(unread) > most or policy.is_ready(unread[0])):
+        while len(unread) > most or (len(unread) > 1 and policy.is_ready(unread[0])):
             if policy.read(unread.popleft()):
                 return True
         return False
