@@ -395,6 +395,47 @@ def test_what_is_read_of_a_loop_is_looked_at(edit, part, audit):
     assert "it was ended after 30 updates, so nothing is known of what it writes back at its end" in out
 
 
+ENDS = """import jax
+import keras
+import numpy as np
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(64, 4)).astype("float32")
+y = x[:, :1] * 2
+model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+optimizer, loss = keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError()
+optimizer.build(model.trainable_variables)
+slots = [v.value for v in optimizer.variables]
+tv, ntv = [v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables]
+
+
+def objective(tv, ntv, x, y):
+    outputs, ntv = model.stateless_call(tv, ntv, x, training=True)
+    return loss(y, outputs), ntv
+
+
+gradient = jax.value_and_grad(objective, has_aux=True)
+for _ in range(2):
+    order = rng.permutation(64)
+    for rows in np.split(order, 4):
+        (_, ntv), gradients = gradient(tv, ntv, x[rows], y[rows])
+        tv, slots = optimizer.stateless_apply(slots, gradients, tv)
+for v, value in zip(model.trainable_variables, tv):
+    v.assign(value)
+for v, value in zip(model.non_trainable_variables, ntv):
+    v.assign(value)
+"""
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="on TensorFlow a loop moves the statistics of the model itself")
+@pytest.mark.parametrize("num", [8, 30])
+def test_what_a_script_writes_back_in_its_last_lines_is_judged(num, audit):
+    code, out, _ = audit(ENDS, "--updates", num)
+    assert (code, "Nothing found in 8 updates" in out, "Not looked at" in out) == (0, True, False), out
+    code, out, _ = audit(ENDS[: ENDS.rindex("for v")], "--updates", num)
+    assert (code, "Statistics never written back" in out) == (1, True), out
+
+
 BY_HAND = """count = 0
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.asides import counting_on, padded, still, teachers, used_up
+from wholestep.audit.ends import Ended
 from wholestep.audit.found import numbers_of
 from wholestep.audit.gradients import is_along
 from wholestep.audit.inquiry import inquire
@@ -37,7 +38,8 @@ def conclude(ran: Ran) -> list[Report]:
     meaning = inquire(scout)
     watched = meaning.watched
     report = Report()
-    made, verdict = _judged(meaning)
+    has_ended = not (scout.has_stopped or ran.how)
+    made, verdict = _judged(meaning, Ended.of(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in scout.watched.values() if id(each.model) not in own and each.log.applied]
     apart = _leave_out(verdict, meaning, len(others))
@@ -89,12 +91,16 @@ class _Supposed(NamedTuple):
     told: str = ""
 
 
-def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
-    """Return the case by the loss that is meant, or by the first one that explains the gradients, and its verdict."""
+def _judged(meaning: Meaning, ended: Ended | None) -> tuple[Case, Verdict]:
+    """Return the case by the loss that is meant, or by the first one that explains the gradients, and its verdict.
+
+    Args:
+        ended: the model's values after the script; None for one that was ended before its last line.
+    """
     why, first = _why(meaning), None
     for supposed in _supposed(meaning):
         try:
-            made = _case(meaning, supposed)
+            made = _case(meaning, supposed, ended)
             verdict = made.judge()
         except (UnknownError, WholestepError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             if not supposed.told:
@@ -114,7 +120,7 @@ def _judged(meaning: Meaning) -> tuple[Case, Verdict]:
             return made, verdict
     if first is not None:
         return first
-    made = _case(meaning, _Supposed(meaning.data, NoLoss()))
+    made = _case(meaning, _Supposed(meaning.data, NoLoss()), ended)
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     verdict = made.judge()
     verdict.add(verdict.look("the losses of one row", lambda: ([], _side_by_side(meaning))))
@@ -178,7 +184,7 @@ def _why(meaning: Meaning) -> str:
     )
 
 
-def _case(meaning: Meaning, supposed: _Supposed) -> Case:
+def _case(meaning: Meaning, supposed: _Supposed, ended: Ended | None) -> Case:
     watched = meaning.watched
     try:
         # Not the weights of now: a step of JAX that was ended halfway has given them up.
@@ -186,5 +192,5 @@ def _case(meaning: Meaning, supposed: _Supposed) -> Case:
         made = case(watched.model, *given, optimizer=meaning.optimizer, before=watched.before)
     except SpecificationError as error:
         raise UnknownError(f"what the loop is to be compared with: {error}") from error
-    made.supposed, made.is_found = supposed.told, True
+    made.supposed, made.is_found, made.ended = supposed.told, True, ended
     return made

@@ -12,7 +12,7 @@ from wholestep.tree import Tensor
 
 
 class Counting:
-    """An engine's listener, and after everything that is told a look whether it was enough.
+    """An engine's listener that ends the script at the first value after enough updates.
 
     Args:
         ended: what is set once the script was asked to end, and once it has; several listeners to one script share it.
@@ -28,13 +28,14 @@ class Counting:
         return nullcontext() if self._is_entered else self._listener.listening(told)
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told`, and end the script after it if that was enough."""
+        """Call `told` with the values, or end the script if it has made enough updates before."""
 
         def heard(order: int, numbers: list[np.ndarray]) -> None:
-            told(order, numbers)
+            # Before `told`: a script may end by itself after its last update.
             if not self._ended.is_asked.is_set() and self._is_enough():
                 self._ended.is_asked.set()
                 stop(self._ended.has_come, is_direct=self._is_telling)
+            told(order, numbers)
 
         outer, self._is_telling = self._is_telling, True
         try:

@@ -98,8 +98,8 @@ def _run(audit: Callable, train: Callable, model: keras.Model, data: Tree, num_u
                 train(model, *tree.map_leaves(np.array, tuple(data)))
             finally:
                 over(bounded.ended.has_come)
-    except Exception:
-        if not bounded.has_stopped:  # else the engine's own word for that it was ended
+    except Exception:  # of any class: an engine's program makes its own error of the `Enough` that ended the loop
+        if not bounded.has_stopped:
             raise
     finally:
         COMMAND.reset(token)
