@@ -59,6 +59,22 @@ def test_a_trainer_takes_one_thread_at_a_time_which_may_come_in_again():
     assert elsewhere(calls[1]) is None
 
 
+def test_the_trainers_of_one_model_take_one_thread_at_a_time():
+    made, errors = model(), []
+    first, second = ws.Trainer(made), ws.Trainer(made)
+
+    def look(*_):
+        assert second.evaluate(X, Y, **QUIET) is not None
+        errors.append(elsewhere(lambda: second.predict(X, **QUIET)))
+        errors.append(elsewhere(lambda: ws.Trainer(made).fit(X, Y, **QUIET)))
+        errors.append(elsewhere(lambda: ws.Trainer(model()).fit(X, Y, **QUIET)))
+
+    first.fit(X, Y, **QUIET, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=look)])
+    assert errors.pop() is None
+    assert [type(error) for error in errors] == [ws.SpecificationError] * 2
+    assert "One thread at a time may be in the trainers of a model" in str(errors[0])
+
+
 def test_between_two_steps_another_thread_may_train():
     trainer = ws.Trainer(model())
     numbers = []

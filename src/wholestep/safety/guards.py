@@ -1,12 +1,16 @@
-"""Guards of a trainer: one thread at a time, in a process with a working engine."""
+"""Guards of the trainers of a model: one thread at a time, in a process with a working engine."""
 
 import os
 import threading
+from weakref import WeakValueDictionary
+
+import keras
 
 from wholestep.errors import SpecificationError, message
 
 _taking = threading.Lock()
 _first_process: int | None = None
+_guards: WeakValueDictionary[int, "Guard"] = WeakValueDictionary()  # by the id of a model, which a trainer keeps alive
 
 
 def check_process() -> None:
@@ -41,6 +45,12 @@ class Guard:
         self._owner: threading.Thread | None = None
         self._depth = 0
 
+    @classmethod
+    def of(cls, model: keras.Model) -> "Guard":
+        """Return the guard that all trainers of a model share."""
+        with _taking:
+            return _guards.setdefault(id(model), cls())
+
     def __enter__(self) -> None:
         check_process()
         me = threading.current_thread()
@@ -48,7 +58,8 @@ class Guard:
             if self._owner not in (None, me):
                 raise SpecificationError(
                     message(
-                        "One thread at a time may be in a trainer: an update spends the arrays of the one before it.",
+                        "One thread at a time may be in the trainers of a model: an update spends the arrays of the "
+                        "one before it.",
                         f"thread {me.name!r}, while thread {self._owner.name!r} is in it",
                         "let one wait for the other, or use a separate model and trainer in each.",
                     )
