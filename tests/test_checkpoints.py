@@ -401,6 +401,30 @@ def test_weights_alone(tmp_path):
         ws.Trainer(small()).restore(tmp_path, only="weights")
 
 
+def stacked(units, optimizer="sgd"):
+    model = keras.Sequential([keras.Input((3,)), *(keras.layers.Dense(units) for _ in range(2)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def test_another_model_is_refused_with_the_paths_and_shapes_of_its_variables(tmp_path):
+    saved, other = stacked(4), stacked(5)
+    trainer = ws.Trainer(saved)
+    trainer.update((np.ones((2, 3), "float32"), np.ones((2, 1), "float32")))
+    trainer.save(tmp_path)
+    with pytest.raises(ws.SpecificationError) as caught:
+        ws.Trainer(other).restore(tmp_path)
+    for a, b in zip(saved.variables[:3], other.variables[:3], strict=True):
+        one, two = (f"{v.path} of shape {tuple(v.shape)}" for v in (a, b))
+        assert f"{one} in the snapshot, {two} here" in str(caught.value)
+    assert "only=" not in str(caught.value)
+    other = stacked(4, "adam")
+    with pytest.raises(ws.SpecificationError, match=r'slots.*trainer.restore\(path, only="weights"\)'):
+        ws.Trainer(other).fit(np.ones((2, 3)), np.ones((2, 1)), verbose=0, checkpoints=tmp_path)
+    ws.Trainer(other).restore(tmp_path, only="weights")
+    check_same_bits(leaves(saved)[:6], leaves(other)[:6])
+
+
 # ---- what stays, and what goes with a run ----
 
 

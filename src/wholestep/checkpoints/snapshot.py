@@ -145,10 +145,16 @@ def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) ->
         given = [(plain(path), array.shape) for path, array in zip(paths, kept[name], strict=True)]
         given = given[: len(known)] if name == "buffers" else given  # variables that an objective assigns come later
         if known != given:
-            differing = [f"{one} and {two}" for one, two in zip(given, known, strict=False) if one != two][:3]
-            received = "; ".join(differing) or f"{len(given)} in the snapshot, {len(known)} here"
+            saved = [f"{path} of shape {array.shape}" for path, array in zip(paths, kept[name], strict=True)]
+            held_here = [f"{v.path} of shape {tuple(v.shape)}" for v in variables]
+            pairs = enumerate(zip(saved, held_here, strict=False))
+            differing = [f"{one} in the snapshot, {two} here" for i, (one, two) in pairs if given[i] != known[i]]
+            received = "; ".join(differing[:3]) or f"{len(given)} in the snapshot, {len(known)} here"
             must = f"A snapshot must be of the same model and optimizer ({name})."
-            raise SpecificationError(message(must, received, "build and compile them in the same way."))
+            attempt = "build and compile them in the same way"
+            if name in ("slots", "metrics"):
+                attempt += '; trainer.restore(path, only="weights") takes the weights alone'
+            raise SpecificationError(message(must, received, f"{attempt}."))
         for variable, array in zip(variables, kept[name], strict=False):
             _check_fits(variable, array)
     return kept
