@@ -266,6 +266,15 @@ def test_an_evaluation_begins_with_empty_metrics_whatever_was_before(epochs):
     assert trainer.test_on_batch(X, Y) == pytest.approx(first)
 
 
+def test_numbers_by_name_are_in_the_order_of_keras():
+    made = model(metrics=["sparse_top_k_categorical_accuracy", "accuracy"])
+    trainer = ws.Trainer(made)
+    for name in ("evaluate", "test_on_batch", "train_on_batch"):
+        how = {"verbose": 0} if name == "evaluate" else {}
+        ours, theirs = (list(getattr(each, name)(X, Y, return_dict=True, **how)) for each in (trainer, made))
+        assert ours == theirs
+
+
 def test_no_thread_is_started_to_tell_nobody(monkeypatch):
     trainer = ws.Trainer(model())
 

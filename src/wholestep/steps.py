@@ -216,7 +216,7 @@ class OnBatch(ABC):
         if class_weight is not None:
             batch = class_weighted(class_weight)(numpy_batch(batch))
         logs = dict(self.update(batch))
-        return logs if return_dict else compiled.in_order(self.model, logs)
+        return dict(sorted(logs.items())) if return_dict else compiled.in_order(self.model, logs)
 
     def test_on_batch(self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False) -> Any:
         """Return the loss and the metrics of one batch, as `keras.Model.test_on_batch` does."""
