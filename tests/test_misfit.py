@@ -75,6 +75,44 @@ def test_weights_that_no_place_of_the_labels_has(weight):
     assert "beside labels of shape (rows, 2)" in words
 
 
+class Named(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.table = L.Dense(2), {"one": 1}
+
+    def call(self, x):
+        return self.dense(x["left"]) + self.dense(x["right"])
+
+
+class Table(Named):
+    def call(self, x):
+        return self.dense(x["left"]) * self.table["two"]
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'named:UserWarning")
+@pytest.mark.parametrize("call", ["fit", "evaluate", "update", "predict"])
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_key_of_the_inputs_that_the_model_reads_and_does_not_get_is_named(call, is_built):
+    made = Named()
+    made.compile("sgd", "mse")
+    trainer = ws.Trainer(made)
+    if is_built:
+        trainer.update(({"left": ROWS, "right": ROWS}, LABELS))
+    x = {"left": ROWS, "rigth": ROWS}
+    run = {"update": lambda: trainer.update((x, LABELS)), "predict": lambda: trainer.predict(x, verbose=0)}
+    must = r"'right' is missing. Received: x\['left'\] of shape \(rows, 3\), x\['rigth'\] of shape"
+    with pytest.raises(BatchError, match=must):
+        run.get(call, lambda: getattr(trainer, call)(x, LABELS, verbose=0))()
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'table:UserWarning")
+def test_a_key_of_another_dict_is_not_called_a_key_of_the_inputs():
+    made = Table()
+    made.compile("sgd", "mse")
+    with pytest.raises(KeyError, match="two"):
+        ws.Trainer(made).predict({"left": ROWS}, verbose=0)
+
+
 @pytest.mark.parametrize("call", ["fit", "evaluate", "update"])
 def test_weights_of_some_outputs_alone_are_refused_with_the_way_out(call):
     inputs = keras.Input((3,))

@@ -9,7 +9,7 @@ from wholestep import tree
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checks import count, is_count, is_number
 from wholestep.data.batches import Batches
-from wholestep.data.leaves import is_nest_of_arrays, without_none
+from wholestep.data.leaves import holds_numbers, is_nest_of_arrays, refuse_lists, without_none
 from wholestep.data.sparse import sliceable
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.model.objective import Objective
@@ -122,7 +122,7 @@ def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
             message(
                 "validation_split must lie between 0 and 1, and needs arrays.",
                 f"validation_split={shown(fraction)} of {type(arrays[0]).__name__}",
-                "pass validation_data.",
+                "pass arrays, np.asarray(x) of a list, or validation_data.",
             )
         )
     arrays = tuple(None if part is None else tree.map_leaves(sliceable, part) for part in arrays)
@@ -183,7 +183,7 @@ def check_frequency(validation_freq: object) -> None:
 
 
 def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
-    """Refuse Python numbers in place of arrays, and labels passed with a data set.
+    """Refuse lists of numbers in place of arrays, and labels passed with a data set.
 
     Raises:
         BatchError: an argument is of such a kind.
@@ -194,10 +194,8 @@ def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
             received = f"a {type(part).__name__} of None" if part else f"an empty {type(part).__name__}"
             attempt = "pass arrays of (rows, ...)." if name == "x" else f"leave {name} out if there is none."
             raise BatchError(message(f"{name} must hold arrays.", received, attempt))
-        if isinstance(part, list | tuple) and part and isinstance(part[0], int | float):
-            raise BatchError(
-                message(f"{name} must hold arrays.", f"a {type(part).__name__} of numbers", f"pass np.asarray({name}).")
-            )
+        if name != "x" or y is not None or sample_weight is not None or holds_numbers(part, depth=1):
+            refuse_lists(part, name)
     if not is_nest_of_arrays(x) and (y is not None or sample_weight is not None):
         raise BatchError(
             message(

@@ -35,18 +35,20 @@ def count(name: str, value: object, attempt: str, *, least: int = 1, otherwise: 
     return int(value)
 
 
-def with_note(note: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Add a note to the error of a call that gives a function other arguments than it takes."""
+def takes(must: str, attempt: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Explain the TypeError of a call that passes a method other arguments than it takes."""
 
-    def around(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
+    def around(method: Callable[P, R]) -> Callable[P, R]:
+        @wraps(method)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                return function(*args, **kwargs)
+                return method(*args, **kwargs)
             except TypeError as error:
-                if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                    error.add_note(note)
-                raise
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised by the method
+                    raise
+                given = ", ".join([*(type(each).__name__ for each in args[1:]), *(f"{name}=..." for name in kwargs)])
+                called = method.__qualname__.removesuffix(".__init__")
+                raise TypeError(message(must, f"{called}({given})", attempt)) from error
 
         return call
 

@@ -28,6 +28,13 @@ class SpecificationError(WholestepError, ValueError):
 class BatchError(WholestepError, ValueError):
     """The data are not valid for an update. Raised before the update that would have used them."""
 
+    def at(self, epoch: int, step: int) -> "BatchError":
+        """Add the position of the batch as a note, once, and return the error."""
+        note = f"This was batch {step} of epoch {epoch}, both counted from 0; no update has used it."
+        if note not in getattr(self, "__notes__", []):
+            self.add_note(note)
+        return self
+
 
 class NonFiniteError(WholestepError, ArithmeticError):
     """A loss or gradient was not finite. Raised before the update was applied; the weights are the last good ones.

@@ -10,7 +10,7 @@ import keras
 from wholestep import arguments
 from wholestep.checkpoints.by_hand import read_one, save_once
 from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checks import count, with_note
+from wholestep.checks import count, takes
 from wholestep.data.batches import Batches
 from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
@@ -85,7 +85,7 @@ class Trainer(OnBatch):
         self.model = model
         self.run = Run()
         self._setup = Setup(model, objective, optimizer, metrics, seed, options, self.run)
-        self._guard = Guard()
+        self._guard = Guard.of(model)
 
     def __reduce_ex__(self, protocol: object) -> Never:
         """Refuse `copy.deepcopy` and `pickle`: a trainer holds compiled programs and arrays of a device."""
@@ -153,7 +153,7 @@ class Trainer(OnBatch):
         with self._guard:
             return fit(self._setup, given, asked, validation, watching)
 
-    @with_note("Data are one argument: steps(Batches((x, y), batch_size=32), epochs=1).")
+    @takes("steps takes the data as one argument.", "steps(Batches((x, y), batch_size=32), epochs=1).")
     def steps(
         self, data: Tree, epochs: int = 1, *, checkpoints: Checkpoints | Path | str | None = None
     ) -> Iterator[Step]:
@@ -193,7 +193,10 @@ class Trainer(OnBatch):
                 yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
         self._setup.finish()
 
-    @with_note("A batch is one argument: update((x, y)), or update({'x': x, 'y': y}) for an objective.")
+    @takes(
+        "update takes one batch, a tuple (x, y) or (x, y, sample_weight); with an objective, any nested arrays.",
+        "update((x, y)), with both parentheses.",
+    )
     def update(self, batch: Tree) -> Mapping[str, Any]:
         """Run one update on a single batch, and return its loss and metrics.
 
@@ -245,7 +248,7 @@ class Trainer(OnBatch):
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks), steps)
             logs = run_evaluation(executor, through, steps, watch)
-            return logs if return_dict else compiled.in_order(self.model, logs)
+            return dict(sorted(logs.items())) if return_dict else compiled.in_order(self.model, logs)
 
     def predict(
         self,

@@ -69,7 +69,7 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
                 message(
                     f"{label} must be an array with a leading row axis.",
                     _kind(leaf),
-                    "pass an array of shape (rows, ...).",
+                    "pass an array of shape (rows, ...), such as np.asarray(a_list).",
                 )
             )
         lengths[label] = int(shape[0])

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.checks import is_count, with_note
+from wholestep import tree
+from wholestep.checks import is_count, takes
 from wholestep.data.ready import BatchStream, IndexedBatches, RowError
 from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size, refuse_sizes
 from wholestep.data.source import Arrays, Source, open_source
@@ -72,7 +73,10 @@ class Batches:
     [(2, 10), (3, 4)]
     """
 
-    @with_note("A source has labels and weights in it: Batches((x, y), batch_size=32), Batches({'x': x, 'y': y}).")
+    @takes(
+        "Batches takes the data as one argument, labels and weights included, and settings by name.",
+        "Batches((x, y), batch_size=32), or Batches({'x': x, 'y': y}) for an objective.",
+    )
     def __init__(
         self,
         source: object,
@@ -276,7 +280,21 @@ class Batches:
             raise _no_such_place(epoch, step, num)
 
     def example(self) -> Tree:
-        """Return a batch, for its shapes, without consuming it."""
+        """Return a batch, for its shapes, without consuming it.
+
+        Raises:
+            BatchError: there is none, or its leaves differ in their number of rows.
+        """
+        epoch, step = (0, 0) if self._stream is None else self.position
+        try:
+            batch = self._example()
+            if self.is_ready:
+                tree.num_rows(batch)
+        except BatchError as error:
+            raise error.at(epoch, step) from error.__cause__
+        return batch
+
+    def _example(self) -> Tree:
         with waiting():
             if self._stream is None:
                 return self.load(0, 0)
@@ -284,11 +302,10 @@ class Batches:
                 return self.unused[0].host
             batch = self._stream.peek(self.position[1])
             if batch is None and self._stream.begins_again and self.position[1]:
-                return self._stream.first()
+                batch = self._stream.first()
         if batch is None:
-            raise BatchError(
-                message("The data must have at least one batch.", "none", "pass a stream that is not spent.")
-            )
+            must = "The data must have at least one batch."
+            raise BatchError(message(must, "none", "pass a stream that is not spent."))
         return batch
 
     @property

@@ -17,6 +17,10 @@ _ATTEMPTS = {
     "TensorFlow engine takes text as it is.",
     "c": "the real and the imaginary part as two features, np.stack([z.real, z.imag], axis=-1).",
 }
+NUMBER_CLASSES = (
+    "number the classes: np.unique(y, return_inverse=True)[1], or "
+    "keras.layers.StringLookup(vocabulary=..., num_oov_indices=0)(y)."
+)
 _AS_FLOATS = 'turn the objects into numbers first: .astype("float32").'
 _NUMBERS = "biuf"
 
@@ -144,9 +148,12 @@ def checked(batch: Tree) -> Tree:
     if all(leaf.dtype.kind in _NUMBERS for leaf in tree.leaves(batch)):
         return batch
     takes_text = keras.config.backend() == "tensorflow"
-    for label, leaf in tree.named_leaves(batch):
-        if leaf.dtype.kind not in _NUMBERS and not (takes_text and _is_text_or_ragged(leaf)):
-            raise _unknown_kind(label, leaf)
+    parts = ("x", "y", "sample_weight") if isinstance(batch, tuple) and len(batch) in (2, 3) else ()
+    for path, leaf in keras.tree.flatten_with_path(batch):
+        if leaf is None or leaf.dtype.kind in _NUMBERS or (takes_text and _is_text_or_ragged(leaf)):
+            continue
+        part = parts[path[0]] if parts else ""
+        raise _unknown_kind(f"{part} ({tree.name(path)})" if part else tree.name(path), leaf, is_label=part == "y")
     return tree.map_leaves(lambda leaf: leaf.astype(object) if leaf.dtype.kind in "US" else leaf, batch)
 
 
@@ -158,8 +165,8 @@ def _is_text_or_ragged(leaf: np.ndarray) -> bool:
     return leaf.dtype.kind in "US" or all(isinstance(each, str | bytes) for each in leaf.flat)
 
 
-def _unknown_kind(label: str, leaf: np.ndarray) -> BatchError:
-    must = f"{label} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
+def _unknown_kind(name: str, leaf: np.ndarray, *, is_label: bool) -> BatchError:
+    must = f"{name} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
     holds_text = leaf.dtype.kind == "O" and any(isinstance(each, str | bytes) for each in leaf.flat)
     kind = "U" if holds_text or leaf.dtype.kind not in _ATTEMPTS else leaf.dtype.kind
     received = "text" if holds_text else f"dtype {leaf.dtype}"
@@ -168,7 +175,8 @@ def _unknown_kind(label: str, leaf: np.ndarray) -> BatchError:
         received = "rows of uneven length" + (
             f" and of several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else ""
         )
-    return BatchError(message(must, received, _AS_FLOATS if _is_of_numbers(leaf) else _ATTEMPTS[kind]))
+    attempt = NUMBER_CLASSES if is_label and kind == "U" else _ATTEMPTS[kind]
+    return BatchError(message(must, received, _AS_FLOATS if _is_of_numbers(leaf) else attempt))
 
 
 def _is_of_numbers(leaf: np.ndarray) -> bool:
@@ -180,6 +188,27 @@ def _is_of_numbers(leaf: np.ndarray) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def holds_numbers(part: object, depth: int = 9) -> bool:
+    """Whether this is a list or tuple of Python numbers, or of such lists, nested at most `depth` times."""
+    if not isinstance(part, list | tuple) or not part or not depth:
+        return False
+    return isinstance(part[0], int | float) or all(holds_numbers(each, depth - 1) for each in part)
+
+
+def refuse_lists(part: Tree, name: str) -> None:
+    """Refuse lists of numbers in place of arrays, also in a dict or a list of several parts.
+
+    Raises:
+        BatchError: there is such a list.
+    """
+    if holds_numbers(part):
+        received = f"a {type(part).__name__} of {'numbers' if holds_numbers(part, depth=1) else 'lists of numbers'}"
+        raise BatchError(message(f"{name} must hold arrays.", received, f"pass np.asarray({name})."))
+    if isinstance(part, dict | list | tuple):
+        for key, each in part.items() if isinstance(part, dict) else enumerate(part):
+            refuse_lists(each, f"{name}[{key!r}]")
 
 
 def is_nest_of_arrays(source: object) -> bool:

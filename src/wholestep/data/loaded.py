@@ -154,6 +154,9 @@ class Loaded:
             try:
                 own = self._own(position)
                 host, after = batches.take(position, slice(None) if own is None else own)
+                batch = self._batch(host, own, position, after)
+            except BatchError as error:
+                raise error.at(*position) from error.__cause__
             except StopIteration:
                 assert isinstance(batches.source, BatchStream)
                 self._end = (position[0] + 1, 0)
@@ -162,7 +165,7 @@ class Loaded:
                 position = self._end
                 continue
             done += 1
-            yield self._batch(host, own, position, after)
+            yield batch
             position = after
 
     def _own(self, position: tuple[int, int]) -> np.ndarray | None:

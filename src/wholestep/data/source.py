@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import isroutine
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from wholestep.data.leaves import (
     checked,
     is_array,
     is_nest_of_arrays,
+    refuse_lists,
     stack,
     text_as_arrays,
     to_numpy,
@@ -121,7 +123,14 @@ def open_source(source: object, transform: Callable[[Tree], Tree] | None = None,
     if type(source).__module__.startswith("tensorflow.python.distribute"):
         must, attempt = "The data must be whole.", "give the tf.data.Dataset itself; the trainer shares the rows."
         raise BatchError(message(must, f"a {type(source).__name__}, which a strategy has shared out", attempt))
+    if isinstance(source, type) or isroutine(source):
+        must, name = "Data must be a data set or an iterator, not a function or class that makes it.", source.__name__
+        call = f"{name}()" if name.isidentifier() else "f()"
+        raise BatchError(message(must, f"{name}, not called", f"call it, as in fit({call})."))
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_loader(source):
+        if type(source) is tuple and not by_length and len({(type(part), _shape(part)) for part in source}) > 1:
+            for i, part in enumerate(source):
+                refuse_lists(part, f"data[{i}]")
         num_rows = length_of(source)
         if num_rows == 0:
             raise BatchError(
@@ -137,6 +146,10 @@ def open_source(source: object, transform: Callable[[Tree], Tree] | None = None,
             "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator of batches.",
         )
     )
+
+
+def _shape(part: object) -> tuple[int, ...]:
+    return np.asarray(part, object).shape
 
 
 def _as_rows(leaf: object) -> np.ndarray | SparseRows:

@@ -25,6 +25,19 @@ def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
     return (*parts, None, None, None)[:3]
 
 
+def without_labels(model: keras.Model, batch: Tree) -> str | None:
+    """Return the message of an error for a batch without labels; None if it has them, or the model needs none."""
+    x, y, _ = unpack(batch)
+    if y is not None or model._compile_loss is None:
+        return None
+    received = "a batch without y"
+    if isinstance(x, dict) and "y" in x:
+        received = f"a dict of {', '.join(map(str, x))}, which are all inputs, without y"
+    attempt = "the tuple (x, y) or (x, y, sample_weight) as a batch, Batches((x, y), batch_size=32), or fit(x, y); "
+    attempt += "or compile without a loss."
+    return message("A model that was compiled with a loss needs labels.", received, attempt)
+
+
 def build(model: keras.Model, batch: Tree, *, with_optimizer: bool = False) -> None:
     """Create the variables of the model, its losses and its metrics from the shapes of one batch.
 
@@ -35,10 +48,8 @@ def build(model: keras.Model, batch: Tree, *, with_optimizer: bool = False) -> N
         BatchError: the model was compiled with a loss, and the batch has no labels.
     """
     x, y, weight = unpack(batch)
-    if y is None and model._compile_loss is not None:
-        must = "A model that was compiled with a loss needs labels."
-        attempt = "Batches((x, y), batch_size=32), or fit(x, y); or compile without a loss."
-        raise BatchError(message(must, "a batch without y", attempt))
+    if missing := without_labels(model, batch):
+        raise BatchError(missing)
     if model.run_eagerly:
         _build_eagerly(model, x, y, weight)
     optimizer = model.optimizer

@@ -1,5 +1,8 @@
 """Explain batches that a model cannot take: the error of a layer or backend becomes a BatchError."""
 
+import linecache
+import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,8 +11,9 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data.block import Batch
+from wholestep.data.leaves import NUMBER_CLASSES
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
-from wholestep.model.compiled import is_overridden, layers, unpack
+from wholestep.model.compiled import is_overridden, layers, unpack, without_labels
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.objective import Objective
 from wholestep.tree import Tensor, Tree
@@ -50,8 +54,9 @@ def explained(
     except Exception as error:
         message = None
         if is_compiled and not inputs_only:
-            message = _without_labels(model, y)
-        message = message or _of_inputs(model, x, str(error)) or _of_missing(y) or _of_weights(y, weight, str(error))
+            message = without_labels(model, batch)
+        message = message or _of_inputs(model, x, str(error)) or _of_keys(x, error)
+        message = message or _of_missing(y) or _of_weights(y, weight, str(error))
         if message is None and (untraceable := _untraceable(model, error)):
             raise SpecificationError(untraceable) from error
         if message is None:
@@ -66,10 +71,7 @@ def named(batch: Batch) -> Iterator[None]:
         yield
     except BatchError as error:
         if not batch.is_resident:
-            epoch, step = batch.start
-            note = f"This was batch {step} of epoch {epoch}, both counted from 0; no update has used it."
-            if note not in getattr(error, "__notes__", []):
-                error.add_note(note)
+            error.at(*batch.start)
         raise
 
 
@@ -79,20 +81,29 @@ def check_parts(model: keras.Model, batch: Tree) -> None:
     Raises:
         BatchError: the batch has no labels.
     """
-    if (message := _without_labels(model, unpack(batch)[1])) is not None:
-        raise BatchError(message)
+    if missing := without_labels(model, batch):
+        raise BatchError(missing)
 
 
 def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
-    """Refuse text among the labels, unless a `compute_loss` of the model's own may take it.
+    """Refuse text among the labels and weights, unless a `compute_loss` of the model's own may take it.
 
     Raises:
-        BatchError: the labels hold text or ragged rows.
+        BatchError: the labels or weights hold text or ragged rows.
     """
-    names = [name for name, leaf in tree.named_leaves(unpack(batch)[1], "y") if leaf.dtype == object]
-    if names and not is_overridden(model, "compute_loss"):
-        attempt = "number the classes, keras.layers.StringLookup(vocabulary=..., num_oov_indices=0)(y)."
-        raise BatchError(message("Labels must be numbers.", f"text or ragged rows in {', '.join(names)}", attempt))
+    if is_overridden(model, "compute_loss"):
+        return
+    _, y, weight = unpack(batch)
+    if names := _of_objects(y, "y"):
+        raise BatchError(message("Labels must be numbers.", f"text or ragged rows in {names}", NUMBER_CLASSES))
+    if names := _of_objects(weight, "sample_weight"):
+        must, attempt = "Sample weights must be numbers.", "one number for each row."
+        raise BatchError(message(must, f"text or ragged rows in {names}", attempt))
+
+
+def _of_objects(part: Tree, root: str) -> str:
+    """Return the names of the leaves that hold text or ragged rows."""
+    return ", ".join(name for name, leaf in tree.named_leaves(part, root) if leaf.dtype == object)
 
 
 def _check_text(model: keras.Model, x: Tree) -> None:
@@ -112,13 +123,6 @@ def _is_text(leaf: Tensor) -> bool:
     return "string" in str(leaf.dtype)
 
 
-def _without_labels(model: keras.Model, y: Tree) -> str | None:
-    if y is not None or model._compile_loss is None:
-        return None
-    must = "Every batch of a model that was compiled with a loss needs labels."
-    return message(must, "a batch without y", "let every batch be (x, y) or (x, y, sample_weight).")
-
-
 def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
     wanted = _wanted(model)
     if x is not None and wanted and (attempt := _misfit(wanted, x)):
@@ -129,6 +133,28 @@ def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
     received = line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip()
     received = received if x is None else f"{_list(_given(x))} ({received})"
     return message("The model must be able to take the batch.", received, "give it what it was built for.")
+
+
+def _of_keys(x: Tree, error: BaseException) -> str | None:
+    """Refuse a dict of inputs that lacks a key which the model's code reads."""
+    missing, cause = None, error if isinstance(x, dict) else None
+    while cause is not None:
+        missing = cause.args[0] if type(cause) is KeyError and _reads(cause, x) else missing
+        cause = cause.__context__  # Keras raises other errors after the first, which is the model's
+    if missing is None:
+        return None
+    must = f"x must have every key that the model reads, and {missing!r} is missing."
+    return message(must, _list(_given(x)), "name the parts of x as the model's `call` does.")
+
+
+def _reads(error: KeyError, x: dict) -> bool:
+    """Whether the expression that raised an error begins with a variable that holds a dict with the keys of `x`."""
+    if error.__traceback__ is None or error.args[0] in x:
+        return False
+    at, frame = traceback.extract_tb(error.__traceback__)[-1], [*traceback.walk_tb(error.__traceback__)][-1][0]
+    name = re.match(r"\w*", linecache.getline(at.filename, at.lineno or 0)[at.colno :])
+    held = frame.f_locals.get(name[0]) if name else None
+    return isinstance(held, dict) and held.keys() == x.keys()
 
 
 def _of_missing(y: Tree) -> str | None:
