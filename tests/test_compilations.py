@@ -8,7 +8,7 @@ from small import X, Y, model
 
 import wholestep as ws
 from wholestep.data.block import Batch
-from wholestep.safety.compilations import Compilations
+from wholestep.reports.compilations import Compilations
 
 
 class Timer:

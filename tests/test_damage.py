@@ -16,7 +16,7 @@ from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.reading import newest
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import SingleProcess
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from scripts import lean
 from small import X, Y, model
 
 import wholestep as ws
+from wholestep.reports import applied as ending
 from wholestep.run import Run
-from wholestep.safety import ending
 
 BAD = np.full_like(X, np.nan)
 

@@ -6,7 +6,7 @@ from small import X, Y, model
 
 import wholestep as ws
 from wholestep.dispatch.size import DispatchSize
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import SingleProcess
 
 
 class Weighted(ws.Objective):

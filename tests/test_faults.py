@@ -21,7 +21,7 @@ from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.errors import DamagedError
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import SingleProcess
 
 CALLS = """close fstat fsync ftruncate listdir lstat mkdir open pread preadv pwrite read readv rename rmdir scandir stat
 statvfs unlink write"""

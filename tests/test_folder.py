@@ -19,7 +19,7 @@ from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.reading import locate, newest
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import SingleProcess
 
 RNG = np.random.default_rng(0)
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint32", "uint8", "bool", ml_dtypes.bfloat16)
@@ -289,7 +289,7 @@ import numpy as np
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.reading import newest
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import SingleProcess
 
 folder = Folder(sys.argv[1])
 arrays = [{str(i): np.full(100, step * 10 + i, "float32") for i in range(3)} for step in range(3)]

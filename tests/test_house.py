@@ -17,7 +17,7 @@ SOURCE = Path(ws.__file__).parent
 FLOORS = [  # from the ground up; a package counts as one, unless its modules are named
     {"errors"},
     {"checks"},
-    {"backend", "safety.guards", "safety.interrupts", "tree", "cut", "processes.protocol"},
+    {"backend", "safety", "tree", "cut", "processes.protocol", "processes.__init__"},
     {
         "model.terms",
         "model.outcome",
@@ -40,12 +40,12 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     },
     {"model.objective", "model.draws", "dispatch"},
     {"model.losses", "model.facts", "model.columns", "run"},
-    {"model.misfit", "model.preprocess", "model.scope", "safety.ending"},
+    {"model.misfit", "model.preprocess", "model.scope"},
     {"model.forward"},
     {"processes"},
     {"engines"},
     {"custom.steps"},
-    {"sums", "model.coupling", "safety.compilations", "model.building"},
+    {"sums", "model.coupling", "reports.compilations", "model.building"},
     {"microbatches"},
     {"embeddings.planning"},
     {"update", "evaluation.scoring"},
@@ -62,7 +62,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"audit"},
     {
         *("trainer", "demo", "cli", "__main__", "__init__"),
-        *("model.__init__", "safety.__init__", "reports.__init__", "custom.__init__", "evaluation.__init__"),
+        *("model.__init__", "reports.__init__", "custom.__init__", "evaluation.__init__"),
     },
 ]
 FLOORS_OF_DATA = [  # the same inside of the package, where one module may use another of its floor only by name
@@ -86,6 +86,19 @@ ENGINE_OF = dict.fromkeys(
 ENGINE_OF |= dict.fromkeys(("strategy.py", "xla.py", *(p.name for p in SOURCE.glob("*/tensorflow*.py"))), "tensorflow")
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
+ROOMS = ("processes", "safety")  # others import from their doors only
+
+
+def names_in(door):
+    """Return the modules of the names that a package's `__init__` imports."""
+    parts = ast.walk(ast.parse((SOURCE / door / "__init__.py").read_text()))
+    found = [
+        node for node in parts if isinstance(node, ast.ImportFrom) and node.module.startswith(f"wholestep.{door}.")
+    ]
+    return {alias.name: node.module for node in found for alias in node.names}
+
+
+DOORS = {f"wholestep.{room}": names_in(room) for room in ROOMS}
 
 
 def placed(name):
@@ -104,7 +117,9 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             if node.module not in PACKAGES:
                 yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module in PACKAGES)
+            homes = DOORS.get(node.module, {})
+            found = [f"{node.module}.{alias.name}" for alias in node.names if node.module in PACKAGES]
+            yield from (homes.get(name.rsplit(".", 1)[1], name) for name in found)
 
 
 def floor(module, floors=FLOORS):
@@ -130,6 +145,19 @@ def test_imports_go_down_the_floors(path):
             assert module_of(path) == "engines" or path.name in ("group.py", "store.py")
         if name.startswith("keras.src"):
             assert module_of(path) in ("model.reduction", "model.objective", "model.draws")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_entered_by_its_door(room):
+    door = importlib.import_module(f"wholestep.{room}")
+    others = [path for path in MODULES if path.parent.name != room]
+    imported = [node for path in others for node in ast.walk(ast.parse(path.read_text())) if is_import(node, room)]
+    assert {node.module for node in imported} == {f"wholestep.{room}"}
+    assert {alias.name for node in imported for alias in node.names} == {*door.__all__}
+
+
+def is_import(node, room):
+    return isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"wholestep.{room}.")
 
 
 def targets(node):

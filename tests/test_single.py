@@ -4,8 +4,7 @@ import inspect
 
 import pytest
 
-from wholestep.processes.protocol import Exchange, Processes
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import Exchange, Processes, SingleProcess
 
 
 def test_one_process_has_nobody_to_agree_with():

@@ -2,8 +2,8 @@
 
 import threading
 
-from wholestep.processes.exchange import StoreExchange
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import SingleProcess
+from wholestep.processes.store import StoreExchange
 
 WAIT = 20.0  # seconds for a thread that does not come
 

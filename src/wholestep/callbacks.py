@@ -9,7 +9,7 @@ from wholestep.checkpoints.callbacks import differing, made, paired, put_back, s
 from wholestep.checkpoints.place import Keeps
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
-from wholestep.processes.protocol import Processes
+from wholestep.processes import Processes
 from wholestep.run import Run
 
 Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList | list[keras.callbacks.Callback] | None

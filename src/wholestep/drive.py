@@ -22,8 +22,7 @@ from wholestep.evaluation.evaluate import Pass, join
 from wholestep.executor import Executor
 from wholestep.reports.report import Report
 from wholestep.run import Run
-from wholestep.safety.guards import Guard
-from wholestep.safety.interrupts import TerminatedWaiting
+from wholestep.safety import Guard, TerminatedWaiting
 from wholestep.sums import OWN, shown
 from wholestep.tree import Tensor
 

@@ -39,11 +39,11 @@ from wholestep.plan import Planner
 from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.program import Options, Program, Wanted
 from wholestep.reports.applied import Applied
+from wholestep.reports.compilations import Compilations
 from wholestep.reports.layout import check_same
 from wholestep.reports.report import Report
 from wholestep.run import Run, groups_of
-from wholestep.safety.compilations import Compilations
-from wholestep.safety.interrupts import uninterrupted
+from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.sums import EpochSums, fresh, names_of
 from wholestep.tree import Tensor

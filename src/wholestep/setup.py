@@ -31,7 +31,7 @@ from wholestep.model.objective import Objective, leave_rows_out
 from wholestep.model.preprocess import Prepare, as_input, in_turn, open_in_sequence, open_prepared, preparation
 from wholestep.program import Options
 from wholestep.run import Run, groups_of
-from wholestep.safety.interrupts import uninterrupted
+from wholestep.safety import uninterrupted
 from wholestep.state import Variables
 from wholestep.tree import Tree
 

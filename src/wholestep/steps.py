@@ -24,7 +24,7 @@ from wholestep.executor import Executor
 from wholestep.model import compiled
 from wholestep.reports.report import Report
 from wholestep.run import Run
-from wholestep.safety.guards import Guard
+from wholestep.safety import Guard
 from wholestep.tree import Tree
 
 

@@ -21,7 +21,7 @@ from wholestep.fit import Epochs, Validation, Watching, fit
 from wholestep.model import compiled
 from wholestep.model.objective import Objective
 from wholestep.run import Run
-from wholestep.safety.guards import Guard, check_process
+from wholestep.safety import Guard, check_process
 from wholestep.setup import Given, Setup
 from wholestep.steps import OnBatch, Step, run_steps, run_update
 from wholestep.tree import Tree

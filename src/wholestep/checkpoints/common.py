@@ -14,7 +14,7 @@ from wholestep.checkpoints.snapshot import FACTS
 from wholestep.checkpoints.together import Together
 from wholestep.checkpoints.writer import Room
 from wholestep.errors import CheckpointError, message
-from wholestep.processes.protocol import Processes
+from wholestep.processes import Processes
 
 
 class CommonFolder:

@@ -28,9 +28,9 @@ from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data.batches import Batches
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.executor import Executor
-from wholestep.processes.protocol import Processes
+from wholestep.processes import Processes
 from wholestep.run import Run
-from wholestep.safety.interrupts import Ended, TerminatedWaiting, Termination, uninterrupted
+from wholestep.safety import Ended, TerminatedWaiting, Termination, uninterrupted
 
 
 class Saver:

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from wholestep import errors
 from wholestep.errors import CheckpointError, SpecificationError, WholestepError
-from wholestep.processes.protocol import Exchange, Processes
+from wholestep.processes import Exchange, Processes
 
 T = TypeVar("T")
 _SECONDS = 1.0  # between two exchanges

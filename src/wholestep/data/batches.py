@@ -14,7 +14,7 @@ from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size
 from wholestep.data.source import Arrays, Source, open_source
 from wholestep.data.stream import Stream
 from wholestep.errors import BatchError, SpecificationError, message, shown
-from wholestep.safety.interrupts import waiting
+from wholestep.safety import waiting
 from wholestep.tree import Tree
 
 

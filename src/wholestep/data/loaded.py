@@ -10,7 +10,7 @@ from wholestep.data.block import Batch, Block, Check, Device, Known, Plan, Plann
 from wholestep.data.ready import BatchStream
 from wholestep.data.stack import Drawn, stack, stacked_rows
 from wholestep.errors import BatchError, message
-from wholestep.safety.interrupts import uninterrupted
+from wholestep.safety import uninterrupted
 from wholestep.tree import Tree
 
 _UNDER_WAY = 5  # blocks whose updates may be discarded, so that their batches are needed again

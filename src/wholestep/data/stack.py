@@ -10,7 +10,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.data.block import Batch, Device
-from wholestep.safety.interrupts import TerminatedWaiting, waiting
+from wholestep.safety import TerminatedWaiting, waiting
 
 MOST_STACKED = 16
 _MOST_BYTES = 1 << 20  # of stacked data: a single update is sent in arrays with room for all

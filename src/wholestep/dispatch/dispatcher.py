@@ -24,7 +24,7 @@ from wholestep.program import Program
 from wholestep.reports.applied import Applied
 from wholestep.reports.report import Numbers
 from wholestep.run import Run
-from wholestep.safety.interrupts import uninterrupted
+from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 

@@ -4,7 +4,7 @@ import math
 import time
 
 from wholestep.dispatch.repeat import MOST_UPDATES
-from wholestep.processes.protocol import Processes
+from wholestep.processes import Processes
 
 _SECONDS_PER_DISPATCH = 0.1
 

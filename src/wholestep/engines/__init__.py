@@ -12,8 +12,7 @@ from wholestep.checkpoints.pieces import Numbers
 from wholestep.engines.listener import Listener
 from wholestep.engines.protocol import Engine
 from wholestep.errors import warn
-from wholestep.processes.protocol import Processes
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import Processes, SingleProcess
 from wholestep.tree import Tree
 
 

@@ -8,7 +8,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from wholestep.engines.mesh import MeshLayout
-from wholestep.processes.protocol import Processes
+from wholestep.processes import Processes
 from wholestep.tree import Tree
 
 

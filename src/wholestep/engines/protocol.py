@@ -12,7 +12,7 @@ import numpy as np
 from keras.optimizers import Optimizer
 
 from wholestep.embeddings.tables import TableRows
-from wholestep.processes.protocol import Processes
+from wholestep.processes import Processes
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 

@@ -17,7 +17,7 @@ from wholestep.engines.tensorflow_optimizer import TensorflowOptimizer
 from wholestep.engines.tensorflow_programs import TensorflowPrograms, specs_of
 from wholestep.engines.tensorflow_steps import TensorflowSteps
 from wholestep.engines.tensorflow_words import TensorflowWords
-from wholestep.processes.single import SingleProcess
+from wholestep.processes import SingleProcess
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 

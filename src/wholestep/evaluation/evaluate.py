@@ -23,9 +23,9 @@ from wholestep.evaluation.scoring import Predicting, Scoring, parted
 from wholestep.model.forward import Forward
 from wholestep.model.misfit import named
 from wholestep.program import Program
+from wholestep.reports.compilations import Compilations
 from wholestep.reports.layout import ReportLayout, check_same
-from wholestep.safety.compilations import Compilations
-from wholestep.safety.interrupts import uninterrupted
+from wholestep.safety import uninterrupted
 from wholestep.state import State
 from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree

@@ -13,7 +13,7 @@ from wholestep.errors import SpecificationError, message
 from wholestep.model import compiled, objective
 from wholestep.model.misfit import check_labels_are_numbers, explained
 from wholestep.model.objective import Objective
-from wholestep.safety.interrupts import uninterrupted
+from wholestep.safety import uninterrupted
 from wholestep.tree import Tensor, Tree
 
 _OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."

@@ -1,1 +1,8 @@
-"""Several processes of one run: started, compared, and ended together."""
+"""The processes of a run: one, or several that compute every update together. Other packages import from here.
+
+`group` needs JAX, which processes of a run on TensorFlow and the launching process do not.
+"""
+
+from wholestep.processes.protocol import Exchange, Processes, SingleProcess
+
+__all__ = ["Exchange", "Processes", "SingleProcess", "group", "launch"]

@@ -20,14 +20,11 @@ import jax
 import numpy as np
 
 from wholestep.errors import PeerError, SpecificationError, message
-from wholestep.processes.exchange import StoreExchange
-from wholestep.processes.heartbeat import BY_SIGTERM, Heartbeat
-from wholestep.processes.leaving import tell
-from wholestep.processes.protocol import Exchange, Processes, T
-from wholestep.processes.single import SingleProcess
-from wholestep.processes.store import Unreachable
+from wholestep.processes.heartbeat import BY_SIGTERM, Heartbeat, tell
+from wholestep.processes.protocol import Exchange, Processes, SingleProcess, T
+from wholestep.processes.store import StoreExchange, Unreachable
 from wholestep.processes.watchdog import ENDING, PATIENCE
-from wholestep.safety.interrupts import Terminated, end_when_terminated
+from wholestep.safety import Terminated, end_when_terminated
 
 _DAY = 24 * 3600  # s
 _BROKEN = ("Gloo", "gloo", "UNAVAILABLE", "Connection", "Socket", "ABORTED", "NCCL", "heartbeat")
@@ -104,35 +101,26 @@ class ProcessGroup:
         Raises:
             PeerError: in every process, with the differing facts and processes.
         """
-        exchange, store = self._exchange, self._exchange.store
-        exchange.number += 1
-        with self._asking("comparing configurations", exchange.number):
-            if self.index == 0:
-                store.set(exchange.key("facts"), facts)
-            differs = exchange.key("differs")
-            store.set(f"{differs}/{self.index}", _difference(store.get(exchange.key("facts")), facts))
-            if self.index == 0:
-                answers = [store.get(f"{differs}/{i}") for i in range(self.count)]
-                found = [f"process {i}: {text}" for i, text in enumerate(answers) if text]
-                store.set(exchange.key("summary"), "; ".join(found[:8]))
-            summary = store.get(exchange.key("summary"))
-        if summary:
-            must = "All processes must begin alike. Nothing was updated."
-            raise PeerError(message(must, summary, "start every process with the same code, data and seed."))
+        what = "comparing configurations"
+        differing = self.all_gather(_difference(self.broadcast(facts, what), facts), what)
+        if any(differing):
+            found = [f"process {i}: {text}" for i, text in enumerate(differing) if text]
+            must, attempt = "All processes must begin alike. Nothing was updated.", "start every process with the same"
+            raise PeerError(message(must, "; ".join(found[:8]), f"{attempt} code, data and seed."))
 
     def broadcast(self, value: T, what: str) -> T:
         """Return process 0's value."""
-        with self._asking(what, self._exchange.number + 1):
+        with self._asking(what):
             return self._exchange.broadcast(value, what)
 
     def all_gather(self, value: T, what: str) -> list[T]:
         """Return every process's value."""
-        with self._asking(what, self._exchange.number + 1):
+        with self._asking(what):
             return self._exchange.all_gather(value, what)
 
-    def _asking(self, what: str, number: int, more: str = "") -> AbstractContextManager:
+    def _asking(self, what: str, where: str = "") -> AbstractContextManager:
         """Record that this process waits in a call; processes in different calls wait for each other."""
-        return self.waiting(what + more, f"the store, call {number}, {what}")
+        return self.waiting(what + where, f"the store, call {self._exchange.number + 1}, {what}")
 
     def close(self) -> None:
         """Do nothing: the sequence of the main thread stays open."""
@@ -147,7 +135,7 @@ class ProcessGroup:
         Raises:
             PeerError: in every process, if their positions differ.
         """
-        with self._asking("comparing positions", self._exchange.number + 1, f" ({where})"):
+        with self._asking("comparing positions", f" ({where})"):
             places = self._exchange.all_gather(where, "comparing positions")
         if len(set(places)) > 1:
             found = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))

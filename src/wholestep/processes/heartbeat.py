@@ -8,12 +8,14 @@ watch process 0: two small messages a second for each process, however many ther
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from itertools import pairwise
+from typing import NoReturn
 
-from wholestep.processes.leaving import end
 from wholestep.processes.store import Store, Unreachable
 from wholestep.processes.watchdog import ENDING, Beat, judge, silence
 
@@ -129,3 +131,16 @@ class Heartbeat:
         self._is_over.set()
         code = 128 + signal.SIGTERM if BY_SIGTERM in verdict else 1
         end(f"{verdict} Process {self._index} ends too; it was {self.doing}.", code)
+
+
+def end(message: str, code: int = 1) -> NoReturn:
+    """End this process at once, with a message, and without waiting for other processes."""
+    tell(message)
+    os._exit(code)
+
+
+def tell(message: str) -> None:
+    """Print a message to stderr, and flush stdout."""
+    with suppress(OSError):  # the reader may have closed
+        print(f"wholestep: {message}", file=sys.stderr, flush=True)
+        sys.stdout.flush()

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from wholestep.safety.interrupts import Ended, Terminated, end_when_terminated
+from wholestep.safety import Ended, Terminated, end_when_terminated
 
 _SAVING = 600.0  # seconds for processes to save, once they must end
 _GRACE = 6.0  # seconds for processes to print why they end, once one has ended

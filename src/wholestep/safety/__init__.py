@@ -1,1 +1,24 @@
-"""Guards: no trainer is used twice at once, no interrupt leaves half an update, no failure goes untold."""
+"""Guards: no trainer is used twice at once, and no interrupt leaves half an update. Other packages import from here."""
+
+from wholestep.safety.guards import Guard, check_process
+from wholestep.safety.interrupts import (
+    Ended,
+    Terminated,
+    TerminatedWaiting,
+    Termination,
+    end_when_terminated,
+    uninterrupted,
+    waiting,
+)
+
+__all__ = [
+    "Ended",
+    "Guard",
+    "Terminated",
+    "TerminatedWaiting",
+    "Termination",
+    "check_process",
+    "end_when_terminated",
+    "uninterrupted",
+    "waiting",
+]
