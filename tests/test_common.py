@@ -11,13 +11,12 @@ from test_pieces import NUMBERS, cut
 from threads import played
 
 import wholestep as ws
-from wholestep.checkpoints import together as togethers
-from wholestep.checkpoints.common import CommonFolder
+from wholestep.checkpoints import common as togethers
+from wholestep.checkpoints.common import CommonFolder, Signs, Together
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Pieces
 from wholestep.checkpoints.reading import newest
-from wholestep.checkpoints.together import Signs, Together
 
 COUNTS = (1, 2, 3)
 NOTHING = Signs(terminated=False, failed=False, late=False)

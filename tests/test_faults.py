@@ -16,7 +16,7 @@ from test_pieces import NUMBERS, cut
 
 import wholestep as ws
 from wholestep import cli
-from wholestep.checkpoints import retention
+from wholestep.checkpoints import settings
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
@@ -55,10 +55,10 @@ def live(path):
     try:
         found = newest_in(common.folder)
         assert found.snapshot.arrays["params/1"][1:].shape == NUMBERS[1:].shape
-        assert retention.values_of(common.folder, "loss")
+        assert settings.values_of(common.folder, "loss")
         for replaces in (False, True):
             common.write(Manifest(4, [], [], {"step": 4}, {}), arrays(4), replaces=replaces)
-        for step in retention.to_remove(common.folder.steps(), 2, {}, 0):
+        for step in settings.to_remove(common.folder.steps(), 2, {}, 0):
             common.folder.remove(step)
     finally:
         common.release()

@@ -9,7 +9,7 @@ import pytest
 from scripts import HERE, lean
 
 import wholestep as ws
-from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
+from wholestep.checkpoints import code_facts, data_facts, value_facts
 
 
 def make(activation="relu", rate=0.1, units=3):

@@ -16,9 +16,9 @@ import wholestep as ws
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.files import Lock
-from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.folder import Folder, locate
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.reading import locate, newest
+from wholestep.checkpoints.reading import newest
 from wholestep.processes import SingleProcess
 
 RNG = np.random.default_rng(0)

@@ -54,8 +54,8 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"plan", "reports.report"},
     {"evaluation.evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
     {"custom.diagnosis", "custom.checks"},
-    {"executor", "explain", "checkpoints.values"},
-    {"callbacks", "arguments", "checkpoints.facts", "checkpoints.unsaved", "checkpoints.by_hand", "checkpoints.start"},
+    {"executor", "explain", "checkpoints.values", "checkpoints.configuration", "checkpoints.callbacks"},
+    {"callbacks", "arguments", "checkpoints.reading", "checkpoints.start"},
     {"checkpoints.saver"},
     {"drive", "steps", "setup"},
     {"fit"},
@@ -86,7 +86,7 @@ ENGINE_OF = dict.fromkeys(
 ENGINE_OF |= dict.fromkeys(("strategy.py", "xla.py", *(p.name for p in SOURCE.glob("*/tensorflow*.py"))), "tensorflow")
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
-ROOMS = ("processes", "safety")  # others import from their doors only
+ROOMS = ("checkpoints", "processes", "safety")  # others import from their doors only
 
 
 def names_in(door):

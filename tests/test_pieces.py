@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import wholestep as ws
 from wholestep.checkpoints import manifest as manifests
+from wholestep.checkpoints.common import Deal
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.pieces import Deal, Piece, Pieces, copied, is_whole, on_host
+from wholestep.checkpoints.pieces import Piece, Pieces, copied, is_whole, on_host
 
 NUMBERS = np.arange(24, dtype="float32").reshape(4, 6)
 

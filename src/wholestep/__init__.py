@@ -8,7 +8,7 @@ from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerEr
 
 if TYPE_CHECKING:
     from wholestep.audit.watch import audit
-    from wholestep.checkpoints.settings import Checkpoints
+    from wholestep.checkpoints import Checkpoints
     from wholestep.data.batches import Batches
     from wholestep.model.objective import Objective
     from wholestep.model.terms import Mean, Sum

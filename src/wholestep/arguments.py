@@ -6,7 +6,7 @@ import keras
 from keras.optimizers import Optimizer
 
 from wholestep import tree
-from wholestep.checkpoints.settings import Checkpoints
+from wholestep.checkpoints import Checkpoints
 from wholestep.checks import count, is_count, is_number
 from wholestep.data.batches import Batches
 from wholestep.data.leaves import holds_numbers, is_nest_of_arrays, refuse_lists, without_none

@@ -5,8 +5,7 @@ from typing import Any, TypeAlias
 
 import keras
 
-from wholestep.checkpoints.callbacks import differing, made, paired, put_back, saved_in, starts_anew, state_of
-from wholestep.checkpoints.place import Keeps
+from wholestep.checkpoints import Keeps, differing, made, paired, put_back, saved_in, starts_anew, state_of
 from wholestep.engines.protocol import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes import Processes

@@ -21,7 +21,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from wholestep.checkpoints.settings import Checkpoints
+from wholestep.checkpoints import Checkpoints
 from wholestep.data.batches import Batches
 from wholestep.trainer import Trainer
 

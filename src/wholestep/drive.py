@@ -12,8 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import keras
 
 from wholestep.callbacks import CallbackRunner
-from wholestep.checkpoints.saver import Saver
-from wholestep.checkpoints.unsaved import Unsaved
+from wholestep.checkpoints import Saver, Unsaved
 from wholestep.data.block import Block
 from wholestep.data.feed import Feed
 from wholestep.dispatch.repeat import MOST_UPDATES

@@ -11,10 +11,17 @@ import keras
 import numpy as np
 
 from wholestep import engines
-from wholestep.checkpoints.names import renamed
-from wholestep.checkpoints.pieces import Numbers
-from wholestep.checkpoints.snapshot import Snapshot, leaves_of
-from wholestep.checkpoints.values import claimed, put
+from wholestep.checkpoints import (
+    Numbers,
+    Snapshot,
+    claimed,
+    code_facts,
+    data_facts,
+    leaves_of,
+    put,
+    renamed,
+    value_facts,
+)
 from wholestep.custom.diagnosis import why_not_applied
 from wholestep.custom.steps import CustomSteps
 from wholestep.custom.update import AnyUpdate, update_of
@@ -36,7 +43,6 @@ from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, named
 from wholestep.model.objective import Objective
 from wholestep.plan import Planner
-from wholestep.processes.fingerprint import code_facts, data_facts, value_facts
 from wholestep.program import Options, Program, Wanted
 from wholestep.reports.applied import Applied
 from wholestep.reports.compilations import Compilations

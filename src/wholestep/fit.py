@@ -8,10 +8,7 @@ import keras
 
 from wholestep import arguments
 from wholestep.callbacks import CallbackRunner, refuse_backup
-from wholestep.checkpoints.saver import Saver
-from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import Snapshot
-from wholestep.checkpoints.unsaved import Unsaved
+from wholestep.checkpoints import Checkpoints, Saver, Snapshot, Unsaved
 from wholestep.checks import count
 from wholestep.data.batches import Batches
 from wholestep.data.epochs import go_to_epoch, kept

@@ -8,10 +8,22 @@ from weakref import WeakValueDictionary
 
 import keras
 
-from wholestep.checkpoints.data import check_goes_on, go_to, note
-from wholestep.checkpoints.pieces import Numbers, own_copy
-from wholestep.checkpoints.place import DataPlace, Keeps, Place
-from wholestep.checkpoints.snapshot import FACTS, GROUPS, RunFacts, Snapshot, put_together, taken_apart
+from wholestep.checkpoints import (
+    FACTS,
+    GROUPS,
+    DataPlace,
+    Keeps,
+    Numbers,
+    Place,
+    RunFacts,
+    Snapshot,
+    check_goes_on,
+    go_to,
+    note,
+    own_copy,
+    put_together,
+    taken_apart,
+)
 from wholestep.data.batches import Batches
 from wholestep.data.facts import layout_of
 from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON

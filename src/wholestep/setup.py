@@ -9,11 +9,7 @@ import keras
 
 from wholestep import arguments
 from wholestep.callbacks import CallbackRunner
-from wholestep.checkpoints.saver import Saver
-from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import Snapshot, leaves_of
-from wholestep.checkpoints.unsaved import Unsaved
-from wholestep.checkpoints.values import Assigned, claimed, put
+from wholestep.checkpoints import Assigned, Checkpoints, Saver, Snapshot, Unsaved, claimed, leaves_of, put
 from wholestep.custom.checks import check_choices, check_replicas
 from wholestep.custom.steps import CustomSteps
 from wholestep.data.batches import Batches

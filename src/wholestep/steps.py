@@ -9,9 +9,7 @@ from typing import Any
 import keras
 
 from wholestep import arguments, tree
-from wholestep.checkpoints.saver import Saver
-from wholestep.checkpoints.snapshot import Snapshot
-from wholestep.checkpoints.unsaved import Unsaved
+from wholestep.checkpoints import Saver, Snapshot, Unsaved
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.epochs import ending_workers

@@ -8,8 +8,7 @@ from typing import Any, Never
 import keras
 
 from wholestep import arguments
-from wholestep.checkpoints.by_hand import read_one, save_once
-from wholestep.checkpoints.settings import Checkpoints
+from wholestep.checkpoints import Checkpoints, read_one, save_once
 from wholestep.checks import count, takes
 from wholestep.data.batches import Batches
 from wholestep.drive import run_evaluation, run_prediction

@@ -1,1 +1,50 @@
-"""Taking a run out of a process, and putting it back into another."""
+"""Checkpoints: a run in files. Other packages import from here.
+
+A name is imported on first use, as `wholestep checkpoint` needs no Keras, and a run knows its values but not its saver.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wholestep.checkpoints.callbacks import differing, made, paired, put_back, saved_in, starts_anew, state_of
+    from wholestep.checkpoints.configuration import code_facts, data_facts, value_facts
+    from wholestep.checkpoints.data import check_goes_on, go_to, note
+    from wholestep.checkpoints.pieces import Numbers, own_copy
+    from wholestep.checkpoints.place import DataPlace, Keeps, Place
+    from wholestep.checkpoints.reading import read_one
+    from wholestep.checkpoints.saver import Saver, Unsaved, save_once
+    from wholestep.checkpoints.settings import Checkpoints
+    from wholestep.checkpoints.snapshot import (
+        FACTS,
+        GROUPS,
+        RunFacts,
+        Snapshot,
+        leaves_of,
+        put_together,
+        renamed,
+        taken_apart,
+    )
+    from wholestep.checkpoints.values import Assigned, claimed, put
+
+_NAMES = {
+    "callbacks": ("differing", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
+    "configuration": ("code_facts", "data_facts", "value_facts"),
+    "data": ("check_goes_on", "go_to", "note"),
+    "pieces": ("Numbers", "own_copy"),
+    "place": ("DataPlace", "Keeps", "Place"),
+    "reading": ("read_one",),
+    "saver": ("Saver", "Unsaved", "save_once"),
+    "settings": ("Checkpoints",),
+    "snapshot": ("FACTS", "GROUPS", "RunFacts", "Snapshot", "leaves_of", "put_together", "renamed", "taken_apart"),
+    "values": ("Assigned", "claimed", "put"),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = [*_HOMES, "shell"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of a module of this package."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

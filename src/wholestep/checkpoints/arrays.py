@@ -17,11 +17,11 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from wholestep.checkpoints.files import Opened, create, on_disk, open_regular, read_into, write_all
+from wholestep.checkpoints.files import Opened, created, on_disk, open_regular, opened, read_into, write_all
 from wholestep.checkpoints.pieces import Numbers, Piece
 from wholestep.errors import CheckpointError, DamagedError
 
-_DTYPES = {
+DTYPES = {
     "BOOL": np.dtype(bool),
     **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
     **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
@@ -30,7 +30,7 @@ _DTYPES = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_BYTES = 1 << 30  # of arrays in one file, unless a single array has more
 _MOST_RANK = 32
 
@@ -67,7 +67,7 @@ class Leaf:
     @property
     def nbytes(self) -> int:
         """The bytes in the file."""
-        return _num_bytes(self.shape, self.dtype)
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 def check_dtype(name: str, dtype: np.dtype) -> str:
@@ -79,14 +79,9 @@ def check_dtype(name: str, dtype: np.dtype) -> str:
     found = _NAMES.get(np.dtype(dtype).newbyteorder("<") if dtype.kind in "iuf" else np.dtype(dtype))
     if found is None:
         raise CheckpointError(
-            f"{name} must be of numbers that a file can hold ({', '.join(_DTYPES)}). Received: {dtype}."
+            f"{name} must be of numbers that a file can hold ({', '.join(DTYPES)}). Received: {dtype}."
         )
     return found
-
-
-def dtype_of(name: str) -> np.dtype:
-    """Return numpy's dtype for a name in a file."""
-    return _DTYPES[name]
 
 
 class Content(NamedTuple):
@@ -135,8 +130,7 @@ def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf
     header += b" " * (-len(header) % 8)
     prefix = len(header).to_bytes(8, "little") + header
     digest, leaves, offset = xxhash.xxh3_128(prefix), [], len(prefix)
-    file = create(path)
-    try:
+    with created(path) as file:
         write_all(file, prefix)
         for name, array, of, at in contents:
             content = _bytes_of(array)
@@ -145,9 +139,6 @@ def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf
             leaves.append(Leaf(name, array.shape, dtype, path.name, offset, own, of, at))
             write_all(file, content)
             offset += array.nbytes
-        os.fsync(file)
-    finally:
-        os.close(file)
     return FileFacts(path.name, offset, digest.hexdigest()), leaves
 
 
@@ -159,19 +150,15 @@ def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np
     """
     path = folder / facts.name
     ordered = sorted(leaves, key=lambda leaf: leaf.offset)
-    file = open_regular(path, nbytes=facts.nbytes)
-    try:
-        begins = ordered[0].offset if ordered else facts.nbytes
-        prefix = bytearray(begins)
+    with opened(path, nbytes=facts.nbytes) as file:
+        prefix = bytearray(ordered[0].offset if ordered else facts.nbytes)
         read_into(file, prefix)
         digest, arrays = xxhash.xxh3_128(prefix), {}
         for leaf in ordered:
-            array = np.empty(leaf.shape, _DTYPES[leaf.dtype])
+            array = np.empty(leaf.shape, DTYPES[leaf.dtype])
             read_into(file, _bytes_of(array))
             digest.update(_bytes_of(array))
             arrays[leaf.name] = array
-    finally:
-        os.close(file)
     _check(path, digest.hexdigest(), facts.digest)
     return arrays
 
@@ -185,12 +172,12 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
         DamagedError: the file is missing, or its size is wrong.
     """
     path = folder / facts.name
-    opened = Opened(open_regular(path, nbytes=facts.nbytes))
+    held = Opened(open_regular(path, nbytes=facts.nbytes))
 
     def read(leaf: Leaf) -> np.ndarray:
-        array = np.empty(leaf.shape, _DTYPES[leaf.dtype])
+        array = np.empty(leaf.shape, DTYPES[leaf.dtype])
         with on_disk(f"{leaf.name} must be read from {path}."):
-            read_into(opened.file, _bytes_of(array), leaf.offset)
+            read_into(held.file, _bytes_of(array), leaf.offset)
         _check(path, xxhash.xxh3_128_hexdigest(_bytes_of(array)), leaf.digest)
         return array
 
@@ -203,12 +190,10 @@ def verify(folder: Path, facts: FileFacts) -> None:
     Raises:
         DamagedError: the file differs from what was written.
     """
-    file, digest = open_regular(folder / facts.name, nbytes=facts.nbytes), xxhash.xxh3_128()
-    try:
+    digest = xxhash.xxh3_128()
+    with opened(folder / facts.name, nbytes=facts.nbytes) as file:
         while content := os.read(file, 1 << 22):
             digest.update(content)
-    finally:
-        os.close(file)
     _check(folder / facts.name, digest.hexdigest(), facts.digest)
 
 
@@ -227,7 +212,7 @@ def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
     for leaf in leaves:
         if leaf.file not in by_file:
             raise DamagedError(f"{leaf.name} must be in a file that is listed. It is in {leaf.file!r}.")
-        if leaf.dtype not in _DTYPES or len(leaf.shape) > _MOST_RANK:
+        if leaf.dtype not in DTYPES or len(leaf.shape) > _MOST_RANK:
             raise DamagedError(f"{leaf.name} must be of known numbers. It is {leaf.dtype} of {len(leaf.shape)} axes.")
         by_file[leaf.file].append(leaf)
     for same in by_name.values():
@@ -265,13 +250,6 @@ def _check_tiles(leaves: list[Leaf]) -> None:
 def _check(path: Path, found: str, known: str) -> None:
     if found != known:
         raise DamagedError(f"{path.name} must have the digest {known}. It has {found}.")
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    num = _DTYPES[dtype].itemsize
-    for size in shape:
-        num *= size
-    return num
 
 
 def _bytes_of(array: np.ndarray) -> Any:

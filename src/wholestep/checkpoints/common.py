@@ -1,20 +1,163 @@
-"""A folder of checkpoints shared by the processes of a run: process 0 locks and commits, each writes a part."""
+"""A folder of checkpoints shared by the processes of a run: process 0 locks and commits, each writes a part.
+
+A single process does not communicate.
+"""
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
+from wholestep import errors
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_dtype
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
-from wholestep.checkpoints.pieces import Deal, Numbers, Pieces, hollow, is_whole
+from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
-from wholestep.checkpoints.together import Together
 from wholestep.checkpoints.writer import Room
-from wholestep.errors import CheckpointError, message
-from wholestep.processes import Processes
+from wholestep.errors import CheckpointError, SpecificationError, WholestepError, message
+from wholestep.processes import Exchange, Processes
+
+T = TypeVar("T")
+_SECONDS = 1.0  # between two exchanges
+_MOST = 1 << 6  # boundaries between two exchanges
+
+
+class Signs(NamedTuple):
+    """The reasons to save at a boundary.
+
+    Args:
+        terminated: SIGTERM has come.
+        failed: the previous checkpoint could not be written.
+        late: `every_seconds` have passed.
+    """
+
+    terminated: bool
+    failed: bool
+    late: bool
+
+
+class Together:
+    """Calls that all processes of a run make in the same order, and that fail in all if one fails."""
+
+    def __init__(self, exchange: Exchange):
+        self.exchange = exchange
+        self.share = exchange.index, exchange.count  # the index of this process, and the number of processes
+        self._pauses: dict[str, _Pause] = {}
+
+    def all(self, call: Callable[[], T], what: str) -> T:
+        """Make a call in every process, and return this one's result.
+
+        Args:
+            what: describes the call; see `Exchange`.
+
+        Raises:
+            Exception: the call's error, in this process; a WholestepError in the others.
+        """
+        if self.share[1] == 1:
+            return call()
+        error, result = None, []
+        try:
+            result.append(call())
+        except Exception as failure:
+            error = failure
+        told = self.exchange.all_gather(None if error is None else [type(error).__name__, str(error)], what)
+        if error is not None:
+            raise error
+        for i, said in enumerate(told):
+            if said is not None:
+                raise _raised(said, i)
+        return result[0]
+
+    def first(self, call: Callable[[], T], what: str) -> T:
+        """Make a call in process 0, and return its JSON result in all processes; see `all`."""
+        found = self.all(call if self.exchange.index == 0 else lambda: None, what)
+        return self.exchange.broadcast(found, what)  # type: ignore[return-value]
+
+    def ask(self, boundary: str, signs: Signs, *, now: bool = False) -> Signs:
+        """Return the signs that are set in any process; `late` is process 0's.
+
+        Several processes exchange their signs about once a second; in between, no sign is returned.
+
+        Args:
+            boundary: the kind of boundary, the same in all processes.
+            now: whether to exchange in any case.
+        """
+        if self.share[1] == 1:
+            return signs
+        pause = self._pauses.setdefault(boundary, _Pause())
+        if not pause.is_over and not now:
+            return Signs(terminated=False, failed=False, late=False)
+        since = time.monotonic() - pause.since
+        told = self.exchange.all_gather([*signs, since], f"asking for reasons to save {boundary}")
+        pause.begin(told[0][3])
+        return Signs(any(each[0] for each in told), any(each[1] for each in told), bool(told[0][2]))
+
+
+class _Pause:
+    """The number of boundaries between two exchanges, the same in all processes."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self._num = 1
+        self._gone = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Count a boundary, and return whether the processes exchange their signs there."""
+        self._gone += 1
+        return self._gone >= self._num
+
+    def begin(self, seconds: float) -> None:
+        """Begin anew; `seconds` is the time since the last exchange on process 0's clock."""
+        by_time = self._gone * _SECONDS / max(seconds, 1e-6)
+        self._num, self._gone = int(min(max(1, by_time), 2 * self._num, _MOST)), 0
+        self.since = time.monotonic()
+
+
+@contextmanager
+def slowly(processes: Processes) -> Iterator[None]:
+    """Keep this process from counting as lost while it writes or reads a checkpoint."""
+    before = processes.doing
+    processes.set_status("saving, or reading a checkpoint")
+    try:
+        yield
+    finally:
+        processes.set_status(before)
+
+
+def _raised(said: list[str], process: int) -> WholestepError:
+    """Return the error of another process."""
+    kind = SpecificationError if said[0] == SpecificationError.__name__ else CheckpointError
+    is_ours = hasattr(errors, said[0])
+    return kind(f"Process {process}: {said[1] if is_ours else ': '.join(said)}")
+
+
+class Deal:
+    """Assign each array that all processes hold to the process with the fewest bytes to write so far.
+
+    Args:
+        index: the index of this process.
+        count: the number of processes.
+
+    >>> first, second = Deal(0, 2), Deal(1, 2)
+    >>> [(first.takes(nbytes), second.takes(nbytes)) for nbytes in (10, 4, 4, 8)]
+    [(True, False), (False, True), (False, True), (False, True)]
+    """
+
+    def __init__(self, index: int, count: int):
+        self._index = index
+        self._dealt = [0] * count
+
+    def takes(self, nbytes: int) -> bool:
+        """Assign the next array, in the same order in all processes; return whether this process writes it."""
+        least = self._dealt.index(min(self._dealt))
+        self._dealt[least] += nbytes
+        return least == self._index
 
 
 class CommonFolder:
@@ -50,11 +193,7 @@ class CommonFolder:
 
     def _take(self) -> str:
         self._lock = self.folder.lock()
-        try:
-            self.folder.clear()
-        except BaseException:
-            self.release()
-            raise
+        self.folder.clear()
         return self._lock.owner
 
     def _check_held(self) -> None:
@@ -71,7 +210,7 @@ class CommonFolder:
         """Unlock the folder."""
         if self._lock is not None:
             self._lock.release()
-        self._aside.close()
+        self._aside.exchange.close()
 
     def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
         """Return the function that copies arrays into a room, in writing order; hollow if others write them."""
@@ -90,7 +229,7 @@ class CommonFolder:
         def is_own(name: str, numbers: Numbers) -> bool:
             if isinstance(numbers, Pieces):
                 return True
-            return self.together.is_first if name.startswith(FACTS) else deal.takes(numbers.nbytes)
+            return self._processes.index == 0 if name.startswith(FACTS) else deal.takes(numbers.nbytes)
 
         return {name: numbers for name, numbers in arrays.items() if is_own(name, numbers)}
 
@@ -125,11 +264,8 @@ class CommonFolder:
 
         def commit() -> None:
             self._check_held()
-            whole = replace(manifest, files=[], leaves=[])
-            for part in told:
-                files, leaves = parts(part)
-                whole.files.extend(files)
-                whole.leaves.extend(leaves)
+            files, leaves = (list(chain(*each)) for each in zip(*map(parts, told), strict=True))
+            whole = replace(manifest, files=files, leaves=leaves)
             if known != {name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)}:
                 raise CheckpointError(f"All arrays must be in the checkpoint of step {manifest.step}. They are not.")
             folder.commit(token, whole, replaces=replaces)
@@ -137,9 +273,9 @@ class CommonFolder:
 
         try:
             files, leaves = aside.all(fill, what)
-            told = aside.gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}, what)
+            told = aside.exchange.all_gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}, what)
             aside.first(commit, what)
-        except Exception:  # all processes raise it
-            if aside.is_first:
+        except BaseException:  # all processes raise an Exception
+            if self._processes.index == 0:
                 folder.discard(token)
             raise

@@ -1,14 +1,19 @@
-"""The settings of a model, a loss, an optimizer or a callback, as flat JSON by their paths: "dropout/rate": 0.2.
+"""The settings and the environment of a training, to be compared with a saved run's or with another process's.
 
-Reads attributes, as Keras' `get_config` imports TensorFlow to serialise anything, and many classes lack it.
+Settings are flat JSON by their paths: "dropout/rate": 0.2. They are read from attributes, as Keras' `get_config`
+imports TensorFlow to serialise anything, and many classes lack it.
 """
 
 import enum
 import json
+import platform
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -16,10 +21,15 @@ import keras
 import numpy as np
 import xxhash
 
+from wholestep import tree
 from wholestep.checkpoints.snapshot import plain
 from wholestep.data.batches import Batches
 from wholestep.data.facts import content_of, layout_of
+from wholestep.engines import Engine
 from wholestep.model.compiled import distinct, layers
+from wholestep.model.losses import CompiledObjective
+from wholestep.model.objective import Objective
+from wholestep.program import Options
 
 Settings = dict[str, Any]
 
@@ -48,7 +58,8 @@ def settings_of(thing: Any, *, but: Iterable[str] = ()) -> Settings:
     >>> found["activation"], found["kernel_regularizer"], found["kernel_regularizer/l2"], found["dtype"]
     ('relu', 'L2', 0.5, 'float32')
     """
-    held = {k: v for k, v in vars(thing).items() if not k.startswith("_") and k not in _NO_SETTINGS.union(but)}
+    public = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("_")}
+    held = {k: v for k, v in public.items() if k not in _NO_SETTINGS.union(but)}
     held |= getattr(thing, "_fn_kwargs", {})  # of a loss or a metric that wraps a function
     held["dtype"] = getattr(getattr(thing, "_dtype_policy", None), "name", None)
     rate = getattr(thing, "_learning_rate", None)
@@ -115,8 +126,16 @@ def _wires(graph: list[keras.Operation]) -> list:
     return [[[at.get(id(parent.operation)) for parent in node.parent_nodes] for node in nodes], constants]
 
 
-def few(settings: Settings) -> Settings:
-    """Return the settings, or a digest for each part if the manifest would be too long."""
+def settings_of_run(model: keras.Model, objective: Objective, **others: Any) -> Settings:
+    """Return the settings of the model, its loss and metrics, and of other objects and values by name."""
+    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    held = others
+    if isinstance(objective, CompiledObjective):
+        held |= {f"loss{name}": getattr(loss, f"_user_loss{name}", None) for name in ("", "_weights")}
+        held |= {name: getattr(metrics, f"_user_{name}", None) for name in ("metrics", "weighted_metrics")}
+    else:
+        held |= {"objective": objective}
+    settings = model_settings(model) | {k: v for name, each in held.items() for k, v in flat(name, each).items()}
     return settings if len(json.dumps(settings)) <= _MOST_BYTES else _digests(settings)
 
 
@@ -126,12 +145,92 @@ def changes(before: Settings, here: Settings) -> list[str]:
     >>> changes({"dropout/rate": 0.2, "loss": "mse"}, {"dropout/rate": 0.7, "loss": "mse", "dense/units": 2})
     ['dropout/rate 0.7 (saved: 0.2)', 'dense/units 2 (saved: none)']
     """
-    if before.keys() != here.keys() and (few(before) is not before or len(json.dumps(here)) > _MOST_BYTES):
+    if before.keys() != here.keys() and max(len(json.dumps(each)) for each in (before, here)) > _MOST_BYTES:
         before, here = _digests(before), _digests(here)
     names = [name for name in {**before, **here} if before.get(name) != here.get(name)]
     names = [name for name in names if not any(name.startswith(f"{other}/") for other in names)]
     told = [f"{name} {here.get(name, 'none')} (saved: {before.get(name, 'none')})" for name in names]
     return told[:_MOST_CHANGES] + ([f"{len(told) - _MOST_CHANGES} more"] if len(told) > _MOST_CHANGES else [])
+
+
+def environment(engine: Engine, options: Options) -> dict[str, Any]:
+    """Return what may change the numbers of a training besides its settings: versions, devices, options of updates."""
+    return {
+        **_versions("wholestep", "keras", "numpy", engine.name),
+        "engine": engine.name,
+        "machine": platform.machine(),
+        "devices": ", ".join(sorted({device.split(":")[0] for device in keras.distribution.list_devices()})),
+        "replicas": engine.num_replicas,
+        "processes": engine.processes.count,
+        "microbatch size": options.microbatch_size,
+        "memory limit": options.memory_limit,
+        "XLA": options.jit_compile,
+        "float policy": f"{keras.config.dtype_policy().name}, {keras.config.floatx()}",
+        "script": Path(sys.argv[0]).name,
+    }
+
+
+def differences(before: dict[str, Any], here: dict[str, Any]) -> str:
+    """Describe the differences in the environment, and their effect; "" if there are none.
+
+    >>> differences({"replicas": 1, "jax": "0.9"}, {"replicas": 2, "jax": "0.9"})
+    'replicas 2 (1 before): from here not bit for bit'
+    >>> differences({"script": "a.py"}, {"script": "b.py"})
+    'script b.py (a.py before)'
+    """
+    names = [name for name in here if name in before and before[name] != here[name]]
+    words = ", ".join(f"{name} {here[name]} ({before[name]} before)" for name in names)
+    return f"{words}: from here not bit for bit" if {*names} - {"script"} else words
+
+
+# ---- facts that must be equal in all processes of a run ----
+
+
+def code_facts(model: keras.Model, objective: Objective, optimizer: Any, options: Options) -> dict[str, str]:
+    """Return a description of the program: versions, script, model, objective, optimizer, options."""
+    script = Path(sys.argv[0])
+    versions = {"python": platform.python_version()} | _versions("wholestep", "keras", "jax", "numpy")
+    return {
+        **{f"the version of {name}": number for name, number in versions.items()},
+        "the script": _digest(script.read_bytes()) if script.is_file() else script.name,
+        "the model": _digest(str(model_settings(model))),
+        "the objective": f"{type(objective).__qualname__} {_code_of_class(type(objective))}",
+        "the optimizer": _digest(str([type(optimizer).__qualname__, settings_of(optimizer)])),
+        "the options": str(options),
+    }
+
+
+def value_facts(variables: list) -> dict[str, str]:
+    """Return digests of the values of variables, by their paths."""
+    return {
+        f"{v.path} ({'x'.join(map(str, v.shape))} {v.dtype})": _digest(np.ascontiguousarray(v.value).tobytes())
+        for v in variables
+        if getattr(v.value, "is_fully_replicated", True)
+    }
+
+
+def data_facts(batches: Batches) -> dict[str, str]:
+    """Return a description of the data: number of batches, position, next rows, and digests of their content.
+
+    The digests are of full arrays; if rows are loaded, of a first batch.
+    """
+    facts = {"the number of batches": str(batches.num_batches), "the place in the data": str(batches.position)}
+    if not batches.is_ready:
+        facts["the order of the rows"] = _digest(batches.rows(*batches.position).tobytes())
+    whole = batches.arrays is not None
+    leaves = tree.named_leaves(batches.arrays if whole else batches.example(), "data" if whole else "the first batch")
+    return facts | {label: _digest(np.ascontiguousarray(leaf).tobytes()) for label, leaf in leaves}
+
+
+# ---- words and digests ----
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = dict.fromkeys(packages, "unknown")
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _digests(settings: Settings) -> Settings:

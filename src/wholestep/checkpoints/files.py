@@ -107,14 +107,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
 
 
-def create(path: Path) -> int:
-    """Return the descriptor of a new file; the file must not exist, and its folder must not be a link."""
+@contextlib.contextmanager
+def created(path: Path) -> Iterator[int]:
+    """Context with the descriptor of a new file, which is synced at the end; its folder must not be a link."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(path.name, how, 0o644, dir_fd=folder)
+        file = os.open(path.name, how, 0o644, dir_fd=folder)
     finally:
         os.close(folder)
+    try:
+        yield file
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def make_folder(path: Path) -> None:
@@ -173,6 +179,16 @@ def open_regular(path: Path, nbytes: int | None = None, most: int | None = None)
     return file
 
 
+@contextlib.contextmanager
+def opened(path: Path, nbytes: int | None = None, most: int | None = None) -> Iterator[int]:
+    """Context with the descriptor of `open_regular`."""
+    file = open_regular(path, nbytes, most)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
 class Opened:
     """The descriptor of an open file, closed when this object is garbage collected."""
 
@@ -206,12 +222,9 @@ def read_all(path: Path, most: int) -> bytes:
     Raises:
         DamagedError, OSError: see `open_regular`.
     """
-    file = open_regular(path, most=most)
-    try:
+    with opened(path, most=most) as file:
         content = bytearray(os.fstat(file).st_size)
         read_into(file, content)
-    finally:
-        os.close(file)
     return bytes(content)
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,16 @@ from typing import Any
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import manifest as manifests
 from wholestep.checkpoints.arrays import FileFacts, Leaf
-from wholestep.checkpoints.files import Lock, check_room, create, make_folder, on_disk, read_all, sync_folder, write_all
+from wholestep.checkpoints.files import (
+    Lock,
+    check_room,
+    created,
+    make_folder,
+    on_disk,
+    read_all,
+    sync_folder,
+    write_all,
+)
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, Piece, Pieces
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
@@ -147,14 +156,13 @@ class Folder:
         Raises:
             CheckpointError: it could not be written, or exists; other checkpoints are unchanged.
         """
-        token = self.new_token()
-        files, leaves = self.fill(token, step, arrays)
-        return self.commit(token, Manifest(step, files, leaves, dict(facts), dict(rest or {})), replaces=replaces)
-
-    @staticmethod
-    def new_token() -> str:
-        """Return a unique name for a checkpoint to write."""
-        return uuid.uuid4().hex[:12]
+        token = uuid.uuid4().hex[:12]
+        try:
+            files, leaves = self.fill(token, step, arrays)
+            return self.commit(token, Manifest(step, files, leaves, dict(facts), dict(rest or {})), replaces=replaces)
+        except BaseException:
+            self.discard(token)
+            raise
 
     def fill(
         self, token: str, step: int, arrays: Arrays, share: tuple[int, int] = (0, 1)
@@ -171,7 +179,7 @@ class Folder:
         new, files, leaves = self._new(token), list[FileFacts](), list[Leaf]()
         contents = [content for name, array in arrays.items() for content in carrier.contents_of(name, array)]
         nbytes = sum(content.array.nbytes for content in contents)
-        with self._told(token, step, nbytes, share):
+        with self._writing(step, nbytes):
             check_room(self.folder, nbytes + _ROOM)
             new.mkdir(exist_ok=share[1] > 1)
             for i, several in enumerate(carrier.shared_out(contents)):
@@ -189,17 +197,22 @@ class Folder:
         """
         new, step = self._new(token), manifest.step
         path, replaced = self.path(step), self.folder / f".replaced-{step:08d}"
-        with self._told(token, step, manifest.nbytes):
-            is_there = os.path.lexists(path)
-            if is_there and not (replaces and path in self._entries(_STEP)):
-                raise FileExistsError(errno.EEXIST, f"{path.name} exists already")
-            carrier.check_leaves(manifest.files, manifest.leaves)
-            manifests.write(new, manifest)
-            sync_folder(new)
-            if is_there:
-                os.rename(path, replaced)  # the next `clear` restores it, or removes it
-            os.rename(new, path)
-            sync_folder(self.folder)
+        try:
+            with self._writing(step, manifest.nbytes):
+                is_there = os.path.lexists(path)
+                if is_there and not (replaces and path in self._entries(_STEP)):
+                    raise FileExistsError(errno.EEXIST, f"{path.name} exists already")
+                carrier.check_leaves(manifest.files, manifest.leaves)
+                manifests.write(new, manifest)
+                sync_folder(new)
+                if is_there:
+                    os.rename(path, replaced)  # the next `clear` restores it, or removes it
+                os.rename(new, path)
+                sync_folder(self.folder)
+        except Exception:
+            with contextlib.suppress(CheckpointError):
+                self._put_back()
+            raise
         try:
             self.verify(step)  # if it fails, the next `clear` restores the replaced checkpoint
         except DamagedError as error:
@@ -215,20 +228,9 @@ class Folder:
     def _new(self, token: str) -> Path:
         return self.folder / f".new-{token}"
 
-    @contextlib.contextmanager
-    def _told(self, token: str, step: int, nbytes: int, share: tuple[int, int] = (0, 1)) -> Iterator[None]:
-        """Remove a checkpoint that cannot be written; with several processes, the caller removes it."""
+    def _writing(self, step: int, nbytes: int) -> contextlib.AbstractContextManager[None]:
         must = f"The checkpoint of step {step} ({nbytes} bytes) could not be written to {self.folder}."
-        try:
-            with on_disk(must, "look at that folder and its disk; earlier checkpoints are unchanged."):
-                yield
-        except BaseException as error:
-            if share[1] == 1:
-                self.discard(token)
-                if isinstance(error, Exception):
-                    with contextlib.suppress(CheckpointError):
-                        self._put_back()
-            raise
+        return on_disk(must, "look at that folder and its disk; earlier checkpoints are unchanged.")
 
     def clear(self) -> None:
         """Remove the remains of interrupted writers. The caller must hold the lock.
@@ -329,7 +331,7 @@ class Folder:
                 pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
         for name, found in pieces.items():
             shape, dtype = manifest.arrays[name]
-            arrays[name] = Pieces(shape, carrier.dtype_of(dtype), found)
+            arrays[name] = Pieces(shape, carrier.DTYPES[dtype], found)
         return arrays
 
     def set_aside(self, step: int, why: str) -> Path:
@@ -343,14 +345,20 @@ class Folder:
             while os.path.lexists(bad := self.folder / f"bad-{step:08d}-{num}"):
                 num += 1
             os.rename(self.path(step), bad)
-            with contextlib.suppress(FileExistsError):
-                file = create(bad / "why.json")
-                try:
-                    write_all(file, json.dumps({"step": step, "why": why}).encode())
-                finally:
-                    os.close(file)
+            with contextlib.suppress(FileExistsError), created(bad / "why.json") as file:
+                write_all(file, json.dumps({"step": step, "why": why}).encode())
             sync_folder(self.folder)
         return bad
+
+
+def locate(path: str | os.PathLike) -> tuple[Folder, int | None]:
+    """Return the folder of checkpoints of a path, and the step, if the path is a checkpoint."""
+    folder = Folder(path)
+    parent, name = Folder(folder.folder.parent), folder.folder.name
+    for step in parent.steps() if name.startswith("step-") else ():
+        if parent.path(step).name == name:
+            return parent, step
+    return folder, None
 
 
 def _step_of(path: Path) -> int:

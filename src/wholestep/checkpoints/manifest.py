@@ -5,17 +5,18 @@ A checkpoint whose manifest is missing or damaged is damaged. Unknown entries of
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import xxhash
 
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
-from wholestep.checkpoints.files import create, read_all, write_all
+from wholestep.checkpoints.files import created, read_all, write_all
 from wholestep.errors import CheckpointError, DamagedError, message
 
 FORMATS = (1, 2)  # in the second, arrays may be in pieces
@@ -24,6 +25,7 @@ _MOST_BYTES = 64 << 20
 _MOST_INTEGER = 1 << 62
 _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+_hints = cache(get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,8 @@ def write(folder: Path, manifest: Manifest) -> None:
         "facts": manifest.facts,
     }
     line = json.dumps(finite(said), separators=(",", ":"), allow_nan=False).encode()
-    file = create(folder / NAME)
-    try:
+    with created(folder / NAME) as file:
         write_all(file, line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n")
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def read(folder: Path) -> Manifest:
@@ -83,15 +81,13 @@ def read(folder: Path) -> Manifest:
     """
     said = _verified(folder / NAME)
     try:
-        if _count(said["format"]) not in FORMATS:
+        if _counted(said["format"]) not in FORMATS:
             must = f"{folder}: {NAME} must be of format {' or '.join(map(str, FORMATS))}."
             raise CheckpointError(message(must, f"format {said['format']}", "the release that wrote it."))
         files, leaves = parts(said)
         known = ("format", "step", "files", "leaves", "facts")
         rest = infinite({key: value for key, value in said.items() if key not in known})
-        step, facts = _count(said["step"]), infinite(said["facts"])
-        if not isinstance(facts, dict) or not isinstance(said["leaves"], list):
-            raise TypeError("facts and leaves")
+        step, facts = _counted(said["step"]), parsed(dict[str, Any], infinite(said["facts"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(f"{NAME} lacks an entry of a manifest, or has a wrong one ({error!r}).") from error
     check_leaves(files, leaves)
@@ -109,7 +105,18 @@ def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
     Raises:
         KeyError, TypeError, ValueError: an entry is missing or wrong.
     """
-    return [_file(part) for part in said["files"]], [_leaf(part) for part in said["leaves"]]
+    files, leaves = parsed(list[FileFacts], said["files"]), parsed(list[Leaf], said["leaves"])
+    for part, name in [*((file, file.name) for file in files), *((leaf, leaf.file) for leaf in leaves)]:
+        for pattern, word in ((_FILE, name), (_DIGEST, part.digest)):
+            if not pattern.fullmatch(word) or ".." in word:
+                raise ValueError(f"a name such as {pattern.pattern} expected, not {word[:40]!r}")
+    counts = [file.nbytes for file in files]
+    for leaf in leaves:
+        counts += [leaf.offset, *leaf.shape, *(leaf.begin or ()), *(leaf.whole or ())]
+        counts.append(math.prod(leaf.whole or leaf.shape))
+    for count in counts:
+        _counted(count)
+    return files, leaves
 
 
 def _verified(path: Path) -> dict[str, Any]:
@@ -127,33 +134,9 @@ def _verified(path: Path) -> dict[str, Any]:
     return said
 
 
-def _file(said: Mapping[str, Any]) -> FileFacts:
-    return FileFacts(_matching(_FILE, said["name"]), _count(said["nbytes"]), _matching(_DIGEST, said["digest"]))
-
-
-def _leaf(said: Mapping[str, Any]) -> Leaf:
-    if not isinstance(said["name"], str) or not isinstance(said["dtype"], str):
-        raise TypeError("a leaf's name and dtype")
-    shape, whole, begin = (_counts(said.get(key)) for key in ("shape", "whole", "begin"))
-    if shape is None or math.prod(whole or shape) > _MOST_INTEGER:
-        raise ValueError("a leaf's shape")
-    file, digest = _matching(_FILE, said["file"]), _matching(_DIGEST, said["digest"])
-    return Leaf(said["name"], shape, said["dtype"], file, _count(said["offset"]), digest, whole, begin)
-
-
-def _counts(value: Any) -> tuple[int, ...] | None:
-    return None if value is None else tuple(_count(size) for size in value)
-
-
-def _count(value: object) -> int:
+def _counted(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MOST_INTEGER:
         raise ValueError(f"a number of at least 0 expected, not {str(value)[:40]}")
-    return value
-
-
-def _matching(pattern: re.Pattern, value: object) -> str:
-    if not isinstance(value, str) or not pattern.fullmatch(value) or ".." in value:
-        raise ValueError(f"a name such as {pattern.pattern} expected, not {str(value)[:40]!r}")
     return value
 
 
@@ -188,3 +171,32 @@ def infinite(value: Any) -> Any:
             return float(value["float"])
         return {key: infinite(part) for key, part in value.items()}
     return [infinite(part) for part in value] if isinstance(value, list) else value
+
+
+def parsed(kind: Any, said: Any) -> Any:
+    """Return JSON as a value of a type. Names that a dataclass lacks, as from a later release, are dropped.
+
+    >>> parsed(FileFacts, {"name": "a", "nbytes": 3, "digest": "0", "news": 1})
+    FileFacts(name='a', nbytes=3, digest='0')
+    >>> parsed(tuple[int, ...] | None, [0, 3])
+    (0, 3)
+
+    Raises:
+        TypeError: it has another type.
+    """
+    origin, of, is_record = get_origin(kind), get_args(kind), is_dataclass(kind)
+    if kind is Any or (origin is UnionType and said is None):
+        return said
+    if origin is UnionType:  # of a type and None
+        return parsed(of[0], said)
+    json: Any = dict if is_record else list if origin is tuple else origin or kind
+    if type(said) is not json:
+        raise TypeError(f"{getattr(kind, '__name__', kind)} expected, not {str(said)[:40]!r}")
+    if is_record:
+        return kind(**{name: parsed(of, said[name]) for name, of in _hints(kind).items() if name in said})
+    if origin is dict:
+        return {key: parsed(of[1], value) for key, value in said.items()}
+    if origin is None:
+        return said
+    kinds = [of[0]] * len(said) if origin is list or of[-1] is ... else of
+    return origin(parsed(kind, value) for kind, value in zip(kinds, said, strict=True))

@@ -116,26 +116,3 @@ def own_copy(name: str, value: Any) -> Numbers:
 
 def _itself(array: np.ndarray) -> np.ndarray:
     return array
-
-
-class Deal:
-    """Assign each array that all processes hold to the process with the fewest bytes to write so far.
-
-    Args:
-        index: the index of this process.
-        count: the number of processes.
-
-    >>> first, second = Deal(0, 2), Deal(1, 2)
-    >>> [(first.takes(nbytes), second.takes(nbytes)) for nbytes in (10, 4, 4, 8)]
-    [(True, False), (False, True), (False, True), (False, True)]
-    """
-
-    def __init__(self, index: int, count: int):
-        self._index = index
-        self._dealt = [0] * count
-
-    def takes(self, nbytes: int) -> bool:
-        """Assign the next array, in the same order in all processes; return whether this process writes it."""
-        least = self._dealt.index(min(self._dealt))
-        self._dealt[least] += nbytes
-        return least == self._index

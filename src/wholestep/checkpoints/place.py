@@ -1,8 +1,7 @@
 """The position of a call and of its data, and other state of a run."""
 
-from dataclasses import dataclass, field, is_dataclass
-from types import UnionType
-from typing import Any, Protocol, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 
 class Keeps(Protocol):
@@ -70,30 +69,3 @@ class DataPlace:
     layout: dict[str, str] = field(default_factory=dict)
     last: str = ""
     state: Any = None
-
-
-def parsed(kind: Any, said: Any) -> Any:
-    """Return JSON as a value of a type. Names that a dataclass lacks, as from a later release, are dropped.
-
-    >>> parsed(DataPlace, {"position": [0, 3], "num_batches": None, "news": 1}).position
-    (0, 3)
-
-    Raises:
-        TypeError: it has another type.
-    """
-    origin, of, is_record = get_origin(kind), get_args(kind), is_dataclass(kind)
-    if kind is Any or (origin is UnionType and said is None):
-        return said
-    if origin is UnionType:  # of a type and None
-        return parsed(of[0], said)
-    json: Any = dict if is_record else list if origin is tuple else origin or kind
-    if type(said) is not json:
-        raise TypeError(f"{getattr(kind, '__name__', kind)} expected, not {str(said)[:40]!r}")
-    if is_record:
-        return kind(**{name: parsed(of, said[name]) for name, of in get_type_hints(kind).items() if name in said})
-    if origin is dict:
-        return {key: parsed(of[1], value) for key, value in said.items()}
-    if origin is None:
-        return said
-    kinds = [of[0]] * len(said) if origin is list or of[-1] is ... else of
-    return origin(parsed(kind, value) for kind, value in zip(kinds, said, strict=True))

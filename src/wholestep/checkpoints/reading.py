@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from wholestep.checkpoints.arrays import dtype_of
-from wholestep.checkpoints.common import CommonFolder
-from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.arrays import DTYPES
+from wholestep.checkpoints.common import CommonFolder, slowly
+from wholestep.checkpoints.folder import Folder, locate
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, hollow
-from wholestep.checkpoints.snapshot import Snapshot
+from wholestep.checkpoints.snapshot import RunFacts, Snapshot
+from wholestep.engines import connect
 from wholestep.errors import CheckpointError, DamagedError, message
 
 _GONE = "gone"
@@ -48,27 +49,39 @@ def newest(
     """
     folder, together = common.folder, common.together
     what = f"reading checkpoints from {folder.folder}"
-    together.all(lambda: check_any(folder), what)
+    together.all(lambda: _check_any(folder), what)
     aside: list[str] = []
 
     def fits(manifest: Manifest) -> None:
         shapes = manifest.arrays.items()
-        arrays: dict[str, Numbers] = {name: hollow(shape, dtype_of(dtype)) for name, (shape, dtype) in shapes}
+        arrays: dict[str, Numbers] = {name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in shapes}
         check(Snapshot(arrays, manifest.facts), manifest)
+
+    def attempt(one: int) -> tuple[Found | None, str]:
+        """Return the checkpoint and ""; or None and the reason."""
+        path = folder.path(one)
+        try:
+            manifest, arrays = folder.read(one, fits, together.share)
+        except DamagedError as error:
+            if step is not None:
+                raise CheckpointError(f"{path} must be good. {error}") from error
+            return None, str(error) if os.path.lexists(path) else _GONE  # a writer may have removed it meanwhile
+        return Found(manifest, Snapshot(arrays, manifest.facts), path, aside), ""
+
+    def set_aside(one: int, why: str) -> str:
+        return (folder.set_aside(one, why) if sets_aside else folder.path(one)).name
 
     tried: list[int] = []
     # A writer may have removed all listed checkpoints after writing others.
     while (steps := together.first(folder.steps, what) if step is None else [step]) != tried:
         tried = steps
         for one in steps:
-            attempt = partial(_attempt, folder, one, fits, together.share, is_only=step is not None)
-            found, why = together.all(attempt, what)
-            whys = [words for words in together.gather(why, what) if words]
+            found, why = together.all(partial(attempt, one), what)
+            whys = [words for words in together.exchange.all_gather(why, what) if words]
             if not whys:
-                manifest, arrays = found
-                return Found(manifest, Snapshot(arrays, manifest.facts), folder.path(one), aside)
+                return found
             if _GONE not in whys:
-                name = together.first(partial(_set_aside, folder, one, whys[0], really=sets_aside), what)
+                name = together.first(partial(set_aside, one, whys[0]), what)
                 aside.append(f"{name} ({whys[0].rstrip('.')})")
         if aside:
             must = f"At least one checkpoint in {folder.folder} must be good."
@@ -80,30 +93,8 @@ def newest(
     return None
 
 
-def _attempt(
-    folder: Folder, step: int, fits: Callable[[Manifest], None], share: tuple[int, int], *, is_only: bool
-) -> tuple[tuple[Manifest, dict[str, Numbers]], str]:
-    """Return the content of a checkpoint and ""; or, if it is damaged, the reason."""
-    try:
-        return folder.read(step, fits, share), ""
-    except DamagedError as error:
-        if is_only:
-            raise CheckpointError(f"{folder.path(step)} must be good. {error}") from error
-        # A writer may have removed it meanwhile.
-        return (Manifest(step, [], [], {}, {}), {}), str(error) if os.path.lexists(folder.path(step)) else _GONE
-
-
-def _set_aside(folder: Folder, step: int, why: str, *, really: bool) -> str:
-    """Set a damaged checkpoint aside, and return its name."""
-    return (folder.set_aside(step, why) if really else folder.path(step)).name
-
-
-def check_any(folder: Folder) -> None:
-    """Refuse a folder in which all checkpoints have been set aside.
-
-    Raises:
-        CheckpointError: no checkpoint is left.
-    """
+def _check_any(folder: Folder) -> None:
+    """Refuse a folder in which all checkpoints have been set aside."""
     if folder.bad() and not folder.steps():
         names = ", ".join(path.name for path in folder.bad())
         must = f"At least one checkpoint in {folder.folder} must be good."
@@ -111,11 +102,25 @@ def check_any(folder: Folder) -> None:
         raise CheckpointError(message(must, f"{names} only", attempt))
 
 
-def locate(path: str | os.PathLike) -> tuple[Folder, int | None]:
-    """Return the folder of checkpoints of a path, and the step, if the path is a checkpoint."""
-    folder = Folder(path)
-    parent = Folder(folder.folder.parent)
-    for step in parent.steps() if folder.folder.name.startswith("step-") else ():
-        if parent.path(step).name == folder.folder.name:
-            return parent, step
-    return folder, None
+def read_one(path: str | os.PathLike, check: Callable[[Snapshot], None]) -> Found:
+    """Return the checkpoint at a path, or the newest good checkpoint in it; damaged ones stay in place.
+
+    Args:
+        check: raises a SpecificationError for a snapshot of another model.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or none is good.
+    """
+    folder, step = locate(path)
+    processes = connect()
+
+    def check_found(snapshot: Snapshot, _: Manifest) -> None:
+        RunFacts.of(snapshot)
+        check(snapshot)
+
+    with slowly(processes):
+        found = newest(CommonFolder(folder, processes), check_found, sets_aside=False, step=step)
+    if found is None:
+        must = "restore needs a folder with a checkpoint."
+        raise CheckpointError(message(must, f"none in {folder.folder}", "the folder that was passed to fit."))
+    return found

@@ -1,31 +1,31 @@
 """The saver of a call: it saves the run at boundaries, and resumes it from a saved one."""
 
 import math
+import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
 
-from wholestep.checkpoints import retention
+from wholestep.checkpoints import settings
 from wholestep.checkpoints.arrays import check_dtype
-from wholestep.checkpoints.common import CommonFolder
-from wholestep.checkpoints.configuration import Settings
-from wholestep.checkpoints.facts import direction, facts_of, settings_of_run
+from wholestep.checkpoints.common import CommonFolder, Signs, slowly
+from wholestep.checkpoints.configuration import Settings, environment, settings_of_run
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.place import Keeps, Watch
-from wholestep.checkpoints.retention import Value
-from wholestep.checkpoints.settings import Checkpoints
+from wholestep.checkpoints.settings import Checkpoints, Value
 from wholestep.checkpoints.snapshot import taken_apart
 from wholestep.checkpoints.start import Check, Start
-from wholestep.checkpoints.together import Signs, slowly
 from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data.batches import Batches
+from wholestep.engines import connect
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.executor import Executor
 from wholestep.processes import Processes
@@ -60,15 +60,12 @@ class Saver:
         processes: Processes,
     ):
         self.also = asked.also or {}
-        self._asked = asked
-        self._run = run
-        self._processes = processes
+        self._asked, self._run, self._batches, self._processes = asked, run, batches, processes
         self._common = CommonFolder(Folder(asked.folder), processes)
-        self._call, self._batches = call, batches
         self._start = Start(asked, run, self._common, call, batches, model, check)
         self._room, self._writer, self._termination = Room(), Writer(), Termination()
         self._values: dict[int, Value] = {}
-        self._facts: dict[str, Any] = {}
+        self._environment: dict[str, Any] = {}
         self._settings: Settings = {}
         self._mode = "min"
         self._has_seen = False
@@ -81,7 +78,8 @@ class Saver:
     def __enter__(self) -> "Saver":
         if self._run.is_under_way:
             must = "One call at a time may train a run with checkpoints."
-            raise SpecificationError(message(must, f"{self._call} inside of another call", "leave checkpoints out."))
+            received = f"{self._start.call} inside of another call"
+            raise SpecificationError(message(must, received, "leave checkpoints out."))
         with slowly(self._processes):
             how = ("every_steps", "every_seconds", "keep", "keep_best", "resume", "learning_rate")
             said = {f"{name} of checkpoints": repr(getattr(self._asked, name)) for name in how}
@@ -91,7 +89,7 @@ class Saver:
                 self._name = self._start.find()
                 self._saved = self._run.number if self._name else 0
                 if self._name and self._asked.keep_best is not None:
-                    best = partial(retention.values_of, self._common.folder, self._asked.keep_best[0])
+                    best = partial(settings.values_of, self._common.folder, self._asked.keep_best[0])
                     known = self._common.together.first(lambda: [*best().items()], "looking for the best checkpoints")
                     self._values = {step: Value(*value) for step, value in known}
                 self._termination.__enter__()
@@ -131,13 +129,15 @@ class Saver:
             watch: the callbacks.
             arguments: the arguments of the call that affect the training.
         """
-        self._facts, self._stood = facts_of(executor), self._here
-        self._settings = settings_of_run(executor, arguments)
-        self._mode = direction(executor, self._asked.keep_best)
+        options, self._stood = executor.options, self._here
+        self._environment = environment(executor.engine, options)
+        arguments = {"optimizer": executor.optimizer, "on_nonfinite": options.on_nonfinite, **arguments}
+        self._settings = settings_of_run(executor.model, executor.objective, **arguments)
+        self._mode = _direction(executor, self._asked.keep_best)
         if self._start.found is None:
             self._saved = self._run.number
         elif self._processes.index == 0:
-            print(self._start.told(self._facts, self._settings, watch), file=sys.stderr, flush=True)
+            print(self._start.told(self._environment, self._settings, watch), file=sys.stderr, flush=True)
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
         """Refuse, before the first update, state that the first save could not write.
@@ -149,15 +149,16 @@ class Saver:
             SpecificationError: a `get_state()` does not return nested numbers, strings and arrays.
             CheckpointError: a state has an array of a dtype that files cannot hold.
         """
-        self._common.together.all(partial(self._check, callbacks), "checking the state to be saved")
 
-    def _check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
-        states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
-        arrays: dict[str, Numbers] = {}
-        for name, state in [*states, ("the stream's get_state()", self._batches.known_stream_state())]:
-            taken_apart(state, name, arrays)
-        for name, array in arrays.items():
-            check_dtype(name, array.dtype)
+        def check() -> None:
+            states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
+            arrays: dict[str, Numbers] = {}
+            for name, state in [*states, ("the stream's get_state()", self._batches.known_stream_state())]:
+                taken_apart(state, name, arrays)
+            for name, array in arrays.items():
+                check_dtype(name, array.dtype)
+
+        self._common.together.all(check, "checking the state to be saved")
 
     # ---- saving ----
 
@@ -240,7 +241,7 @@ class Saver:
         if not self._has_moved and self._name in self._values:
             return False
         here = self._name + 1
-        return here in retention.best_first(self._values | {here: value})[: self._asked.keep_best[1]]
+        return here in settings.best_first(self._values | {here: value})[: self._asked.keep_best[1]]
 
     def _save(self, value: Value | None) -> None:
         with slowly(self._processes):
@@ -252,11 +253,11 @@ class Saver:
             snapshot = self._run.snapshot(self._common.copies(self._room))
             # A dynamic loss scale may count back; the newest checkpoint must still have the highest name.
             name = max(number, self._name + 1) if has_moved else self._name
-            rest = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": self._facts, "content": self._start.content}
+            rest = {"time": _now(), "run": self._environment, "content": self._start.content}
             rest |= {"settings": self._settings, "rates": self._start.rates}
             if value is not None and self._asked.keep_best is not None:
                 self._values[name] = value
-                rest |= retention.as_told(self._asked.keep_best[0], value)
+                rest |= settings.as_told(self._asked.keep_best[0], value)
             manifest, then = Manifest(name, [], [], snapshot.facts, rest), partial(self._retain, dict(self._values))
             write = partial(self._common.write, manifest, snapshot.arrays, then, replaces=not has_moved)
             self._writer.start(write)
@@ -271,5 +272,85 @@ class Saver:
         """Remove older checkpoints."""
         folder, asked = self._common.folder, self._asked
         num_best = 0 if asked.keep_best is None else asked.keep_best[1]
-        for old in retention.to_remove(folder.steps(), asked.keep, values, num_best):
+        for old in settings.to_remove(folder.steps(), asked.keep, values, num_best):
             folder.remove(old)
+
+
+class Unsaved:
+    """The counterpart of `Saver` for a call without checkpoints."""
+
+    also: Mapping[str, Keeps] = {}
+
+    def is_due(self) -> bool:
+        """Return False: no save is due."""
+        return False
+
+    def left(self) -> int:
+        """Return the largest integer: no boundary is required."""
+        return sys.maxsize
+
+    def open(self, executor: Executor, watch: Watch | None = None, **arguments: Any) -> None:
+        """Do nothing."""
+
+    def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
+        """Do nothing."""
+
+    def save(self) -> None:
+        """Do nothing."""
+
+    def end_epoch(self, logs: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def look(self) -> None:
+        """Do nothing."""
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> "Unsaved":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def save_once(path: str | os.PathLike, run: Run, executor: Executor | None) -> Path:
+    """Write and verify a checkpoint of a run by hand, and return its folder.
+
+    Raises:
+        SpecificationError: nothing has been trained yet.
+        CheckpointError: the checkpoint could not be written.
+    """
+    processes = connect()
+    common = CommonFolder(Folder(path), processes)
+    with slowly(processes):
+        snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}")
+        common.lock()
+        try:
+            here = {} if executor is None else environment(executor.engine, executor.options)
+            common.write(Manifest(run.number, [], [], snapshot.facts, {"time": _now(), "run": here}), snapshot.arrays)
+        finally:
+            common.release()
+    return common.folder.path(run.number)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _direction(executor: Executor, keep_best: tuple | None) -> str:
+    """Return the direction in which the metric of `keep_best` improves: "min" or "max".
+
+    Raises:
+        SpecificationError: the direction is unknown.
+    """
+    name, _, mode = (*(keep_best or ("loss", 1)), "auto")[:3]
+    if mode != "auto":
+        return mode
+    known = [*executor.metrics, *(part for m in executor.model.metrics for part in (m, *getattr(m, "metrics", ())))]
+    same = [metric for metric in known if metric.name == name.removeprefix("val_")]
+    ways = [metric._direction for metric in same if hasattr(metric, "_direction")]
+    if name.removeprefix("val_") != "loss" and not ways:
+        must = "keep_best must say whether less or more is better, where Keras does not know."
+        raise SpecificationError(message(must, name, f'("{name}", 1, "max"), or "min".'))
+    return "max" if ways and ways[0] == "up" else "min"

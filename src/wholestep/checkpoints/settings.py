@@ -1,17 +1,20 @@
 """The user's choices for checkpoints: where, how often, and which to keep."""
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.place import Keeps
-from wholestep.checkpoints.retention import best_first, values_of
 from wholestep.checks import count, is_count, is_number
-from wholestep.errors import CheckpointError, SpecificationError, message, shown
+from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
 
 _MODES = ("auto", "min", "max")
+_WATCHED = "watched"  # an entry of a manifest
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,74 @@ def _check_also(also: object) -> None:
         if not all(callable(getattr(held, verb, None)) for verb in ("get_state", "set_state")):
             must = f"{name} must have get_state() and set_state(state)."
             raise SpecificationError(message(must, type(held).__name__, "give its class these two methods."))
+
+
+# ---- the checkpoints to keep: the newest, and the best ----
+
+
+class Value(NamedTuple):
+    """The metric by which checkpoints are compared.
+
+    Args:
+        number: its value in the checkpoint's epoch.
+        mode: "min" if less is better, else "max".
+    """
+
+    number: float
+    mode: str
+
+
+def best_first(values: Mapping[int, Value]) -> list[int]:
+    """Return the steps, the best first, and the earlier of equal steps first; NaNs are left out.
+
+    >>> best_first({4: Value(0.5, "min"), 8: Value(0.3, "min"), 12: Value(0.3, "min"), 16: Value(float("nan"), "min")})
+    [8, 12, 4]
+    >>> best_first({4: Value(0.5, "max"), 8: Value(0.3, "max")})
+    [4, 8]
+    """
+    known = [(number if mode == "min" else -number, step) for step, (number, mode) in values.items()]
+    return [step for number, step in sorted(known) if not math.isnan(number)]
+
+
+def to_remove(steps: Iterable[int], keep: int, values: Mapping[int, Value], num_best: int) -> list[int]:
+    """Return the steps to remove: all but the `keep` newest and the `num_best` best.
+
+    >>> to_remove([1, 2, 3, 4], 1, {1: Value(0.1, "min"), 2: Value(0.2, "min")}, 1)
+    [2, 3]
+    """
+    known = sorted(steps)
+    stay = {*known[-keep:], *best_first({step: values[step] for step in known if step in values})[:num_best]}
+    return [step for step in known if step not in stay]
+
+
+def as_told(name: str, value: Value) -> dict:
+    """Return the manifest entry of a checkpoint's value."""
+    return {_WATCHED: {"name": name, "number": value.number, "mode": value.mode}}
+
+
+def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
+    """Return the value in a manifest; None if there is none of this name."""
+    told = manifest.rest.get(_WATCHED)
+    if not isinstance(told, dict) or (name is not None and told.get("name") != name):
+        return None
+    number, mode = told.get("number"), told.get("mode")
+    if not isinstance(number, int | float) or mode not in ("min", "max"):
+        return None
+    return Value(float(number), mode)
+
+
+def values_of(folder: Folder, name: str) -> dict[int, Value]:
+    """Return the values of a folder's checkpoints by step, without damaged checkpoints.
+
+    Raises:
+        CheckpointError: a checkpoint, which may be the best, cannot be read now.
+    """
+    values = {}
+    for step in folder.steps():
+        try:
+            value = value_in(folder.manifest(step), name)
+        except DamagedError:
+            continue
+        if value is not None:
+            values[step] = value
+    return values

@@ -5,14 +5,15 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wholestep.checkpoints.files import read_all
-from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.folder import Folder, locate
 from wholestep.checkpoints.manifest import Manifest, finite
-from wholestep.checkpoints.retention import value_in
-from wholestep.errors import CheckpointError, SpecificationError
+from wholestep.checkpoints.settings import value_in
+from wholestep.errors import CheckpointError, SpecificationError, message
 
 _TEXT = {
     "ls": "list the checkpoints of a folder, also damaged ones",
@@ -26,7 +27,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     text = "Look at checkpoints. The exit code is 1 if anything is bad."
     parser = commands.add_parser("checkpoint", help="list, verify and show checkpoints", description=text)
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, call in {"ls": _list, "verify": _verify, "show": _show}.items():
+    reads = {"ls": partial(_each, Folder.manifest), "verify": partial(_each, Folder.verify), "show": _show}
+    for name, call in reads.items():
         own = kinds.add_parser(name, help=_TEXT[name], description=f"{_TEXT[name].capitalize()}.")
         own.add_argument("path", help="a folder of checkpoints, or a single checkpoint in it")
         own.add_argument("--json", action="store_true", help="print JSON")
@@ -35,7 +37,11 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 def _run(arguments: argparse.Namespace, call: Callable) -> int:
     try:
-        folder, steps = _asked(arguments.path)
+        folder, step = locate(arguments.path)
+        steps = folder.steps() if step is None else [step]
+        if not steps and not folder.bad():
+            must = "The path must hold a checkpoint."
+            raise CheckpointError(message(must, f"none in {arguments.path}", "another path."))
         told, is_good, lines = call(folder, steps)
     except (CheckpointError, SpecificationError) as error:
         print(error, file=sys.stderr)
@@ -51,32 +57,13 @@ def _say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _asked(path: str) -> tuple[Folder, list[int]]:
-    """Return the folder of a path, and the steps to read, newest first."""
-    folder = Folder(path)
-    parent, name = Folder(folder.folder.parent), folder.folder.name
-    named = [step for step in parent.steps() if parent.path(step).name == name]
-    steps = named or folder.steps()
-    if not steps and not folder.bad():
-        raise CheckpointError(f"The path must hold a checkpoint. Received: none in {path}. Try: another path.")
-    return (parent if named else folder), steps
-
-
-def _list(folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
-    return _each(folder, steps, folder.manifest)
-
-
-def _verify(folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
-    return _each(folder, steps, folder.verify)
-
-
-def _each(folder: Folder, steps: list[int], read: Callable[[int], Manifest]) -> tuple[Any, bool, list[str]]:
+def _each(read: Callable[[Folder, int], Manifest], folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
     """Return a description of each checkpoint, also damaged ones, as JSON and as lines."""
     told = []
     for step in steps:
         one: dict[str, Any] = {"name": folder.path(step).name, "step": step}
         try:
-            manifest = read(step)
+            manifest = read(folder, step)
         except CheckpointError as error:
             if os.path.lexists(folder.path(step)):  # a writer may have removed it meanwhile
                 told.append(one | {"bad": str(error)})

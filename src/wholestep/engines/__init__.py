@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from wholestep.backend import unknown
-from wholestep.checkpoints.pieces import Numbers
+from wholestep.checkpoints import Numbers
 from wholestep.engines.listener import Listener
 from wholestep.engines.protocol import Engine
 from wholestep.errors import warn

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from wholestep.checkpoints.pieces import Numbers
+from wholestep.checkpoints import Numbers
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor, Tree
 
