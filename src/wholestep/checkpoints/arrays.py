@@ -1,7 +1,8 @@
 """Arrays in safetensors files, written and read with checks of their bounds.
 
 A file is eight bytes with the length of a JSON header, the header, and the arrays one after the other
-(https://huggingface.co/docs/safetensors). Digests are xxh3_128: they find damage, not forgers.
+(https://huggingface.co/docs/safetensors). Digests are xxh3_128: they find damage, not forgers. A file that differs from
+what was written is a DamagedError.
 """
 
 import json
@@ -71,11 +72,7 @@ class Leaf:
 
 
 def check_dtype(name: str, dtype: np.dtype) -> str:
-    """Return the name of a dtype in a file.
-
-    Raises:
-        CheckpointError: files cannot hold this dtype.
-    """
+    """Return the name of a dtype in a file; a CheckpointError if files cannot hold it."""
     found = _NAMES.get(np.dtype(dtype).newbyteorder("<") if dtype.kind in "iuf" else np.dtype(dtype))
     if found is None:
         raise CheckpointError(
@@ -143,11 +140,7 @@ def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf
 
 
 def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, after verifying every byte.
-
-    Raises:
-        DamagedError: the file differs from what was written.
-    """
+    """Return the arrays of a file, after verifying every byte."""
     path = folder / facts.name
     ordered = sorted(leaves, key=lambda leaf: leaf.offset)
     with opened(path, nbytes=facts.nbytes) as file:
@@ -167,9 +160,6 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
     """Return the pieces of a file; each use of a piece reads and verifies it.
 
     The file stays open while a piece exists, so the pieces outlive a removal of the checkpoint.
-
-    Raises:
-        DamagedError: the file is missing, or its size is wrong.
     """
     path = folder / facts.name
     held = Opened(open_regular(path, nbytes=facts.nbytes))
@@ -185,11 +175,7 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
 
 
 def verify(folder: Path, facts: FileFacts) -> None:
-    """Read a file, and compare its digest with the recorded digest.
-
-    Raises:
-        DamagedError: the file differs from what was written.
-    """
+    """Read a file, and compare its digest with the recorded digest."""
     digest = xxhash.xxh3_128()
     with opened(folder / facts.name, nbytes=facts.nbytes) as file:
         while content := os.read(file, 1 << 22):
@@ -198,11 +184,7 @@ def verify(folder: Path, facts: FileFacts) -> None:
 
 
 def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
-    """Refuse leaves that do not fill files of these sizes: a file is its header and its arrays, without a gap.
-
-    Raises:
-        DamagedError: the leaves do not fit the files.
-    """
+    """Refuse leaves that do not fill files of these sizes: a file is its header and its arrays, without a gap."""
     by_file: dict[str, list[Leaf]] = {file.name: [] for file in facts}
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:

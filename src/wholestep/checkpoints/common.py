@@ -28,21 +28,18 @@ _MOST = 1 << 6  # boundaries between two exchanges
 
 
 class Signs(NamedTuple):
-    """The reasons to save at a boundary.
+    """The reasons to save at a boundary."""
 
-    Args:
-        terminated: SIGTERM has come.
-        failed: the previous checkpoint could not be written.
-        late: `every_seconds` have passed.
-    """
-
-    terminated: bool
-    failed: bool
-    late: bool
+    terminated: bool  # SIGTERM has come
+    failed: bool  # the previous checkpoint could not be written
+    late: bool  # `every_seconds` have passed
 
 
 class Together:
-    """Calls that all processes of a run make in the same order, and that fail in all if one fails."""
+    """Calls that all processes of a run make in the same order, and that fail in all if one fails.
+
+    If a call fails, its process raises its error, and the others a WholestepError. `what` describes it; see `Exchange`.
+    """
 
     def __init__(self, exchange: Exchange):
         self.exchange = exchange
@@ -50,42 +47,28 @@ class Together:
         self._pauses: dict[str, _Pause] = {}
 
     def all(self, call: Callable[[], T], what: str) -> T:
-        """Make a call in every process, and return this one's result.
-
-        Args:
-            what: describes the call; see `Exchange`.
-
-        Raises:
-            Exception: the call's error, in this process; a WholestepError in the others.
-        """
+        """Make a call in every process, and return this one's result."""
         if self.share[1] == 1:
             return call()
-        error, result = None, []
         try:
-            result.append(call())
-        except Exception as failure:
-            error = failure
-        told = self.exchange.all_gather(None if error is None else [type(error).__name__, str(error)], what)
-        if error is not None:
-            raise error
-        for i, said in enumerate(told):
+            result = call()
+        except Exception as error:
+            self.exchange.all_gather([type(error).__name__, str(error)], what)
+            raise
+        for i, said in enumerate(self.exchange.all_gather(None, what)):
             if said is not None:
                 raise _raised(said, i)
-        return result[0]
+        return result
 
     def first(self, call: Callable[[], T], what: str) -> T:
-        """Make a call in process 0, and return its JSON result in all processes; see `all`."""
+        """Make a call in process 0, and return its JSON result in all processes."""
         found = self.all(call if self.exchange.index == 0 else lambda: None, what)
         return self.exchange.broadcast(found, what)  # type: ignore[return-value]
 
     def ask(self, boundary: str, signs: Signs, *, now: bool = False) -> Signs:
         """Return the signs that are set in any process; `late` is process 0's.
 
-        Several processes exchange their signs about once a second; in between, no sign is returned.
-
-        Args:
-            boundary: the kind of boundary, the same in all processes.
-            now: whether to exchange in any case.
+        Several processes exchange their signs about once a second, or `now`; in between, no sign is returned.
         """
         if self.share[1] == 1:
             return signs
@@ -140,10 +123,6 @@ def _raised(said: list[str], process: int) -> WholestepError:
 class Deal:
     """Assign each array that all processes hold to the process with the fewest bytes to write so far.
 
-    Args:
-        index: the index of this process.
-        count: the number of processes.
-
     >>> first, second = Deal(0, 2), Deal(1, 2)
     >>> [(first.takes(nbytes), second.takes(nbytes)) for nbytes in (10, 4, 4, 8)]
     [(True, False), (False, True), (False, True), (False, True)]
@@ -161,11 +140,7 @@ class Deal:
 
 
 class CommonFolder:
-    """A folder of checkpoints shared by several processes.
-
-    Args:
-        folder: the same folder in all processes.
-    """
+    """A folder of checkpoints, the same in all processes."""
 
     def __init__(self, folder: Folder, processes: Processes):
         self.folder = folder
@@ -177,11 +152,7 @@ class CommonFolder:
         self._token, self._num = "", 0  # of the lock, and the number of checkpoints begun since
 
     def lock(self) -> None:
-        """Lock the folder until `release`, and remove the remains of interrupted writers.
-
-        Raises:
-            CheckpointError: another run holds it, or not all processes see the same folder.
-        """
+        """Lock the folder until `release`, and remove the remains of interrupted writers."""
         try:
             self._owner = self.together.first(self._take, "locking the folder of checkpoints")
             self.together.all(self._check_held, "looking for the lock of checkpoints")
@@ -243,15 +214,12 @@ class CommonFolder:
     ) -> None:
         """Write this process's part of a checkpoint; process 0 commits it when all processes have written.
 
-        May be called in a thread. All processes call it, in the same order, while the lock is held.
+        May be called in a thread. All processes call it, in the same order, while the lock is held, and all raise an
+        error if the checkpoint could not be written.
 
         Args:
             manifest: without files.
             then: called in process 0 after the commit.
-
-        Raises:
-            CheckpointError: in all processes, if the checkpoint could not be written; or an error of `then`.
-            PeerError: they save different steps.
         """
         folder, aside, what = self.folder, self._aside, f"saving the checkpoint of step {manifest.step}"
         self._num += 1

@@ -1,4 +1,7 @@
-"""Atomic files (created, synced, renamed), and the lock of a folder to which one process writes."""
+"""Files that are created, synced and read with checks, and the lock of a folder to which one process writes.
+
+A file that is missing, not regular or of another size is a DamagedError; what cannot be opened now, an OSError.
+"""
 
 import contextlib
 import errno
@@ -20,11 +23,7 @@ _CHUNK = 1 << 24
 
 @contextlib.contextmanager
 def on_disk(must: str, attempt: str = "look at that path and its disk.") -> Iterator[None]:
-    """Turn an error of the operating system into a CheckpointError.
-
-    Args:
-        must: names the path, and the step where there is one.
-    """
+    """Turn an error of the operating system into a CheckpointError; `must` names the path, and the step if any."""
     try:
         yield
     except OSError as error:
@@ -72,11 +71,7 @@ class Lock:
         _held.add(self)
 
     def check(self) -> None:
-        """Refuse to write if the path now names another folder, to which another run may write.
-
-        Raises:
-            CheckpointError: the folder, or the lock in it, was removed, renamed or replaced.
-        """
+        """Refuse to write if the folder, or the lock in it, was removed, renamed or replaced: another run may write."""
         must = f"{self._path.parent} must stay the folder that this run locked."
         attempt = "move it back, or start again; nothing was written to another folder."
         with on_disk(must, attempt):
@@ -153,12 +148,7 @@ def sync_folder(path: Path) -> None:
 
 
 def open_regular(path: Path, nbytes: int | None = None, most: int | None = None) -> int:
-    """Open a regular file of exactly `nbytes`, or of at most `most` bytes, for reading; return its descriptor.
-
-    Raises:
-        DamagedError: it is missing, a link, not a regular file, or of another size.
-        OSError: it exists, and cannot be opened now.
-    """
+    """Open a regular file of exactly `nbytes`, or of at most `most` bytes, for reading; return its descriptor."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -198,14 +188,7 @@ class Opened:
 
 
 def read_into(file: int, content: Any, offset: int | None = None) -> None:
-    """Fill a writable bytes-like object from a file.
-
-    Args:
-        offset: the offset of the first byte; None for the file's current position.
-
-    Raises:
-        DamagedError: the file is too short.
-    """
+    """Fill a writable bytes-like object from a file, from this offset, or from its current position."""
     view = memoryview(content).cast("B")
     while view:
         part = [view[:_CHUNK]]
@@ -217,11 +200,7 @@ def read_into(file: int, content: Any, offset: int | None = None) -> None:
 
 
 def read_all(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes.
-
-    Raises:
-        DamagedError, OSError: see `open_regular`.
-    """
+    """Return the content of a regular file of at most `most` bytes."""
     with opened(path, most=most) as file:
         content = bytearray(os.fstat(file).st_size)
         read_into(file, content)
@@ -229,11 +208,7 @@ def read_all(path: Path, most: int) -> bytes:
 
 
 def check_room(folder: Path, nbytes: int) -> None:
-    """Refuse to write more bytes than the disk has room for.
-
-    Raises:
-        CheckpointError: the disk is too full.
-    """
+    """Refuse to write more bytes than the disk has room for."""
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         must = f"A checkpoint of {nbytes} bytes needs as much room in {folder}."

@@ -5,9 +5,11 @@
 A checkpoint is written under a temporary name, synced, and committed by a rename. Then its files are read back and
 verified, and only then are older checkpoints removed. Entries that the library has not made are not counted, renamed
 or removed.
+
+If the file system fails, a CheckpointError names the folder; other checkpoints are unchanged. A checkpoint whose content
+differs from what was written is a DamagedError; after any other error, it may be good.
 """
 
-import contextlib
 import errno
 import json
 import os
@@ -15,23 +17,16 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wholestep.checkpoints import arrays as carrier
+from wholestep.checkpoints import files as disk
 from wholestep.checkpoints import manifest as manifests
 from wholestep.checkpoints.arrays import FileFacts, Leaf
-from wholestep.checkpoints.files import (
-    Lock,
-    check_room,
-    created,
-    make_folder,
-    on_disk,
-    read_all,
-    sync_folder,
-    write_all,
-)
+from wholestep.checkpoints.files import Lock, created, on_disk, sync_folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, Piece, Pieces
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
@@ -52,6 +47,8 @@ _ROOM = 1 << 16  # bytes besides the arrays
 
 class Folder:
     """A folder of checkpoints, named by their numbers of updates.
+
+    A process that shares a checkpoint with others passes its `share`: its index, and the number of processes.
 
     Attributes:
         folder: its absolute path.
@@ -82,11 +79,7 @@ class Folder:
             self.folder = Path(path).absolute()
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints, newest first, without reading their manifests.
-
-        Raises:
-            CheckpointError: the folder cannot be read.
-        """
+        """Return the steps of the checkpoints, newest first, without reading their manifests."""
         return sorted((_step_of(path) for path in self._entries(_STEP)), reverse=True)
 
     def path(self, step: int) -> Path:
@@ -94,11 +87,7 @@ class Folder:
         return self.folder / f"step-{step:08d}"
 
     def bad(self) -> list[Path]:
-        """Return the checkpoints that have been set aside.
-
-        Raises:
-            CheckpointError: the folder cannot be read.
-        """
+        """Return the checkpoints that have been set aside."""
         return sorted(self._entries(_BAD))
 
     def _entries(self, pattern: re.Pattern) -> list[Path]:
@@ -118,16 +107,12 @@ class Folder:
     # ---- writing ----
 
     def lock(self) -> Lock:
-        """Lock the folder, which is made if it does not exist.
-
-        Raises:
-            CheckpointError: another run holds the lock, or the folder cannot be written to.
-        """
+        """Lock the folder, which is made if it does not exist, against other runs."""
         must = f"Checkpoints need a folder that can be written to and locked: {self.folder}."
         attempt = "another folder, on Linux or macOS."
         try:
             with on_disk(must, attempt):
-                make_folder(self.folder)
+                disk.make_folder(self.folder)
                 return Lock(self.folder)
         except ImportError as error:
             raise CheckpointError(message(must, error, attempt)) from error
@@ -135,27 +120,14 @@ class Folder:
     def owner(self) -> str:
         """Return the last `Lock.owner` of the folder; "" if it was never locked."""
         try:
-            return read_all(self.folder / "lock", _ROOM).decode(errors="replace")
+            return disk.read_all(self.folder / "lock", _ROOM).decode(errors="replace")
         except (OSError, DamagedError):
             return ""
 
     def write(
-        self,
-        step: int,
-        arrays: Arrays,
-        facts: Facts,
-        rest: Facts | None = None,
-        *,
-        replaces: bool = False,
+        self, step: int, arrays: Arrays, facts: Facts, rest: Facts | None = None, *, replaces: bool = False
     ) -> Path:
-        """Write the checkpoint of a step, read it back to verify it, and return its folder.
-
-        Args:
-            replaces: whether it may replace a checkpoint of this step.
-
-        Raises:
-            CheckpointError: it could not be written, or exists; other checkpoints are unchanged.
-        """
+        """Write the checkpoint of a step in a single process; see `fill` and `commit`."""
         token = uuid.uuid4().hex[:12]
         try:
             files, leaves = self.fill(token, step, arrays)
@@ -170,17 +142,13 @@ class Folder:
         """Write arrays for the checkpoint of a step, which does not exist before its `commit`; return their locations.
 
         Args:
-            token: the temporary name of the checkpoint.
-            share: the index of this process, and the number of processes that write.
-
-        Raises:
-            CheckpointError: the arrays could not be written.
+            token: the temporary name of the checkpoint, to `discard` after an error.
         """
         new, files, leaves = self._new(token), list[FileFacts](), list[Leaf]()
         contents = [content for name, array in arrays.items() for content in carrier.contents_of(name, array)]
         nbytes = sum(content.array.nbytes for content in contents)
         with self._writing(step, nbytes):
-            check_room(self.folder, nbytes + _ROOM)
+            disk.check_room(self.folder, nbytes + _ROOM)
             new.mkdir(exist_ok=share[1] > 1)
             for i, several in enumerate(carrier.shared_out(contents)):
                 file, held = carrier.write(new / f"{share[0]:05d}-of-{share[1]:05d}-{i:02d}.safetensors", several)
@@ -190,10 +158,10 @@ class Folder:
         return files, leaves
 
     def commit(self, token: str, manifest: Manifest, *, replaces: bool) -> Path:
-        """Commit a checkpoint whose arrays have been written; verify it, and return its folder.
+        """Commit a checkpoint whose arrays have been written; read it back to verify it, and return its folder.
 
-        Raises:
-            CheckpointError: see `write`.
+        Args:
+            replaces: whether it may replace a checkpoint of this step.
         """
         new, step = self._new(token), manifest.step
         path, replaced = self.path(step), self.folder / f".replaced-{step:08d}"
@@ -210,7 +178,7 @@ class Folder:
                 os.rename(new, path)
                 sync_folder(self.folder)
         except Exception:
-            with contextlib.suppress(CheckpointError):
+            with suppress(CheckpointError):
                 self._put_back()
             raise
         try:
@@ -228,16 +196,12 @@ class Folder:
     def _new(self, token: str) -> Path:
         return self.folder / f".new-{token}"
 
-    def _writing(self, step: int, nbytes: int) -> contextlib.AbstractContextManager[None]:
+    def _writing(self, step: int, nbytes: int) -> AbstractContextManager[None]:
         must = f"The checkpoint of step {step} ({nbytes} bytes) could not be written to {self.folder}."
         return on_disk(must, "look at that folder and its disk; earlier checkpoints are unchanged.")
 
     def clear(self) -> None:
-        """Remove the remains of interrupted writers. The caller must hold the lock.
-
-        Raises:
-            CheckpointError: the folder cannot be read, or changed.
-        """
+        """Remove the remains of interrupted writers. The caller must hold the lock."""
         self._put_back()
         for path in self._entries(_LITTER):
             _remove(path)
@@ -257,11 +221,7 @@ class Folder:
                 path.rename(self.path(step))
 
     def remove(self, step: int) -> None:
-        """Remove the checkpoint of a step, atomically.
-
-        Raises:
-            CheckpointError: it cannot be removed.
-        """
+        """Remove the checkpoint of a step, atomically."""
         old = self.folder / f".old-{uuid.uuid4().hex[:12]}"
         attempt = "look at that folder; newer checkpoints are good."
         with on_disk(f"An older checkpoint must be removed: {self.path(step)}.", attempt):
@@ -271,12 +231,7 @@ class Folder:
     # ---- reading ----
 
     def manifest(self, step: int) -> Manifest:
-        """Return the manifest of a step's checkpoint, without reading its arrays.
-
-        Raises:
-            DamagedError: the manifest is missing or damaged.
-            CheckpointError: the checkpoint cannot be read now, or by this release; it may be good.
-        """
+        """Return the manifest of a step's checkpoint, without reading its arrays."""
         with self._reading(step):
             manifest = manifests.read(self.path(step))
         if manifest.step != step:
@@ -284,12 +239,7 @@ class Folder:
         return manifest
 
     def verify(self, step: int) -> Manifest:
-        """Read and verify all of a checkpoint, and return its manifest.
-
-        Raises:
-            DamagedError: a file differs from what was written.
-            CheckpointError: see `manifest`.
-        """
+        """Read and verify all of a checkpoint, and return its manifest."""
         manifest = self.manifest(step)
         with self._reading(step):
             for file in manifest.files:
@@ -299,54 +249,42 @@ class Folder:
     def read(
         self, step: int, check: Callable[[Manifest], None] = lambda manifest: None, share: tuple[int, int] = (0, 1)
     ) -> tuple[Manifest, dict[str, Numbers]]:
-        """Return the manifest of a checkpoint, and its arrays, all verified.
+        """Return the manifest of a checkpoint, and its arrays, all verified; pieces are verified by one process each.
 
         Args:
             check: raises an error for unsuitable arrays, before memory is allocated for them.
-            share: the index of this process, and the number of processes that share the verification of pieces.
-
-        Raises:
-            DamagedError: a file differs from what was written.
-            CheckpointError: see `manifest`.
         """
         manifest = self.manifest(step)
         check(manifest)
+        path, arrays, pieces = self.path(step), dict[str, Numbers](), dict[str, list[Piece]]()
         with self._reading(step):
-            return manifest, self._arrays(manifest, share)
-
-    def _reading(self, step: int) -> contextlib.AbstractContextManager[None]:
-        return on_disk(f"The checkpoint of step {step} must be readable: {self.path(step)}.")
-
-    def _arrays(self, manifest: Manifest, share: tuple[int, int]) -> dict[str, Numbers]:
-        path, arrays, pieces = self.path(manifest.step), dict[str, Numbers](), dict[str, list[Piece]]()
-        for i, file in enumerate(manifest.files):
-            leaves = [leaf for leaf in manifest.leaves if leaf.file == file.name]
-            if all(leaf.begin is None for leaf in leaves):
-                arrays |= carrier.read(path, file, leaves)
-                continue
-            if i % share[1] == share[0]:
-                carrier.verify(path, file)
-            for j, (leaf, piece) in enumerate(carrier.open_pieces(path, file, leaves)):
-                is_own = (i + j) % share[1] == share[0]  # so that a later checkpoint has each piece once
-                pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
+            for i, file in enumerate(manifest.files):
+                leaves = [leaf for leaf in manifest.leaves if leaf.file == file.name]
+                if all(leaf.begin is None for leaf in leaves):
+                    arrays |= carrier.read(path, file, leaves)
+                    continue
+                if i % share[1] == share[0]:
+                    carrier.verify(path, file)
+                for j, (leaf, piece) in enumerate(carrier.open_pieces(path, file, leaves)):
+                    is_own = (i + j) % share[1] == share[0]  # so that a later checkpoint has each piece once
+                    pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
         for name, found in pieces.items():
             shape, dtype = manifest.arrays[name]
             arrays[name] = Pieces(shape, carrier.DTYPES[dtype], found)
-        return arrays
+        return manifest, arrays
+
+    def _reading(self, step: int) -> AbstractContextManager[None]:
+        return on_disk(f"The checkpoint of step {step} must be readable: {self.path(step)}.")
 
     def set_aside(self, step: int, why: str) -> Path:
-        """Rename a damaged checkpoint to a bad-* folder, and write the reason there.
-
-        Raises:
-            CheckpointError: it cannot be renamed, or the reason cannot be written.
-        """
+        """Rename a damaged checkpoint to a bad-* folder, and write the reason there."""
         num = 1
         with on_disk(f"The damaged checkpoint of step {step} must be set aside: {self.path(step)}."):
             while os.path.lexists(bad := self.folder / f"bad-{step:08d}-{num}"):
                 num += 1
             os.rename(self.path(step), bad)
-            with contextlib.suppress(FileExistsError), created(bad / "why.json") as file:
-                write_all(file, json.dumps({"step": step, "why": why}).encode())
+            with suppress(FileExistsError), created(bad / "why.json") as file:
+                disk.write_all(file, json.dumps({"step": step, "why": why}).encode())
             sync_folder(self.folder)
         return bad
 
@@ -355,10 +293,8 @@ def locate(path: str | os.PathLike) -> tuple[Folder, int | None]:
     """Return the folder of checkpoints of a path, and the step, if the path is a checkpoint."""
     folder = Folder(path)
     parent, name = Folder(folder.folder.parent), folder.folder.name
-    for step in parent.steps() if name.startswith("step-") else ():
-        if parent.path(step).name == name:
-            return parent, step
-    return folder, None
+    steps = parent.steps() if name.startswith("step-") else []
+    return next(((parent, step) for step in steps if parent.path(step).name == name), (folder, None))
 
 
 def _step_of(path: Path) -> int:
@@ -379,5 +315,5 @@ def _is_ours(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # `ignore_errors` lets some errors through
+    with suppress(OSError):  # `ignore_errors` lets some errors through
         shutil.rmtree(path, ignore_errors=True)

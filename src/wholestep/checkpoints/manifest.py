@@ -73,12 +73,7 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def read(folder: Path) -> Manifest:
-    """Return the manifest of a folder, without reading arrays.
-
-    Raises:
-        DamagedError: it is missing, damaged or inconsistent.
-        CheckpointError: its format is unknown.
-    """
+    """Return the manifest of a folder, without reading arrays."""
     said = _verified(folder / NAME)
     try:
         if _counted(said["format"]) not in FORMATS:
@@ -100,11 +95,7 @@ def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
 
 
 def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
-    """Return the files of a manifest, and the arrays in them.
-
-    Raises:
-        KeyError, TypeError, ValueError: an entry is missing or wrong.
-    """
+    """Return the files of a manifest, and the arrays in them; a KeyError, TypeError or ValueError for a wrong entry."""
     files, leaves = parsed(list[FileFacts], said["files"]), parsed(list[Leaf], said["leaves"])
     for part, name in [*((file, file.name) for file in files), *((leaf, leaf.file) for leaf in leaves)]:
         for pattern, word in ((_FILE, name), (_DIGEST, part.digest)):

@@ -45,11 +45,10 @@ def newest(
 
     Raises:
         CheckpointError: all checkpoints are damaged; or one, which may be good, cannot be read here.
-        SpecificationError: what `check` raises.
     """
     folder, together = common.folder, common.together
     what = f"reading checkpoints from {folder.folder}"
-    together.all(lambda: _check_any(folder), what)
+    together.all(partial(_check_any, folder), what)
     aside: list[str] = []
 
     def fits(manifest: Manifest) -> None:
@@ -103,14 +102,7 @@ def _check_any(folder: Folder) -> None:
 
 
 def read_one(path: str | os.PathLike, check: Callable[[Snapshot], None]) -> Found:
-    """Return the checkpoint at a path, or the newest good checkpoint in it; damaged ones stay in place.
-
-    Args:
-        check: raises a SpecificationError for a snapshot of another model.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or none is good.
-    """
+    """Return the checkpoint at a path, or the newest good checkpoint in it, see `newest`; damaged ones stay in place."""
     folder, step = locate(path)
     processes = connect()
 

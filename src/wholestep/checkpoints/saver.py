@@ -40,13 +40,13 @@ class Saver:
     is locked, and SIGTERM is held back until the next boundary. Several processes save at the same boundaries.
 
     Args:
-        call: "fit" or "steps".
-        batches: the batches of the call.
+        call: "fit" or "steps", with its `batches`.
         check: raises a SpecificationError for a snapshot of another model.
 
     Raises:
         SpecificationError: the run cannot resume with these arguments; nothing has been changed.
-        CheckpointError: the folder is in use, has checkpoints despite resume=False, or only damaged ones.
+        CheckpointError: the folder is in use, has checkpoints despite resume=False, or only damaged ones; or, from the
+            call after, the last checkpoint could not be written.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Saver:
         self._common = CommonFolder(Folder(asked.folder), processes)
         self._start = Start(asked, run, self._common, call, batches, model, check)
         self._room, self._writer, self._termination = Room(), Writer(), Termination()
+        self._best, self._num_best = (asked.keep_best or ("", 0))[:2]  # the metric by which checkpoints are compared
         self._values: dict[int, Value] = {}
         self._environment: dict[str, Any] = {}
         self._settings: Settings = {}
@@ -88,8 +89,8 @@ class Saver:
             try:
                 self._name = self._start.find()
                 self._saved = self._run.number if self._name else 0
-                if self._name and self._asked.keep_best is not None:
-                    best = partial(settings.values_of, self._common.folder, self._asked.keep_best[0])
+                if self._name and self._num_best:
+                    best = partial(settings.values_of, self._common.folder, self._best)
                     known = self._common.together.first(lambda: [*best().items()], "looking for the best checkpoints")
                     self._values = {step: Value(*value) for step, value in known}
                 self._termination.__enter__()
@@ -104,9 +105,9 @@ class Saver:
             # With several processes, the others may not come to this boundary.
             if isinstance(error, TerminatedWaiting) and self._processes.count == 1:
                 self._ends = True
-                self._save(None)
-            with uninterrupted(twice=False), slowly(self._processes):
-                self._writer.wait()
+                self.save()
+            with uninterrupted(twice=False):
+                self._wait()
         except Exception as failure:
             if error is None or isinstance(error, GeneratorExit):
                 raise
@@ -123,12 +124,7 @@ class Saver:
     # ---- going on ----
 
     def open(self, executor: Executor, watch: Watch | None = None, **arguments: Any) -> None:
-        """Print where the run resumes, if it does, and the differences to the saved run.
-
-        Args:
-            watch: the callbacks.
-            arguments: the arguments of the call that affect the training.
-        """
+        """Print where the run resumes, if it does, and the differences to the saved run's callbacks and arguments."""
         options, self._stood = executor.options, self._here
         self._environment = environment(executor.engine, options)
         arguments = {"optimizer": executor.optimizer, "on_nonfinite": options.on_nonfinite, **arguments}
@@ -144,10 +140,6 @@ class Saver:
 
         Args:
             callbacks: user-defined callbacks with a `get_state()`, each with its name.
-
-        Raises:
-            SpecificationError: a `get_state()` does not return nested numbers, strings and arrays.
-            CheckpointError: a state has an array of a dtype that files cannot hold.
         """
 
         def check() -> None:
@@ -191,61 +183,13 @@ class Saver:
         place = self._run.place
         return place.epoch, place.done, place.logs is None
 
-    def save(self) -> None:
-        """Save the run at this boundary, after callbacks have received all updates.
+    def save(self, value: Value | None = None) -> None:
+        """Save the run at this boundary, after callbacks have received all updates; exit if SIGTERM has come.
 
-        Raises:
-            CheckpointError: the previous checkpoint could not be written.
-            SystemExit: SIGTERM has come, and the checkpoint is written.
+        Args:
+            value: the metric of `keep_best`, at the end of an epoch.
         """
-        self._save(None)
-
-    def look(self) -> None:
-        """Save the run and end the process if SIGTERM has come; see `save`."""
-        self._ask("in a validation")
-        if self._ends:
-            self._save(None)
-
-    def end_epoch(self, logs: Mapping[str, Any]) -> None:
-        """Save the run at the end of an epoch, if a save is due or the epoch is among the best; see `save`."""
-        value = self._value(logs)
-        if self._is_best(value) or self.is_due():
-            self._save(value)
-
-    def finish(self) -> None:
-        """Save the run at the end of its call, and wait until it is written.
-
-        Raises:
-            CheckpointError: the checkpoint could not be written.
-        """
-        self._save(None)
-        with slowly(self._processes):
-            self._writer.wait()
-        if self._asked.keep_best is not None and not self._has_seen:
-            must = f"keep_best needs {self._asked.keep_best[0]} in the logs of an epoch. No best checkpoint was kept."
-            warn(message(must, "other logs", "a name in the logs."))
-
-    def _value(self, logs: Mapping[str, Any]) -> Value | None:
-        if self._asked.keep_best is None:
-            return None
-        name = self._asked.keep_best[0]
-        own = float(logs[name]) if name in logs and self._processes.index == 0 else None
-        number = self._processes.broadcast(own, f"sharing {name} of keep_best")
-        self._has_seen |= number is not None
-        return None if number is None else Value(number, self._mode)
-
-    def _is_best(self, value: Value | None) -> bool:
-        """Whether an epoch is among the best, and is not saved yet."""
-        if self._asked.keep_best is None or value is None or math.isnan(value.number):
-            return False
-        if not self._has_moved and self._name in self._values:
-            return False
-        here = self._name + 1
-        return here in settings.best_first(self._values | {here: value})[: self._asked.keep_best[1]]
-
-    def _save(self, value: Value | None) -> None:
-        with slowly(self._processes):
-            self._writer.wait(tells=self._processes.index == 0)
+        self._wait(tells=self._processes.index == 0)
         is_judged = value is not None and self._name not in self._values
         is_elsewhere = is_judged or self._stood != self._here
         if self._has_moved or (is_elsewhere and self._name > 0):
@@ -255,24 +199,62 @@ class Saver:
             name = max(number, self._name + 1) if has_moved else self._name
             rest = {"time": _now(), "run": self._environment, "content": self._start.content}
             rest |= {"settings": self._settings, "rates": self._start.rates}
-            if value is not None and self._asked.keep_best is not None:
+            if value is not None:
                 self._values[name] = value
-                rest |= settings.as_told(self._asked.keep_best[0], value)
+                rest |= settings.as_told(self._best, value)
             manifest, then = Manifest(name, [], [], snapshot.facts, rest), partial(self._retain, dict(self._values))
             write = partial(self._common.write, manifest, snapshot.arrays, then, replaces=not has_moved)
             self._writer.start(write)
             self._saved, self._name, self._stood = number, name, self._here
         self._since = time.monotonic()
         if self._ends:
-            with slowly(self._processes):
-                self._writer.wait()
+            self._wait()
             raise Ended
+
+    def look(self) -> None:
+        """Save the run and end the process if SIGTERM has come; see `save`."""
+        self._ask("in a validation")
+        if self._ends:
+            self.save()
+
+    def end_epoch(self, logs: Mapping[str, Any]) -> None:
+        """Save the run at the end of an epoch, if a save is due or the epoch is among the best; see `save`."""
+        value = self._value(logs)
+        if self._is_best(value) or self.is_due():
+            self.save(value)
+
+    def finish(self) -> None:
+        """Save the run at the end of its call, and wait until it is written."""
+        self.save()
+        self._wait()
+        if self._num_best and not self._has_seen:
+            must = f"keep_best needs {self._best} in the logs of an epoch. No best checkpoint was kept."
+            warn(message(must, "other logs", "a name in the logs."))
+
+    def _value(self, logs: Mapping[str, Any]) -> Value | None:
+        """Return the metric of `keep_best` in process 0; None if there is none."""
+        if not self._num_best:
+            return None
+        own = float(logs[self._best]) if self._best in logs and self._processes.index == 0 else None
+        number = self._processes.broadcast(own, f"sharing {self._best} of keep_best")
+        self._has_seen |= number is not None
+        return None if number is None else Value(number, self._mode)
+
+    def _is_best(self, value: Value | None) -> bool:
+        """Whether an epoch is among the best, and is not saved yet."""
+        if value is None or math.isnan(value.number) or (not self._has_moved and self._name in self._values):
+            return False
+        here = self._name + 1
+        return here in settings.best_first(self._values | {here: value})[: self._num_best]
+
+    def _wait(self, *, tells: bool = False) -> None:
+        with slowly(self._processes):
+            self._writer.wait(tells=tells)
 
     def _retain(self, values: dict[int, Value]) -> None:
         """Remove older checkpoints."""
-        folder, asked = self._common.folder, self._asked
-        num_best = 0 if asked.keep_best is None else asked.keep_best[1]
-        for old in settings.to_remove(folder.steps(), asked.keep, values, num_best):
+        folder = self._common.folder
+        for old in settings.to_remove(folder.steps(), self._asked.keep, values, self._num_best):
             folder.remove(old)
 
 
@@ -315,12 +297,7 @@ class Unsaved:
 
 
 def save_once(path: str | os.PathLike, run: Run, executor: Executor | None) -> Path:
-    """Write and verify a checkpoint of a run by hand, and return its folder.
-
-    Raises:
-        SpecificationError: nothing has been trained yet.
-        CheckpointError: the checkpoint could not be written.
-    """
+    """Write and verify a checkpoint of a run by hand, and return its folder."""
     processes = connect()
     common = CommonFolder(Folder(path), processes)
     with slowly(processes):
@@ -339,18 +316,14 @@ def _now() -> str:
 
 
 def _direction(executor: Executor, keep_best: tuple | None) -> str:
-    """Return the direction in which the metric of `keep_best` improves: "min" or "max".
-
-    Raises:
-        SpecificationError: the direction is unknown.
-    """
+    """Return the direction in which the metric of `keep_best` improves: "min" or "max"."""
     name, _, mode = (*(keep_best or ("loss", 1)), "auto")[:3]
+    bare = name.removeprefix("val_")
     if mode != "auto":
         return mode
     known = [*executor.metrics, *(part for m in executor.model.metrics for part in (m, *getattr(m, "metrics", ())))]
-    same = [metric for metric in known if metric.name == name.removeprefix("val_")]
-    ways = [metric._direction for metric in same if hasattr(metric, "_direction")]
-    if name.removeprefix("val_") != "loss" and not ways:
+    ways = [metric._direction for metric in known if metric.name == bare and hasattr(metric, "_direction")]
+    if bare != "loss" and not ways:
         must = "keep_best must say whether less or more is better, where Keras does not know."
         raise SpecificationError(message(must, name, f'("{name}", 1, "max"), or "min".'))
     return "max" if ways and ways[0] == "up" else "min"

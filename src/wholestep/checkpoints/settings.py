@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -82,9 +83,8 @@ class Checkpoints:
             raise SpecificationError(message("resume must be True or False.", shown(self.resume), "leave it out."))
         rate = self.learning_rate
         if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
-            raise SpecificationError(
-                message("learning_rate must be at least 0.", shown(rate), "1e-3, or leave it out.")
-            )
+            must = "learning_rate must be at least 0."
+            raise SpecificationError(message(must, shown(rate), "1e-3, or leave it out."))
         if self.also is not None:
             _check_also(self.also)
 
@@ -105,9 +105,7 @@ class Checkpoints:
             must = "The best checkpoint needs a metric."
             raise SpecificationError(message(must, "no keep_best", 'keep_best=("val_loss", 1).'))
         folder = Folder(self.folder)
-        values = values_of(folder, self.keep_best[0])
-        ordered = best_first(values)
-        if not ordered:
+        if not (ordered := best_first(values_of(folder, self.keep_best[0]))):
             must = f"The best checkpoint must have been saved at an epoch's end with {self.keep_best[0]}."
             raise CheckpointError(message(must, f"none in {self.folder}", "train with keep_best."))
         return folder.path(ordered[0])
@@ -137,15 +135,10 @@ def _check_also(also: object) -> None:
 
 
 class Value(NamedTuple):
-    """The metric by which checkpoints are compared.
-
-    Args:
-        number: its value in the checkpoint's epoch.
-        mode: "min" if less is better, else "max".
-    """
+    """The metric by which checkpoints are compared, in the checkpoint's epoch."""
 
     number: float
-    mode: str
+    mode: str  # "min" if less is better, else "max"
 
 
 def best_first(values: Mapping[int, Value]) -> list[int]:
@@ -188,17 +181,9 @@ def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
 
 
 def values_of(folder: Folder, name: str) -> dict[int, Value]:
-    """Return the values of a folder's checkpoints by step, without damaged checkpoints.
-
-    Raises:
-        CheckpointError: a checkpoint, which may be the best, cannot be read now.
-    """
+    """Return the values of a folder's checkpoints by step, without damaged checkpoints."""
     values = {}
     for step in folder.steps():
-        try:
-            value = value_in(folder.manifest(step), name)
-        except DamagedError:
-            continue
-        if value is not None:
-            values[step] = value
-    return values
+        with suppress(DamagedError):
+            values[step] = value_in(folder.manifest(step), name)
+    return {step: value for step, value in values.items() if value is not None}

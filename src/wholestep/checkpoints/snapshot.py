@@ -17,15 +17,7 @@ from wholestep.model.findings import Findings
 FACTS = "facts"  # the prefix of arrays that the JSON refers to
 GROUPS = ("params", "slots", "buffers", "metrics")
 _ARRAY, _BYTES = "array", "bytes"  # {"array": name} in the JSON represents an array, {"bytes": name} bytes
-_PLAIN = (
-    type(None),
-    bool,
-    int,
-    float,
-    str,
-    np.float64,
-    np.str_,
-)  # JSON keeps these, but not their subclasses
+_PLAIN = (type(None), bool, int, float, str, np.float64, np.str_)  # JSON keeps these, but not their subclasses
 _RESERVED = ({_ARRAY}, {_BYTES}, {"float"})  # the last is a number that is not finite, in a manifest
 
 

@@ -48,12 +48,7 @@ class Start:
     _given_up: int = 0  # updates of this process that are in no checkpoint
 
     def find(self) -> int:
-        """Restore the run to its starting point, and return the step of that checkpoint, 0 for a beginning.
-
-        Raises:
-            SpecificationError: the run cannot resume with these arguments; nothing has been changed.
-            CheckpointError: the folder has checkpoints despite resume=False, or only damaged ones.
-        """
+        """Restore the run to its starting point, and return the step of that checkpoint, 0 for a beginning."""
         self.content, self.rates = content_of(self.batches), rates_of(self.model)
         if self.asked.learning_rate is not None and "optimizer" not in self.rates:
             must = "learning_rate needs an optimizer with a constant learning rate."
