@@ -16,7 +16,7 @@ from wholestep.checkpoints.common import CommonFolder, Signs, Together
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Pieces
-from wholestep.checkpoints.reading import newest
+from wholestep.checkpoints.resume import newest
 
 COUNTS = (1, 2, 3)
 NOTHING = Signs(terminated=False, failed=False, late=False)

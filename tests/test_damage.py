@@ -15,7 +15,7 @@ import wholestep as ws
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.reading import newest
+from wholestep.checkpoints.resume import newest
 from wholestep.processes import SingleProcess
 
 

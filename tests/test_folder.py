@@ -18,7 +18,7 @@ from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder, locate
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.reading import newest
+from wholestep.checkpoints.resume import newest
 from wholestep.processes import SingleProcess
 
 RNG = np.random.default_rng(0)
@@ -288,7 +288,7 @@ import json, os, sys
 import numpy as np
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.reading import newest
+from wholestep.checkpoints.resume import newest
 from wholestep.processes import SingleProcess
 
 folder = Folder(sys.argv[1])

@@ -55,7 +55,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"evaluation.evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
     {"custom.diagnosis", "custom.checks"},
     {"executor", "explain", "checkpoints.values", "checkpoints.configuration", "checkpoints.callbacks"},
-    {"callbacks", "arguments", "checkpoints.reading", "checkpoints.start"},
+    {"callbacks", "arguments", "checkpoints.resume"},
     {"checkpoints.saver"},
     {"drive", "steps", "setup"},
     {"fit"},

@@ -88,8 +88,10 @@ def _launch(arguments: argparse.Namespace) -> int:
         attempt = "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in one process."
         print(message("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt), file=sys.stderr)
         return 2
+    from wholestep.processes import group
+
     try:
-        launch.join()
+        group.join()
     except PeerError as error:
         print(error, file=sys.stderr)
         return 2

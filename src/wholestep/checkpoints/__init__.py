@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from wholestep.checkpoints.data import check_goes_on, go_to, note
     from wholestep.checkpoints.pieces import Numbers, own_copy
     from wholestep.checkpoints.place import DataPlace, Keeps, Place
-    from wholestep.checkpoints.reading import read_one
+    from wholestep.checkpoints.resume import read_one
     from wholestep.checkpoints.saver import Saver, Unsaved, save_once
     from wholestep.checkpoints.settings import Checkpoints
     from wholestep.checkpoints.snapshot import (
@@ -33,7 +33,7 @@ _NAMES = {
     "data": ("check_goes_on", "go_to", "note"),
     "pieces": ("Numbers", "own_copy"),
     "place": ("DataPlace", "Keeps", "Place"),
-    "reading": ("read_one",),
+    "resume": ("read_one",),
     "saver": ("Saver", "Unsaved", "save_once"),
     "settings": ("Checkpoints",),
     "snapshot": ("FACTS", "GROUPS", "RunFacts", "Snapshot", "leaves_of", "put_together", "renamed", "taken_apart"),

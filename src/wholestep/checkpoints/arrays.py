@@ -47,23 +47,16 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array in a file, or a piece of an array.
-
-    Args:
-        shape: the shape in the file.
-        offset: the offset of its first byte in the file.
-        whole: for a piece, the shape of the full array.
-        begin: for a piece, its start in the full array along every axis.
-    """
+    """An array in a file, or a piece of an array."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # the shape in the file
     dtype: str
     file: str
-    offset: int
+    offset: int  # the offset of its first byte in the file
     digest: str
-    whole: tuple[int, ...] | None = None
-    begin: tuple[int, ...] | None = None
+    whole: tuple[int, ...] | None = None  # for a piece, the shape of the full array
+    begin: tuple[int, ...] | None = None  # for a piece, its start in the full array along every axis
 
     @property
     def nbytes(self) -> int:

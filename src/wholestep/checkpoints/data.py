@@ -12,17 +12,11 @@ def note(data: DataPlace, batches: Batches) -> None:
 
 
 def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches) -> None:
-    """Refuse a call, or data, that cannot resume the run in the middle of its interrupted call.
-
-    Raises:
-        SpecificationError: another call or other data.
-    """
+    """Refuse a call, or data, that cannot resume the run in the middle of its interrupted call."""
     if place.call != call:
         must = f"A run that stopped inside of {place.call} must resume with {place.call}."
-        attempt = (
-            f"call {place.call} with the same arguments; or begin anew, in another folder, after restore(snapshot, "
-        )
-        attempt += 'goes_on=False) or trainer.restore(path, only="weights").'
+        attempt = f"call {place.call} with the same arguments; or begin anew, in another folder, after "
+        attempt += 'restore(snapshot, goes_on=False) or trainer.restore(path, only="weights").'
         raise SpecificationError(message(must, call, attempt))
     here = layout_of(batches)
     differing = unlike(data.layout, here)

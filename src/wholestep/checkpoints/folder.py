@@ -6,8 +6,8 @@ A checkpoint is written under a temporary name, synced, and committed by a renam
 verified, and only then are older checkpoints removed. Entries that the library has not made are not counted, renamed
 or removed.
 
-If the file system fails, a CheckpointError names the folder; other checkpoints are unchanged. A checkpoint whose content
-differs from what was written is a DamagedError; after any other error, it may be good.
+If the file system fails, a CheckpointError names the folder; other checkpoints are unchanged. A checkpoint with other
+content than was written is a DamagedError; after any other error, it may be good.
 """
 
 import errno

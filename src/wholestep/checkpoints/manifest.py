@@ -30,21 +30,13 @@ _hints = cache(get_type_hints)
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a checkpoint.
+    """The content of a checkpoint."""
 
-    Args:
-        step: the number in its name: the number of updates, or more if a loss scale has counted back.
-        files: the files of arrays.
-        leaves: the arrays in the files.
-        facts: the state of the training besides the arrays, as JSON.
-        rest: all other entries.
-    """
-
-    step: int
-    files: list[FileFacts]
-    leaves: list[Leaf]
-    facts: dict[str, Any]
-    rest: dict[str, Any]
+    step: int  # the number in its name: the number of updates, or more if a loss scale has counted back
+    files: list[FileFacts]  # the files of arrays
+    leaves: list[Leaf]  # the arrays in the files
+    facts: dict[str, Any]  # the state of the training besides the arrays, as JSON
+    rest: dict[str, Any]  # all other entries
 
     @property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:

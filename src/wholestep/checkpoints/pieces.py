@@ -12,19 +12,12 @@ from wholestep.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an array.
+    """A part of an array."""
 
-    Args:
-        begin: its start along every axis.
-        shape: the shape of the piece.
-        read: returns its numbers.
-        is_own: whether this process writes the piece; other processes may hold copies.
-    """
-
-    begin: tuple[int, ...]
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]
-    is_own: bool = True
+    begin: tuple[int, ...]  # its start along every axis
+    shape: tuple[int, ...]  # the shape of the piece
+    read: Callable[[], np.ndarray]  # returns its numbers
+    is_own: bool = True  # whether this process writes the piece; other processes may hold copies
 
 
 @dataclass(frozen=True)
@@ -41,11 +34,7 @@ class Pieces:
     pieces: list[Piece]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Return a part of the array, joined from the pieces; `...` for the full array.
-
-        Raises:
-            CheckpointError: a piece is missing, or damaged.
-        """
+        """Return a part of the array, joined from the pieces; `...` for the full array."""
         given = () if index is ... else index if isinstance(index, tuple) else (index,)
         slices = (*given, *(slice(None) for _ in self.shape[len(given) :]))
         spans = [part.indices(size)[:2] for part, size in zip(slices, self.shape, strict=True)]
@@ -95,24 +84,19 @@ def on_host(value: Any) -> Numbers:
 
 
 def copied(numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, are_own: bool) -> Numbers:
-    """Return a copy of an array, or of its pieces.
+    """Return a copy of an array, or of its pieces; if `are_own`, only of those that this process writes.
 
     Args:
         copy: returns a copy of an array, given a suffix that identifies the piece.
-        are_own: whether to copy only the pieces that this process writes.
     """
     if isinstance(numbers, np.ndarray):
         return copy("", numbers)
     pieces = [piece for piece in numbers.pieces if piece.is_own or not are_own]
     arrays = [copy(str([*piece.begin]), piece.read()) for piece in pieces]
-    kept = [replace(piece, read=partial(_itself, array)) for piece, array in zip(pieces, arrays, strict=True)]
+    kept = [replace(piece, read=partial(np.asarray, array)) for piece, array in zip(pieces, arrays, strict=True)]
     return replace(numbers, pieces=kept)
 
 
 def own_copy(name: str, value: Any) -> Numbers:
     """Return a copy of a tensor, or of its pieces; the name is not used."""
     return copied(on_host(value), lambda _, array: np.array(array), are_own=False)
-
-
-def _itself(array: np.ndarray) -> np.ndarray:
-    return array

@@ -14,58 +14,27 @@ class Keeps(Protocol):
         """Restore such a state."""
 
 
-class Watch(Protocol):
-    """The callbacks of a call."""
-
-    @property
-    def unknown(self) -> list[str]:
-        """The callbacks whose state cannot be saved: they start anew in a resumed run."""
-
-    def changes(self, state: dict[str, Any] | None) -> list[str]:
-        """Describe the callbacks that differ from a saved state, or in their settings."""
-
-
 @dataclass
 class Place:
-    """The position of a call of `fit` or `steps`.
+    """The position of a call of `fit` or `steps`."""
 
-    Args:
-        call: "fit" or "steps"; empty between calls.
-        epoch: the call's epoch.
-        done: the number of updates of the epoch so far.
-        began: the epoch of the data at its start.
-        is_open: whether callbacks have received its start.
-        logs: the logs for callbacks at its end, after all its updates and its validation.
-        told: the number of callbacks that have received these logs.
-        latest: the logs of the last update, if a snapshot was taken after it.
-    """
-
-    call: str = ""
-    epoch: int = 0
-    done: int = 0
-    began: int = 0
-    is_open: bool = False
-    logs: dict[str, Any] | None = None
-    told: int = 0
-    latest: dict[str, Any] = field(default_factory=dict)
+    call: str = ""  # "fit" or "steps"; empty between calls
+    epoch: int = 0  # the call's epoch
+    done: int = 0  # the number of updates of the epoch so far
+    began: int = 0  # the epoch of the data at its start
+    is_open: bool = False  # whether callbacks have received its start
+    logs: dict[str, Any] | None = None  # the logs for callbacks at its end, after all its updates and its validation
+    told: int = 0  # the number of callbacks that have received these logs
+    latest: dict[str, Any] = field(default_factory=dict)  # of the last update, if a snapshot was taken after it
 
 
 @dataclass
 class DataPlace:
-    """The position of a run in its data.
+    """The position of a run in its data."""
 
-    Args:
-        position: the epoch and the number of the next batch in it.
-        largest: by row shapes, the most rows of a ready-made batch so far.
-        num_batches: the number of batches in an epoch, if known.
-        layout: a description of the rows and batches; see `wholestep.data.facts`.
-        last: a digest of the last ready-made batch used; empty if it is not to be compared.
-        state: the stream's state after that batch, if the stream has one.
-    """
-
-    position: tuple[int, int] = (0, 0)
-    largest: dict[str, int] = field(default_factory=dict)
-    num_batches: int | None = None
-    layout: dict[str, str] = field(default_factory=dict)
-    last: str = ""
-    state: Any = None
+    position: tuple[int, int] = (0, 0)  # the epoch and the number of the next batch in it
+    largest: dict[str, int] = field(default_factory=dict)  # by row shapes, the most rows of a ready-made batch so far
+    num_batches: int | None = None  # the number of batches in an epoch, if known
+    layout: dict[str, str] = field(default_factory=dict)  # of the rows and batches; see `wholestep.data.layout_of`
+    last: str = ""  # a digest of the last ready-made batch used; empty if it is not to be compared
+    state: Any = None  # the stream's state after that batch, if the stream has one

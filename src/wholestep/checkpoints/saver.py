@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import settings
 from wholestep.checkpoints.arrays import check_dtype
 from wholestep.checkpoints.common import CommonFolder, Signs, slowly
@@ -19,10 +20,10 @@ from wholestep.checkpoints.configuration import Settings, environment, settings_
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers
-from wholestep.checkpoints.place import Keeps, Watch
+from wholestep.checkpoints.place import Keeps
+from wholestep.checkpoints.resume import Check, Start
 from wholestep.checkpoints.settings import Checkpoints, Value
 from wholestep.checkpoints.snapshot import taken_apart
-from wholestep.checkpoints.start import Check, Start
 from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data.batches import Batches
 from wholestep.engines import connect
@@ -123,7 +124,7 @@ class Saver:
 
     # ---- going on ----
 
-    def open(self, executor: Executor, watch: Watch | None = None, **arguments: Any) -> None:
+    def open(self, executor: Executor, watch: CallbackRunner | None = None, **arguments: Any) -> None:
         """Print where the run resumes, if it does, and the differences to the saved run's callbacks and arguments."""
         options, self._stood = executor.options, self._here
         self._environment = environment(executor.engine, options)
@@ -271,7 +272,7 @@ class Unsaved:
         """Return the largest integer: no boundary is required."""
         return sys.maxsize
 
-    def open(self, executor: Executor, watch: Watch | None = None, **arguments: Any) -> None:
+    def open(self, executor: Executor, watch: CallbackRunner | None = None, **arguments: Any) -> None:
         """Do nothing."""
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:

@@ -15,21 +15,18 @@ from wholestep.checkpoints.manifest import Manifest, finite
 from wholestep.checkpoints.settings import value_in
 from wholestep.errors import CheckpointError, SpecificationError, message
 
-_TEXT = {
-    "ls": "list the checkpoints of a folder, also damaged ones",
-    "verify": "read every byte of the checkpoints, and compare the digests",
-    "show": "show the content of the newest, or of the named, checkpoint",
-}
-
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
     """Add `checkpoint ls|verify|show PATH`."""
     text = "Look at checkpoints. The exit code is 1 if anything is bad."
     parser = commands.add_parser("checkpoint", help="list, verify and show checkpoints", description=text)
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    reads = {"ls": partial(_each, Folder.manifest), "verify": partial(_each, Folder.verify), "show": _show}
-    for name, call in reads.items():
-        own = kinds.add_parser(name, help=_TEXT[name], description=f"{_TEXT[name].capitalize()}.")
+    for name, (text, call) in {
+        "ls": ("list the checkpoints of a folder, also damaged ones", partial(_each, Folder.manifest)),
+        "verify": ("read every byte of the checkpoints, and compare the digests", partial(_each, Folder.verify)),
+        "show": ("show the content of the newest, or of the named, checkpoint", _show),
+    }.items():
+        own = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
         own.add_argument("path", help="a folder of checkpoints, or a single checkpoint in it")
         own.add_argument("--json", action="store_true", help="print JSON")
         own.set_defaults(command=lambda arguments, call=call: _run(arguments, call))

@@ -23,25 +23,15 @@ _RESERVED = ({_ARRAY}, {_BYTES}, {"float"})  # the last is a number that is not 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a training, as values that any file format can hold.
+    """The state of a training, as values that any file format can hold."""
 
-    Args:
-        arrays: by name, such as "params/0"; `Pieces` for an array that is sharded over processes.
-        facts: JSON, in which floats may be NaN or infinite.
-    """
-
-    arrays: dict[str, Numbers]
-    facts: dict[str, Any]
+    arrays: dict[str, Numbers]  # by name, such as "params/0"; `Pieces` for an array that is sharded over processes
+    facts: dict[str, Any]  # JSON, in which floats may be NaN or infinite
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The JSON of a snapshot, with its types; see `wholestep.run.Run`.
-
-    Args:
-        layout: the name and the shape of each number of a report.
-        paths: the paths of the variables, by group.
-    """
+    """The JSON of a snapshot, with its types; see `wholestep.run.Run`."""
 
     number: int
     num_skipped: int
@@ -49,18 +39,14 @@ class RunFacts:
     epochs: int
     place: Place
     data: DataPlace
-    layout: tuple[tuple[str, tuple[int, ...]], ...] | None
+    layout: tuple[tuple[str, tuple[int, ...]], ...] | None  # the name and the shape of each number of a report
     findings: Findings
     also: dict[str, Any]
-    paths: dict[str, list[str]]
+    paths: dict[str, list[str]]  # the paths of the variables, by group
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "RunFacts":
-        """Return the facts of a snapshot, with their arrays.
-
-        Raises:
-            DamagedError: the facts are not those of a run.
-        """
+        """Return the facts of a snapshot, with their arrays; a DamagedError if they are not those of a run."""
         try:
             facts: RunFacts = parsed(cls, put_together(snapshot.facts, snapshot.arrays))
             for group in GROUPS:

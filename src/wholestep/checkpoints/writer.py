@@ -59,22 +59,17 @@ class Writer:
         self._thread = thread
 
     def wait(self, *, tells: bool = False) -> None:
-        """Wait until the last write has ended.
+        """Wait until the last write has ended, and raise its error, once.
 
         Args:
             tells: whether to print, once, that training waits.
-
-        Raises:
-            CheckpointError: the checkpoint could not be written; or any other error of the write, once.
         """
         if self._thread is not None:
             self._thread.join(_SHORT if tells else None)
             if tells and not self._has_told and self._thread.is_alive():
                 self._has_told = True
-                self._tell(
-                    "wholestep: training waits until the previous checkpoint is written; "
-                    "saving less often, or to a faster disk, avoids this (shown once)"
-                )
+                line = "wholestep: training waits until the previous checkpoint is written; "
+                self._tell(f"{line}saving less often, or to a faster disk, avoids this (shown once)")
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
@@ -83,11 +78,15 @@ class Writer:
 
     def then(self, call: Callable[[], None]) -> None:
         """Make a call as soon as no write is running: now, unless `wait` was interrupted."""
-        thread = self._thread
-        if thread is None or not thread.is_alive():
+        if (thread := self._thread) is None or not thread.is_alive():
             call()
-        else:
-            threading.Thread(target=_after, args=(thread, call), name="wholestep-release").start()
+            return
+
+        def after() -> None:
+            thread.join()
+            call()
+
+        threading.Thread(target=after, name="wholestep-release").start()
 
     def _work(self, work: Callable[[], None]) -> None:
         try:
@@ -96,8 +95,3 @@ class Writer:
             self._error = error
             if not threading.main_thread().is_alive():  # no caller is left to raise it
                 self._tell(f"{type(error).__name__}: {error}")
-
-
-def _after(thread: threading.Thread, call: Callable[[], None]) -> None:
-    thread.join()
-    call()

@@ -46,11 +46,9 @@ def join() -> None:
         SpecificationError: WHOLESTEP_PATIENCE is not a positive number of seconds.
     """
     _seconds("WHOLESTEP_PATIENCE", PATIENCE)  # before other processes wait for this one
-    known = {
-        name: os.environ.get(f"WHOLESTEP_{name.upper()}")
-        for name in ("coordinator_address", "num_processes", "process_id")
-    }
-    given = {k: v if k == "coordinator_address" else int(v) for k, v in known.items() if v is not None}
+    kinds = {"coordinator_address": str, "num_processes": int, "process_id": int}
+    known = {name: os.environ.get(f"WHOLESTEP_{name.upper()}") for name in kinds}
+    given = {name: kinds[name](value) for name, value in known.items() if value is not None}
     if hasattr(jax.config, "jax_enable_preemption_service"):  # it would catch SIGTERM, and lose it
         jax.config.update("jax_enable_preemption_service", False)
     is_known = "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters
@@ -58,10 +56,9 @@ def join() -> None:
     try:
         jax.distributed.initialize(**given, **patience)
     except (ValueError, RuntimeError) as error:
+        must = "A process must know the run that it belongs to."
         attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
-        raise PeerError(
-            message("A process must know the run that it belongs to.", str(error).rstrip("."), attempt)
-        ) from error
+        raise PeerError(message(must, str(error).rstrip("."), attempt)) from error
     end_when_terminated()  # only now: some versions of jax.distributed catch the signal
     seed = connect().broadcast(int.from_bytes(os.urandom(4), "little"), "sharing the first seed")
     # As keras.utils.set_random_seed, without its import of tensorflow: Keras draws its seeds from `random`.
@@ -70,12 +67,7 @@ def join() -> None:
 
 
 class ProcessGroup:
-    """The processes of a run, connected by the key-value store.
-
-    Args:
-        index: the index of this process.
-        count: the number of processes.
-    """
+    """The processes of a run, connected by the key-value store."""
 
     def __init__(self, index: int, count: int):
         self.index = index
@@ -96,11 +88,7 @@ class ProcessGroup:
         return self._heart.doing
 
     def check_equal(self, facts: dict[str, str]) -> None:
-        """Check that these facts are equal in all processes.
-
-        Raises:
-            PeerError: in every process, with the differing facts and processes.
-        """
+        """Check that these facts are equal in all processes; the error has the differing facts and processes."""
         what = "comparing configurations"
         differing = self.all_gather(_difference(self.broadcast(facts, what), facts), what)
         if any(differing):
@@ -130,11 +118,7 @@ class ProcessGroup:
         return StoreExchange(self.index, self.count, f"{name}/", self._exchange)
 
     def barrier(self, where: str) -> None:
-        """Wait until all processes are at the same position.
-
-        Raises:
-            PeerError: in every process, if their positions differ.
-        """
+        """Wait until all processes are at the same position."""
         with self._asking("comparing positions", f" ({where})"):
             places = self._exchange.all_gather(where, "comparing positions")
         if len(set(places)) > 1:

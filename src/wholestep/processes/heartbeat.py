@@ -24,13 +24,7 @@ _INTERVAL = 1.0
 
 
 class Heartbeat:
-    """The threads of a process that use the store while it computes.
-
-    Args:
-        index: the index of the process.
-        store: the store of the signs of life and the verdict.
-        patience: seconds that processes wait for a process that does not join them.
-    """
+    """The threads of a process that use the store while it computes; for `patience`, see `judge`."""
 
     def __init__(self, index: int, store: Store, patience: float):
         self.doing, self._waits, self._since = "starting", "", time.monotonic()

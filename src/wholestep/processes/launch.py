@@ -62,20 +62,9 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
             copier.join(timeout=2)
 
 
-def join() -> None:
-    """Join the run for which this process was started.
-
-    Raises:
-        PeerError: the run is unknown.
-    """
-    from wholestep.processes import group  # imports Keras and JAX, which the launching process does not need
-
-    group.join()
-
-
 def run(script: str, arguments: list[str]) -> int:
     """Run a script in this process, which has joined its run. SIGTERM ends it between two updates."""
-    from wholestep.processes import group
+    from wholestep.processes import group  # imports Keras and JAX, which the launching process does not need
 
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)

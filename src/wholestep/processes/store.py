@@ -58,11 +58,9 @@ class Store:
 
 
 class StoreExchange:
-    """A sequence of calls, the same in all processes.
+    """A sequence of calls, the same in all processes; if one makes a different call, all raise a PeerError.
 
     Args:
-        index: the index of this process.
-        count: the number of processes.
         name: distinguishes this sequence from the sequences of other threads.
         outer: the sequence of the main thread, if this is another.
     """
@@ -80,11 +78,7 @@ class StoreExchange:
         return f"{self._name}{kind}/{self.number}"
 
     def broadcast(self, value: T, what: str) -> T:
-        """Return process 0's value.
-
-        Raises:
-            PeerError: process 0 makes a different call.
-        """
+        """Return process 0's value."""
         self.number += 1
         if self.index == 0:
             self.store.set(self.key("shared"), [what, value])
@@ -93,11 +87,7 @@ class StoreExchange:
         return found
 
     def all_gather(self, value: T, what: str) -> list[T]:
-        """Return every process's value.
-
-        Raises:
-            PeerError: in every process, if they make different calls.
-        """
+        """Return every process's value."""
         self.number += 1
         earlier, self.store.once = self.store.once, []
         key, everything = self.key("gathered"), self.key("all")

@@ -9,21 +9,13 @@ ENDING = "ending"  # a process whose script has ended: it waits for the others, 
 
 
 class Beat(NamedTuple):
-    """A sign of life.
+    """A sign of life."""
 
-    Args:
-        number: counts the signs of the process.
-        doing: its activity.
-        waits: the call in which it waits for others; equal in processes that wait together.
-        seconds: the duration of the activity.
-        step: the median seconds from one dispatch to the next; 0 before the first.
-    """
-
-    number: int
-    doing: str
-    waits: str
-    seconds: float
-    step: float
+    number: int  # counts the signs of the process
+    doing: str  # its activity
+    waits: str  # the call in which it waits for others; equal in processes that wait together
+    seconds: float  # the duration of the activity
+    step: float  # the median seconds from one dispatch to the next; 0 before the first
 
 
 def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> str | None:

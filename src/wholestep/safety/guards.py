@@ -14,22 +14,16 @@ _guards: WeakValueDictionary[int, "Guard"] = WeakValueDictionary()  # by the id 
 
 
 def check_process() -> None:
-    """Refuse a process that was forked after the engine was used; the first call records the engine's process.
-
-    A fork does not copy the engine's threads, so it would wait for them for ever.
-    """
+    """Refuse a process that was forked after the engine was used; the first call records the engine's process."""
     global _first_process
     if _first_process is None:
         _first_process = os.getpid()
     if os.getpid() != _first_process:
-        raise SpecificationError(
-            message(
-                "A forked process cannot train, evaluate or predict if the engine was in use before the fork: the "
-                "engine's threads are not copied, and it would wait for them for ever.",
-                f"process {os.getpid()}, forked after process {_first_process} had made a trainer",
-                'start it with multiprocessing.get_context("spawn"), or make models and trainers in it alone.',
-            )
-        )
+        must = "A forked process cannot train, evaluate or predict if the engine was in use before the fork: "
+        must += "the engine's threads are not copied, and it would wait for them for ever."
+        received = f"process {os.getpid()}, forked after process {_first_process} had made a trainer"
+        attempt = 'start it with multiprocessing.get_context("spawn"), or make models and trainers in it alone.'
+        raise SpecificationError(message(must, received, attempt))
 
 
 class Guard:
@@ -56,14 +50,11 @@ class Guard:
         me = threading.current_thread()
         with _taking:
             if self._owner not in (None, me):
-                raise SpecificationError(
-                    message(
-                        "One thread at a time may be in the trainers of a model: an update spends the arrays of the "
-                        "one before it.",
-                        f"thread {me.name!r}, while thread {self._owner.name!r} is in it",
-                        "let one wait for the other, or use a separate model and trainer in each.",
-                    )
-                )
+                must = "One thread at a time may be in the trainers of a model: an update spends the arrays of the "
+                must += "one before it."
+                received = f"thread {me.name!r}, while thread {self._owner.name!r} is in it"
+                attempt = "let one wait for the other, or use a separate model and trainer in each."
+                raise SpecificationError(message(must, received, attempt))
             self._owner = me
             self._depth += 1
 
