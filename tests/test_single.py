@@ -29,7 +29,7 @@ def test_an_error_is_raised_as_it_is_and_the_status_stays(context):
 
 def test_it_has_every_member_that_a_run_asks_of_its_processes():
     asked = [name for name in {**vars(Exchange), **vars(Processes)} if not name.startswith("_")]
-    assert len(asked) == 13
+    assert len(asked) == 11
     for name in asked:
         member, own = getattr(Processes, name), getattr(SingleProcess, name)
         if callable(member):

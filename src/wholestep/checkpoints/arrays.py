@@ -68,9 +68,8 @@ def check_dtype(name: str, dtype: np.dtype) -> str:
     """Return the name of a dtype in a file; a CheckpointError if files cannot hold it."""
     found = _NAMES.get(np.dtype(dtype).newbyteorder("<") if dtype.kind in "iuf" else np.dtype(dtype))
     if found is None:
-        raise CheckpointError(
-            f"{name} must be of numbers that a file can hold ({', '.join(DTYPES)}). Received: {dtype}."
-        )
+        must = f"{name} must be of numbers that a file can hold ({', '.join(DTYPES)})."
+        raise CheckpointError(f"{must} Received: {dtype}.")
     return found
 
 

@@ -5,7 +5,7 @@ A single process does not communicate.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from wholestep import errors
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_dtype
 from wholestep.checkpoints.files import Lock
-from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.folder import Arrays, Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
 from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
@@ -193,24 +193,18 @@ class CommonFolder:
 
         return copied
 
-    def _own(self, arrays: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    def _own(self, arrays: Arrays) -> dict[str, Numbers]:
         """Return the arrays that this process writes: pieces, its share of full arrays, on process 0 the metadata."""
         deal = Deal(*self.together.share)
 
         def is_own(name: str, numbers: Numbers) -> bool:
-            if isinstance(numbers, Pieces):
-                return True
-            return self._processes.index == 0 if name.startswith(FACTS) else deal.takes(numbers.nbytes)
+            is_first = self._processes.index == 0
+            return isinstance(numbers, Pieces) or (is_first if name.startswith(FACTS) else deal.takes(numbers.nbytes))
 
         return {name: numbers for name, numbers in arrays.items() if is_own(name, numbers)}
 
     def write(
-        self,
-        manifest: Manifest,
-        arrays: Mapping[str, Numbers],
-        then: Callable[[], None] = lambda: None,
-        *,
-        replaces: bool = False,
+        self, manifest: Manifest, arrays: Arrays, then: Callable[[], None] = lambda: None, *, replaces: bool = False
     ) -> None:
         """Write this process's part of a checkpoint; process 0 commits it when all processes have written.
 
@@ -241,7 +235,8 @@ class CommonFolder:
 
         try:
             files, leaves = aside.all(fill, what)
-            told = aside.exchange.all_gather({"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}, what)
+            said = {"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}
+            told = aside.exchange.all_gather(said, what)
             aside.first(commit, what)
         except BaseException:  # all processes raise an Exception
             if self._processes.index == 0:

@@ -262,13 +262,10 @@ def _word(value: Any) -> Any:
 
 def _code_of_class(kind: type) -> str | None:
     """Return a digest of a user-defined class's methods and constants; None for a class of Keras or wholestep."""
-    own = [vars(each) for each in takewhile(_is_user_defined, kind.__mro__)]
+    ours = ("builtins", "keras", "wholestep")
+    own = [vars(each) for each in takewhile(lambda each: each.__module__.split(".")[0] not in ours, kind.__mro__)]
     held = [item for each in own for item in each.items() if not item[0].startswith("__") or callable(item[1])]
     return _digest(str([(name, _code(value, set())) for name, value in held])) if own else None
-
-
-def _is_user_defined(kind: type) -> bool:
-    return kind.__module__.split(".")[0] not in ("builtins", "keras", "wholestep")
 
 
 def _code(value: Any, seen: set[int]) -> Any:

@@ -33,8 +33,7 @@ def on_disk(must: str, attempt: str = "look at that path and its disk.") -> Iter
 class Lock:
     """A folder's lock, held until it is released or the process ends in any way.
 
-    Attributes:
-        owner: the content of the file, which other processes read and report.
+    Its file holds `owner`, which other processes read and report.
 
     Raises:
         CheckpointError: another process, or this process, holds the lock.
@@ -56,7 +55,7 @@ class Lock:
                 must = f"One run at a time may write to {folder}."
                 received = f"a folder in use by {before or 'another process'}"
                 attempt = "wait for that run, or choose another folder."
-                if any(lock.is_of(self._file) for lock in _held):
+                if any(os.path.sameopenfile(lock._file, self._file) for lock in _held if lock._file >= 0):
                     received = "a folder to which a fit or a loop of this very process is saving"
                     attempt = 'save elsewhere, as in trainer.save("runs/by-hand").'
                 raise CheckpointError(message(must, received, attempt)) from error
@@ -78,10 +77,6 @@ class Lock:
             is_same = os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._file))
         if not is_same:
             raise CheckpointError(message(must, "another folder, or another lock in it", attempt))
-
-    def is_of(self, file: int) -> bool:
-        """Whether this lock is held on the file of this descriptor."""
-        return self._file >= 0 and os.path.sameopenfile(self._file, file)
 
     def release(self) -> None:
         """Release the lock. Repeated calls do nothing; in a forked process, the parent keeps the lock."""

@@ -160,12 +160,9 @@ class Start:
 
     def _find(self) -> int:
         run, together = self.run, self.common.together
-        if not self.asked.resume:
-            together.all(self._check_empty, _WHAT)
-            return 0
-        if run.restored is not None:  # by hand: it resumes from there
-            together.all(self._check_restored, _WHAT)
-            return run.number
+        if not self.asked.resume or run.restored is not None:  # restored by hand: it resumes from there
+            together.all(self._check_folder, _WHAT)
+            return run.number if self.asked.resume else 0
         self.found = found = newest(self.common, self._check_found, sets_aside=True)
         if found is None:
             return 0
@@ -178,16 +175,14 @@ class Start:
         self.rates |= self._given
         return found.manifest.step
 
-    def _check_empty(self) -> None:
-        folder = self.common.folder
-        if folder.steps() or folder.bad():
+    def _check_folder(self) -> None:
+        """Refuse a folder with checkpoints, for a run that does not resume from the newest of them."""
+        folder, steps, number = self.common.folder, self.common.folder.steps(), self.run.number
+        if not self.asked.resume and (steps or folder.bad()):
             must = "resume=False begins anew in an empty folder."
             attempt = "another folder; or leave resume out, to resume."
-            raise CheckpointError(message(must, f"{len(folder.steps())} checkpoints in {folder.folder}", attempt))
-
-    def _check_restored(self) -> None:
-        steps, number = self.common.folder.steps(), self.run.number
-        if steps and steps[0] != number:
+            raise CheckpointError(message(must, f"{len(steps)} checkpoints in {folder.folder}", attempt))
+        if self.asked.resume and steps and steps[0] != number:
             must = "A manually restored run must save to a folder without other checkpoints."
             received = f"update {number}, and step {steps[0]} in {self.asked.folder}"
             raise SpecificationError(message(must, received, "another folder; or do not restore by hand."))

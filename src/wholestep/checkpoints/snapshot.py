@@ -172,7 +172,7 @@ def _check_keys(value: Mapping, name: str) -> None:
 
 # ---- the metrics of a snapshot, renamed to their names in this process: Keras numbers repeated names ----
 
-_BEFORE = re.compile(r"=?(?:val_)?")  # prefixes of names: of values that the model computes, and of validation
+_BEFORE = re.compile(r"^(=?(?:val_)?)(.*)$", re.DOTALL)  # prefixes: of values that the model computes, of validation
 
 
 def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
@@ -185,16 +185,21 @@ def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
     names = paired((name for name, _ in facts["layout"] or ()), here)
     if not names:
         return snapshot
+
+    def called(numbers: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        return None if numbers is None else {_name(name, names): value for name, value in numbers.items()}
+
     place, also = facts["place"], facts["also"]
-    logs = None if place["logs"] is None else _called(place["logs"], names)
     told = {
         "layout": [[_name(name, names), shape] for name, shape in facts["layout"]],
-        "place": {**place, "latest": _called(place["latest"], names), "logs": logs},
+        "place": {**place, "latest": called(place["latest"]), "logs": called(place["logs"])},
     }
     if "callbacks" in also:
-        known = also["callbacks"]
-        seen = [[kind, _of_callback(kind, state, names)] for kind, state in known["told"]]
-        told["also"] = {**also, "callbacks": {**known, "told": seen}}
+        seen: list[Any] = [[kind, dict(state)] for kind, state in also["callbacks"]["told"]]
+        for kind, state in seen:
+            if kind == "History" and "history" in state:
+                state["history"] = called(state["history"])
+        told["also"] = {**also, "callbacks": {**also["callbacks"], "told": seen}}
     return replace(snapshot, facts=facts | told)
 
 
@@ -217,21 +222,10 @@ def paired(before: Iterable[str], here: Iterable[str]) -> dict[str, str]:
 
 def _by_words(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for name in dict.fromkeys(_BEFORE.sub("", name, count=1) for name in names):
+    for name in dict.fromkeys(_BEFORE.sub(r"\2", name) for name in names):
         found.setdefault(plain(name), []).append(name)
     return found
 
 
 def _name(name: str, names: Mapping[str, str]) -> str:
-    before = _BEFORE.match(name)
-    assert before is not None, "a pattern that matches anywhere"
-    return before[0] + names.get(name[before.end() :], name[before.end() :])
-
-
-def _called(numbers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {_name(name, names): value for name, value in numbers.items()}
-
-
-def _of_callback(kind: str, state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    is_history = kind == "History" and "history" in state
-    return {**state, "history": _called(state["history"], names)} if is_history else dict(state)
+    return _BEFORE.sub(lambda found: found[1] + names.get(found[2], found[2]), name)

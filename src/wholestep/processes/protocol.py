@@ -9,13 +9,8 @@ T = TypeVar("T")
 class Exchange(Protocol):
     """Exchange of values between processes. All processes must make the same calls in the same order."""
 
-    @property
-    def index(self) -> int:
-        """The index of this process, from 0."""
-
-    @property
-    def count(self) -> int:
-        """The number of processes in the run."""
+    index: int  # of this process, from 0
+    count: int  # of processes in the run
 
     def broadcast(self, value: T, what: str) -> T:
         """Every process gets process 0's JSON value; `what` describes the call."""

@@ -15,10 +15,6 @@ _MANY = 5  # shapes, if at least every other batch so far had a new shape
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 class Compilations:
     """The shapes for which programs were compiled. `num_batches` counts the batches that needed a program.
 
@@ -28,7 +24,11 @@ class Compilations:
         is_quiet: whether to omit this line, as with `verbose=0`. The warning is always shown, once.
     """
 
-    def __init__(self, timer: Callable = threading.Timer, tell: Callable[[str], None] = _print):
+    def __init__(
+        self,
+        timer: Callable = threading.Timer,
+        tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ):
         self.is_quiet = False
         self.num_batches = 0
         self._timer = timer
