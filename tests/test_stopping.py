@@ -290,13 +290,13 @@ def test_a_terminated_run_that_cannot_save_says_why(tmp_path, monkeypatch, handl
 
 
 def test_what_is_saved_is_the_state_of_its_step_whatever_changes_while_it_is_written(tmp_path, monkeypatch):
-    goes_on, real, kept = threading.Event(), Folder.write, {}
+    goes_on, real, kept = threading.Event(), Folder.fill, {}
 
-    def write(*arguments, **options):
+    def fill(*arguments, **options):
         assert goes_on.wait(30)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(Folder, "write", write)
+    monkeypatch.setattr(Folder, "fill", fill)
     trainer = ws.Trainer(small())
     asked = ws.Checkpoints(tmp_path, every_steps=4, keep=9)
     for step in trainer.steps(ws.Batches((X, Y), SIZE), checkpoints=asked):

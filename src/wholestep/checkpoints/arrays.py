@@ -8,6 +8,7 @@ what was written is a DamagedError.
 import json
 import math
 import os
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from wholestep.checkpoints.files import Opened, created, on_disk, open_regular, opened, read_into, write_all
+from wholestep.checkpoints.files import close, created, on_disk, open_regular, opened, read_into, write_all
 from wholestep.checkpoints.pieces import Numbers, Piece
 from wholestep.errors import CheckpointError, DamagedError
 
@@ -154,15 +155,16 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
     The file stays open while a piece exists, so the pieces outlive a removal of the checkpoint.
     """
     path = folder / facts.name
-    held = Opened(open_regular(path, nbytes=facts.nbytes))
+    file = open_regular(path, nbytes=facts.nbytes)
 
     def read(leaf: Leaf) -> np.ndarray:
         array = np.empty(leaf.shape, DTYPES[leaf.dtype])
         with on_disk(f"{leaf.name} must be read from {path}."):
-            read_into(held.file, _bytes_of(array), leaf.offset)
+            read_into(file, _bytes_of(array), leaf.offset)
         _check(path, xxhash.xxh3_128_hexdigest(_bytes_of(array)), leaf.digest)
         return array
 
+    weakref.finalize(read, close, file)
     return [(leaf, Piece(leaf.begin or (), leaf.shape, partial(read, leaf))) for leaf in leaves]
 
 

@@ -22,13 +22,9 @@ _KEPT: dict[type, tuple[str, ...]] = {  # besides their settings
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
 }
 _STATELESS = (
-    keras.callbacks.Callback,
-    keras.callbacks.CSVLogger,
-    keras.callbacks.LambdaCallback,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TerminateOnNaN,
+    *(keras.callbacks.Callback, keras.callbacks.CSVLogger, keras.callbacks.LambdaCallback),
+    *(keras.callbacks.LearningRateScheduler, keras.callbacks.ProgbarLogger),
+    *(keras.callbacks.RemoteMonitor, keras.callbacks.TerminateOnNaN),
 )
 _WATCHED = ("monitor", "mode")  # for another metric, `best` is meaningless
 _MOVED = {name for names in _KEPT.values() for name in names} | {  # change during a run, or may be changed to resume

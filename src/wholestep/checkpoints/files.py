@@ -82,7 +82,7 @@ class Lock:
         """Release the lock. Repeated calls do nothing; in a forked process, the parent keeps the lock."""
         file, self._file = self._file, -1
         if file >= 0:
-            _close(file)
+            close(file)
 
 
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
@@ -120,7 +120,7 @@ def make_folder(path: Path) -> None:
         sync_folder(missing.parent)
 
 
-def _close(file: int) -> None:
+def close(file: int) -> None:
     """Close a descriptor to which nothing was written; errors are ignored, as it is closed anyway."""
     with contextlib.suppress(OSError):
         os.close(file)
@@ -172,14 +172,6 @@ def opened(path: Path, nbytes: int | None = None, most: int | None = None) -> It
         yield file
     finally:
         os.close(file)
-
-
-class Opened:
-    """The descriptor of an open file, closed when this object is garbage collected."""
-
-    def __init__(self, file: int):
-        self.file = file
-        weakref.finalize(self, _close, file)
 
 
 def read_into(file: int, content: Any, offset: int | None = None) -> None:

@@ -85,14 +85,13 @@ def _cores(index: int, num: int) -> Iterator[None]:
     """Give a process that is started in this block its share of the cores."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     each = len(cores) // num
-    if each == 0:
-        yield
-        return
-    os.sched_setaffinity(0, cores[index * each : (index + 1) * each])
+    if each:
+        os.sched_setaffinity(0, cores[index * each : (index + 1) * each])
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores)
+        if each:
+            os.sched_setaffinity(0, cores)
 
 
 def _watch(processes: list[subprocess.Popen]) -> int:
@@ -124,8 +123,7 @@ def _wait(processes: list[subprocess.Popen], seconds: float) -> None:
 def _let_end(processes: list[subprocess.Popen]) -> int:
     """Pass SIGTERM on, and wait until all processes have saved, or a second signal comes.
 
-    Returns:
-        The exit code: 143, or the code of a process that failed otherwise.
+    Returns the exit code: 143, or the code of a process that failed otherwise.
     """
     end_when_terminated()
     with suppress(Terminated, KeyboardInterrupt):
