@@ -4,8 +4,6 @@ import os
 import threading
 from weakref import WeakValueDictionary
 
-import keras
-
 from wholestep.errors import SpecificationError, message
 
 _taking = threading.Lock()
@@ -40,7 +38,7 @@ class Guard:
         self._depth = 0
 
     @classmethod
-    def of(cls, model: keras.Model) -> "Guard":
+    def of(cls, model: object) -> "Guard":
         """Return the guard that all trainers of a model share."""
         with _taking:
             return _guards.setdefault(id(model), cls())
