@@ -1,8 +1,8 @@
 """Arrays in safetensors files, written and read with checks of their bounds.
 
 A file is eight bytes with the length of a JSON header, the header, and the arrays one after the other
-(https://huggingface.co/docs/safetensors). Digests are xxh3_128: they find damage, not forgers. A file that differs from
-what was written is a DamagedError.
+(https://huggingface.co/docs/safetensors). Digests are xxh3_128: they find damage, not forgers. A file with other
+content than was written is a DamagedError.
 """
 
 import json

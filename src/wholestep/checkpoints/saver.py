@@ -46,8 +46,8 @@ class Saver:
 
     Raises:
         SpecificationError: the run cannot resume with these arguments; nothing has been changed.
-        CheckpointError: the folder is in use, has checkpoints despite resume=False, or only damaged ones; or, from the
-            call after, the last checkpoint could not be written.
+        CheckpointError: the folder is in use, has checkpoints despite resume=False, or only damaged ones; or the last
+            checkpoint could not be written.
     """
 
     def __init__(
