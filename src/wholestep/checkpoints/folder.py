@@ -139,10 +139,9 @@ class Folder:
     def fill(
         self, token: str, step: int, arrays: Arrays, share: tuple[int, int] = (0, 1)
     ) -> tuple[list[FileFacts], list[Leaf]]:
-        """Write arrays for the checkpoint of a step, which does not exist before its `commit`; return their locations.
+        """Write arrays for the checkpoint of a step, and return their locations.
 
-        Args:
-            token: the temporary name of the checkpoint, to `discard` after an error.
+        It exists after its `commit`; after an error, `discard` its token.
         """
         new, files, leaves = self._new(token), list[FileFacts](), list[Leaf]()
         contents = [content for name, array in arrays.items() for content in carrier.contents_of(name, array)]

@@ -137,11 +137,7 @@ class Saver:
             print(self._start.told(self._environment, self._settings, watch), file=sys.stderr, flush=True)
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
-        """Refuse, before the first update, state that the first save could not write.
-
-        Args:
-            callbacks: user-defined callbacks with a `get_state()`, each with its name.
-        """
+        """Refuse, before the first update, state of these objects or callbacks that the first save could not write."""
 
         def check() -> None:
             states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
@@ -185,11 +181,7 @@ class Saver:
         return place.epoch, place.done, place.logs is None
 
     def save(self, value: Value | None = None) -> None:
-        """Save the run at this boundary, after callbacks have received all updates; exit if SIGTERM has come.
-
-        Args:
-            value: the metric of `keep_best`, at the end of an epoch.
-        """
+        """Save the run at this boundary, after callbacks have received all updates; exit if SIGTERM has come."""
         self._wait(tells=self._processes.index == 0)
         is_judged = value is not None and self._name not in self._values
         is_elsewhere = is_judged or self._stood != self._here

@@ -66,9 +66,6 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
     {'wait': 2, 'best_weights': [{'array': 'stop/best_weights/0'}]}
     >>> put_together(_, arrays)
     {'wait': 2, 'best_weights': [array([1., 1.])]}
-
-    Raises:
-        SpecificationError: something else is in the nest.
     """
     if type(value) in _PLAIN:
         return value

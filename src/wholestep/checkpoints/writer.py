@@ -59,11 +59,7 @@ class Writer:
         self._thread = thread
 
     def wait(self, *, tells: bool = False) -> None:
-        """Wait until the last write has ended, and raise its error, once.
-
-        Args:
-            tells: whether to print, once, that training waits.
-        """
+        """Wait until the last write has ended, and raise its error; with `tells`, print once that training waits."""
         if self._thread is not None:
             self._thread.join(_SHORT if tells else None)
             if tells and not self._has_told and self._thread.is_alive():
