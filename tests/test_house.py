@@ -17,7 +17,8 @@ SOURCE = Path(ws.__file__).parent
 FLOORS = [  # from the ground up; a package counts as one, unless its modules are named
     {"errors"},
     {"checks"},
-    {"backend", "safety.guards", "safety.interrupts", "tree", "cut", "processes.protocol"},
+    {"backend", "safety.guards", "safety.interrupts", "tree", "cut", "checkpoints.pieces"},
+    {"processes"},
     {
         "model.terms",
         "model.outcome",
@@ -27,7 +28,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
         "state",
         "embeddings.tables",
     },
-    {"engines.protocol", "model.reduction"},
+    {"engines", "model.reduction"},
     {
         "data",
         "embeddings",
@@ -42,8 +43,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"model.losses", "model.facts", "model.columns", "run"},
     {"model.misfit", "model.preprocess", "model.scope", "safety.ending"},
     {"model.forward"},
-    {"processes"},
-    {"engines"},
+    {"processes.fingerprint"},
     {"custom.steps"},
     {"sums", "model.coupling", "safety.compilations", "model.building"},
     {"microbatches"},
@@ -80,10 +80,8 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
     {"resident", "loaded", "epochs", "facts"},
     {"feed"},
 ]
-ENGINE_OF = dict.fromkeys(
-    ("mesh.py", "group.py", "store.py", "heartbeat.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax"
-)
-ENGINE_OF |= dict.fromkeys(("strategy.py", "xla.py", *(p.name for p in SOURCE.glob("*/tensorflow*.py"))), "tensorflow")
+ENGINE_OF = dict.fromkeys(("group.py", "store.py", "heartbeat.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax")
+ENGINE_OF |= dict.fromkeys((p.name for p in SOURCE.glob("*/tensorflow*.py")), "tensorflow")
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
 

@@ -24,7 +24,7 @@ class Host:
     def place(data):
         return data
 
-    staged = place
+    stage = place
 
 
 class Plan(NamedTuple):

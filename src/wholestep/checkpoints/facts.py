@@ -20,13 +20,13 @@ _NO_MATTER = ("script",)
 def facts_of(executor: Executor) -> dict[str, Any]:
     """Return versions, engine, devices, replicas and the options of updates."""
     options = executor.options
-    packages = ("wholestep", "keras", "numpy", executor.engine.name)
+    packages = ("wholestep", "keras", "numpy", keras.backend.backend())
     return {
         **{package: _version(package) for package in packages},
-        "engine": executor.engine.name,
+        "engine": keras.backend.backend(),
         "machine": platform.machine(),
         "devices": ", ".join(sorted({device.split(":")[0] for device in keras.distribution.list_devices()})),
-        "replicas": executor.engine.num_replicas,
+        "replicas": executor.engine.devices.num_replicas,
         "processes": executor.engine.processes.count,
         "microbatch size": options.microbatch_size,
         "memory limit": options.memory_limit,

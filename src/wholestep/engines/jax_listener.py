@@ -11,7 +11,7 @@ from wholestep.engines.listener import Told, running
 from wholestep.tree import Tensor
 
 
-class JaxListener:
+class EngineListener:
     """The methods of `wholestep.engines.listener` on JAX."""
 
     is_deaf_to_xla = False

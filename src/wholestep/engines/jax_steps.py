@@ -1,24 +1,89 @@
-"""Custom steps on JAX: functions of values with Keras' signature (state, data) -> (results, state)."""
+"""Steps on JAX, as functions of values: Keras' optimizer, of whole tables or of touched rows, and custom steps.
+
+Custom steps have Keras' signature (state, data) -> (results, state).
+"""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+from keras.optimizers import Optimizer
 
+from wholestep.embeddings.tables import TableRows
+from wholestep.engines.jax_devices import gather
+from wholestep.engines.protocol import Note
 from wholestep.errors import SpecificationError, message
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 
-Note = Callable[[keras.Variable], None]
+
+class JaxOptimizer:
+    """The part `optimizer` of the engine on JAX.
+
+    Args:
+        optimizer: the Keras optimizer; None for evaluation alone.
+        branch: calls one of two functions, (is_first, first, second) -> their results.
+    """
+
+    keeps_assigned = False  # `keras.Model.fit` drops the parameter values that the forward pass assigns
+
+    def __init__(self, optimizer: Optimizer | None, branch: Callable):
+        self.optimizer: Optimizer = optimizer
+        self._branch = branch
+
+    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state`; nothing is `assigned` here."""
+
+        def update() -> State:
+            params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
+            return new._replace(params=params, slots=slots)
+
+        # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
+        return self._branch(ok, update, lambda: state)
+
+    def apply_to_rows(
+        self,
+        state: State,
+        new: State,
+        grads: list,
+        ok: Tensor,
+        assigned: dict[int, Tensor],
+        touched: list[TableRows],
+        twin: Optimizer,
+    ) -> State:
+        """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""
+        params, slots = [*state.params], [*state.slots]
+        for table, rows, _ in touched:
+            for values, i in table.places(params, slots):
+                values[i] = gather(values[i], rows)
+        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes nothing.
+        grads = [jnp.where(ok, g, jnp.zeros_like(g)) for g in grads]
+        params, slots = twin.stateless_apply(slots, grads, params)
+        count = next(i for i, v in enumerate(twin.variables) if v is twin.iterations)
+        slots[count] = jnp.where(ok, slots[count], state.slots[count])
+        for table, rows, row_slots in touched:
+            wholes = table.places(state.params, state.slots)
+            for (values, i), (whole, _) in zip(table.places(params, slots), wholes, strict=True):
+                values[i] = whole[i].at[rows].set(gather(values[i], row_slots), mode="promise_in_bounds")
+        parts = (new.buffers, new.metrics, new.sums), (state.buffers, state.metrics, state.sums)
+        buffers, metrics, sums = jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), *parts)
+        return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
 
 
 class JaxSteps:
-    """The methods of `wholestep.engines.protocol` for custom steps."""
+    """The part `steps` of the engine on JAX.
 
-    def call_step(
+    Args:
+        around: makes a context for the call of a step.
+    """
+
+    def __init__(self, around: Callable[[], AbstractContextManager]):
+        self._around = around
+
+    def call(
         self, step: Callable, groups: Sequence[list], values: Sequence[list], num: int, data: Tree, note: Note
     ) -> tuple[Tree, list[list]]:
         """Call a step with the values of the first `num` groups; return its results and all values after it.
@@ -26,7 +91,7 @@ class JaxSteps:
         Values that a step returns unchanged may have been assigned instead.
         """
         pairs = [pair for group, given in zip(groups, values, strict=True) for pair in zip(group, given, strict=True)]
-        with _StepScope(pairs, note) as scope:
+        with self._around(), _StepScope(pairs, note) as scope:
             found, after = _parts(step(tuple(values[:num]), data), values[:num])
             after = [*after, *values[num:]]
             after = [
@@ -34,10 +99,6 @@ class JaxSteps:
                 for of_group in zip(groups, values, after, strict=True)
             ]
             return _with_values(found, groups, after), after
-
-    def trying(self, variables: Variables) -> AbstractContextManager:
-        """Return an empty context: a step assigns in a stateless scope."""
-        return nullcontext()
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables

@@ -16,7 +16,7 @@ from wholestep.tree import Tensor
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
 
-class TensorflowListener:
+class EngineListener:
     """The methods of `wholestep.engines.listener` on TensorFlow."""
 
     is_deaf_to_xla = True

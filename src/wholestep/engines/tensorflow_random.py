@@ -7,8 +7,8 @@ from wholestep.tree import Tensor
 _PHILOX = 1
 
 
-class TensorflowWords:
-    """The methods of `wholestep.engines.protocol` for random draws."""
+class TensorflowRandom:
+    """The part `random` of the engine on TensorFlow."""
 
     shuffles_slices = True  # `keras.random.shuffle` moves whole slices: all rows in one order
 
