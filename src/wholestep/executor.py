@@ -133,7 +133,7 @@ class Executor:
             blank = self.update.epoch_sums.empty(), np.int32(0), self.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.devices.place(blank)
             state = State([], [], [], self.engine.variables.read_metrics(self.variables), sums, stopped, scratch)
-            run.hold(self.engine.variables.at_rest(self._whole(state)), self.variables)
+            run.hold(self.engine.variables.between_programs(self._whole(state)), self.variables)
         elif not self.engine.variables.holds(self.variables, run.state):
             run.hold(self._whole(run.state))
         assert run.state is not None
@@ -185,7 +185,7 @@ class Executor:
         num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
         state = self.refresh(run)._replace(metrics=running, sums=self.engine.devices.place(tuple(kept["sums"])))
-        run.hold(self.engine.variables.at_rest(self._whole(state)), begins=snapshot.facts["begins"])
+        run.hold(self.engine.variables.between_programs(self._whole(state)), begins=snapshot.facts["begins"])
         run.counted(snapshot.facts["number"], snapshot.facts["num_skipped"])
         self.planner.adopt(run.findings)
         self.engine.programs.why_no_xla = self.engine.programs.why_no_xla or run.findings.why_no_xla
@@ -250,7 +250,7 @@ class Executor:
                 is_new = self.planner.is_new(filled, wanted) and not self.engine.programs.is_eager
                 with self.compilations.watched(filled, wanted.num_shapes) if is_new else nullcontext():
                     program = self.planner.program(state, batch, filled, wanted)
-                run.hold(self.engine.variables.at_rest(state))
+                run.hold(self.engine.variables.between_programs(state))
         return program
 
     def _known(self, run: Run) -> State:

@@ -275,7 +275,7 @@ class Planner:
         if num_stacked > 1:
             data = stack(engine.devices, [batch], num_stacked)
         program = maker.program(update, length, self.empty, loops=loops)
-        rest = engine.variables.at_rest(state)._replace(captured=())
+        rest = engine.variables.between_programs(state)._replace(captured=())
         compiles = loops and (maker.suits_xla or engine.programs.always_xla)
         made = compiled(engine, program, rest, values, data, (length, cut.places), repeats=compiles)
         made = made._replace(memory=self._share(made.memory))

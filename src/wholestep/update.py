@@ -151,7 +151,7 @@ class Update:
         report = self.layout.empty() if loops else None
         updates = several(engine, each, report, length, unreached=math.nan)
 
-        return engine.variables.between(updates)
+        return engine.variables.load_and_store(updates)
 
     # ---- the parts of whole_update ----
 

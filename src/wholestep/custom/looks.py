@@ -48,7 +48,7 @@ class CustomLook:
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomLook":
         """Return this function with the properties that its trace finds."""
-        layout, at_rest = self.layout, self._engine.variables.at_rest(state)
+        layout, kept = self.layout, self._engine.variables.between_programs(state)
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
             nonlocal layout
@@ -56,10 +56,10 @@ class CustomLook:
             layout = self.layout if self._predicts else ReportLayout.of(found)
             return ops.zeros(())
 
-        self._engine.programs.shapes(once, at_rest, data, rows)
+        self._engine.programs.shapes(once, kept, data, rows)
         known = self.forward.facts.captured
         new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
-        facts = replace(self.forward.facts, captured=(*known, *new), moved=tuple(range(len(at_rest.buffers))))
+        facts = replace(self.forward.facts, captured=(*known, *new), moved=tuple(range(len(kept.buffers))))
         how = {"predicts": self._predicts, "is_whole": self._is_whole}
         found = CustomLook(self._engine, replace(self.forward, facts=facts), self._steps, **how, layout=layout)
         found._take = found._take if new else self._take
@@ -67,7 +67,7 @@ class CustomLook:
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
         """Return the moved state and the results."""
-        state = self._engine.variables.at_rest(joined(moved, rest))
+        state = self._engine.variables.between_programs(joined(moved, rest))
         found, buffers, metrics = self._looked(state, self._engine.replicas.batch(data, rows))
         moved = moved._replace(buffers=buffers if moved.buffers else [])
         return (moved, found) if self._predicts else (moved._replace(metrics=metrics), self.layout.pack(found))

@@ -73,7 +73,7 @@ class CustomUpdate:
             layout = ReportLayout.of(with_verdict(logs, ops.zeros(()), ops.zeros(())))
             return ops.zeros(())
 
-        self.engine.programs.shapes(once, self.engine.variables.at_rest(state), data, rows)
+        self.engine.programs.shapes(once, self.engine.variables.between_programs(state), data, rows)
         known = self.forward.facts.captured
         new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
         if layout == self.layout and not new:

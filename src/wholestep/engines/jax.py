@@ -150,6 +150,8 @@ class JaxTraces:
 class JaxOperations:
     """The part `ops` of the engine on JAX."""
 
+    gather = staticmethod(gather)
+
     def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
         return jax.grad(function, has_aux=True)(params)
@@ -172,10 +174,6 @@ class JaxOperations:
             return (carry[0] < num) & (carry[1].stopped == 0)
 
         return jax.lax.while_loop(goes_on, body, (jnp.zeros_like(num), state, reports))[1:]
-
-    def gather(self, data: Tree, rows: Tensor) -> Tree:
-        """Return these rows of every leaf; row numbers are in range."""
-        return gather(data, rows)
 
     def lookup(self, table: Tensor, places: Tensor) -> Tensor:
         """Return these rows of a table; NaN for places beyond the last."""

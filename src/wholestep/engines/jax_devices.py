@@ -1,6 +1,6 @@
 """The devices and replicas on JAX: batches are spread over replicas, variables placed by their layouts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -182,18 +182,14 @@ class JaxReplicas:
     """
 
     is_split = False  # arrays are global, unless an update is better split
-    coupling_layers: tuple = ()
+    coupling_layers: Collection[keras.layers.Layer] = ()
 
     def __init__(self, layout: MeshLayout | None):
         self.layout = layout
+        self.can_split = layout is not None and layout.num_replicas > 1
+        if layout is not None and isinstance(layout.distribution, keras.distribution.ModelParallel):
+            self.can_split = False  # layers may name the axis of the rows
         self._is_inside = False  # whether the part of one replica is being traced
-
-    @property
-    def can_split(self) -> bool:
-        """Whether replicas may fold their rows separately. Layers under ModelParallel may name the axis of the rows."""
-        layout = self.layout
-        is_wider = layout is not None and isinstance(layout.distribution, keras.distribution.ModelParallel)
-        return layout is not None and layout.num_replicas > 1 and not is_wider
 
     def total(
         self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool

@@ -180,11 +180,11 @@ class JaxVariables:
         for variable, value in zip(variables, values, strict=True):
             _put(variable, value if whole else self._alone(variable, value))
 
-    def at_rest(self, state: State) -> State:
+    def between_programs(self, state: State) -> State:
         """Return the part of the state that is kept between programs: all of it."""
         return state
 
-    def between(self, function: Callable) -> Callable:
+    def load_and_store(self, function: Callable) -> Callable:
         """Return the function unchanged: variables are written after the program."""
         return function
 

@@ -70,11 +70,11 @@ class VariableAccess(Protocol):
     def changed_outside(self, variables: list) -> list:
         """Return all variables, except those that certainly still hold the values of `write`."""
 
-    def at_rest(self, state: State) -> State:
+    def between_programs(self, state: State) -> State:
         """Return the part of the state kept between programs, without the values that stay in their variables."""
 
-    def between(self, function: Callable) -> Callable:
-        """Return (state, ...) -> (state, results) for a program that takes and returns states at rest."""
+    def load_and_store(self, function: Callable) -> Callable:
+        """Return a function (state, ...) -> (state, results) as a program of the state kept between programs."""
 
     def write(self, variables: Variables, state: State) -> None:
         """Write a state that a program has returned to the Keras variables, without waiting."""
@@ -91,11 +91,13 @@ class VariableAccess(Protocol):
 
 
 class OptimizerStep(Protocol):
-    """The update of parameters and slots by a Keras optimizer."""
+    """The update of parameters and slots by a Keras optimizer.
 
-    @property
-    def keeps_assigned(self) -> bool:
-        """True if an update starts from the value that the forward pass assigned to a parameter."""
+    Attributes:
+        keeps_assigned: true if an update starts from the value that the forward pass assigned to a parameter.
+    """
+
+    keeps_assigned: bool
 
     def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
         """Return `new` after Keras' update of params and slots where `ok`, else `state`."""
@@ -128,27 +130,19 @@ class StepCalls(Protocol):
 
 
 class Programs(Protocol):
-    """Functions that are traced and compiled, unless the engine is eager."""
+    """Functions that are traced and compiled, unless the engine is eager.
 
-    @property
-    def is_eager(self) -> bool:
-        """True if nothing is traced or compiled: all functions are called with values, visible to the user."""
+    Attributes:
+        is_eager: true if nothing is traced or compiled: all functions are called with values, visible to the user.
+        always_xla: true if the user asked for XLA, and the engine could do without it.
+        loops_once: true if a single update should be compiled as a loop as well.
+        why_no_xla: the reason why XLA compiles no more programs; "" if it does.
+    """
 
-    @property
-    def always_xla(self) -> bool:
-        """True if the user asked for XLA, and the engine could do without it."""
-
-    @property
-    def loops_once(self) -> bool:
-        """True if a single update should be compiled as a loop as well."""
-
-    @property
-    def why_no_xla(self) -> str:
-        """The reason why XLA compiles no more programs; "" if it does."""
-
-    @why_no_xla.setter
-    def why_no_xla(self, why: str) -> None:
-        """Stop compiling programs by XLA for this reason, unless it is ""."""
+    is_eager: bool
+    always_xla: bool
+    loops_once: bool
+    why_no_xla: str
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Compiled:
         """Compile the function for such arguments; the first of them is lost in a call only if it `spends`."""
@@ -167,15 +161,15 @@ class Programs(Protocol):
 
 
 class Traces(Protocol):
-    """The current trace, and what separately traced functions see of it."""
+    """The current trace, and what separately traced functions see of it.
 
-    @property
-    def freezes_reads(self) -> bool:
-        """True if a variable that a function reads is a constant of the program."""
+    Attributes:
+        freezes_reads: true if a variable that a function reads is a constant of the program.
+        closes_over: true if the gradient of a separately traced function may use values of the enclosing program.
+    """
 
-    @property
-    def closes_over(self) -> bool:
-        """True if the gradient of a separately traced function may use values of the enclosing program."""
+    freezes_reads: bool
+    closes_over: bool
 
     def frame(self, value: Tensor | None = None) -> object:
         """Return the identity of the current trace: another in a loop's body, or for one row of a vectorised map."""
@@ -210,11 +204,13 @@ class Operations(Protocol):
 
 
 class RandomWords(Protocol):
-    """Random numbers of rows, equal on every engine."""
+    """Random numbers of rows, equal on every engine.
 
-    @property
-    def shuffles_slices(self) -> bool:
-        """True if `keras.random.shuffle` moves whole slices; else it shuffles each vector along the axis separately."""
+    Attributes:
+        shuffles_slices: true if `keras.random.shuffle` moves whole slices, rather than to shuffle each vector apart.
+    """
+
+    shuffles_slices: bool
 
     def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
         """Return the uint32 words of places first + i, equal on every engine; another `num_words` gives other words."""
@@ -224,15 +220,15 @@ class RandomWords(Protocol):
 
 
 class Devices(Protocol):
-    """The devices of the run: values go to them and come back."""
+    """The devices of the run: values go to them and come back.
 
-    @property
-    def num_replicas(self) -> int:
-        """The number of replicas that share the rows of a batch."""
+    Attributes:
+        num_replicas: the number of replicas that share the rows of a batch.
+        local_replicas: the replicas whose rows this process loads; a single process loads all rows.
+    """
 
-    @property
-    def local_replicas(self) -> list[int]:
-        """The replicas whose rows this process loads; a single process loads all rows."""
+    num_replicas: int
+    local_replicas: list[int]
 
     def memory(self) -> int | None:
         """Return the bytes of the device's memory; None where it is the host's."""
@@ -254,19 +250,17 @@ class Devices(Protocol):
 
 
 class Replicas(Protocol):
-    """The replicas in a program: each has its part of the rows."""
+    """The replicas in a program: each has its part of the rows.
 
-    @property
-    def is_split(self) -> bool:
-        """True if each replica always sees its rows alone; else arrays are global, unless `total` splits them."""
+    Attributes:
+        is_split: true if each replica always sees its rows alone; else arrays are global, unless `total` splits them.
+        can_split: true if several replicas may compute on their rows separately.
+        coupling_layers: the layers in which the replicas of a split engine communicate where `total` syncs.
+    """
 
-    @property
-    def can_split(self) -> bool:
-        """True if several replicas may compute on their rows separately."""
-
-    @property
-    def coupling_layers(self) -> Collection[keras.layers.Layer]:
-        """The layers in which the replicas of a split engine communicate where `total` syncs."""
+    is_split: bool
+    can_split: bool
+    coupling_layers: Collection[keras.layers.Layer]
 
     def total(
         self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool

@@ -11,14 +11,7 @@ from keras.optimizers import Optimizer
 
 from wholestep.engines.eager import EagerPrograms
 from wholestep.engines.protocol import Compiled, Engine, Programs
-from wholestep.engines.tensorflow_devices import (
-    Mirrored,
-    TensorflowDevices,
-    TensorflowReplicas,
-    find_mirrored,
-    gather,
-    specs_of,
-)
+from wholestep.engines.tensorflow_devices import TensorflowDevices, TensorflowReplicas, find_replicas, gather, specs_of
 from wholestep.engines.tensorflow_random import TensorflowRandom
 from wholestep.engines.tensorflow_variables import TensorflowOptimizer, TensorflowSteps, TensorflowVariables
 from wholestep.errors import warn
@@ -43,26 +36,26 @@ def make_engine(
     is_eager: bool,
 ) -> Engine:
     """Return the engine on TensorFlow; an eager one has one device, and no `tf.function`."""
-    mirrored = find_mirrored(model, replicas)
-    variables = TensorflowVariables(mirrored)
+    several = find_replicas(model, replicas)
+    variables = TensorflowVariables(several)
 
-    def engine(mirrored: Mirrored | None, evaluation: Engine | None) -> Engine:
-        programs: Programs = TensorflowPrograms(model, mirrored, jit_compile)
+    def engine(replicas: TensorflowReplicas, evaluation: Engine | None) -> Engine:
+        programs: Programs = TensorflowPrograms(model, replicas, jit_compile)
         return Engine(
             variables=variables,
-            optimizer=TensorflowOptimizer(optimizer, mirrored, variables),
+            optimizer=TensorflowOptimizer(optimizer, replicas, variables),
             steps=TensorflowSteps(),
             programs=EagerPrograms(variables.undone) if is_eager else programs,
             traces=TensorflowTraces(),
-            ops=TensorflowOperations(mirrored),
+            ops=TensorflowOperations(replicas),
             random=TensorflowRandom(),
-            devices=TensorflowDevices(mirrored),
-            replicas=TensorflowReplicas(mirrored),
+            devices=TensorflowDevices(replicas),
+            replicas=replicas,
             processes=SingleProcess(),
             evaluation=evaluation,
         )
 
-    return engine(mirrored, engine(None, None))  # evaluation runs on one device
+    return engine(several, engine(TensorflowReplicas(), None))  # evaluation runs on one device
 
 
 class TensorflowPrograms:
@@ -70,20 +63,16 @@ class TensorflowPrograms:
 
     Args:
         model: the model, whose layers and `compile` may rule out XLA; None if there is none.
-        mirrored: the replicas that share the rows of a batch; None if there is only one.
+        replicas: the replicas that share the rows of a batch.
         jit_compile: whether the user wants XLA; "auto" leaves the choice to the program.
     """
 
     is_eager = False
 
-    def __init__(self, model: keras.Model | None, mirrored: Mirrored | None, jit_compile: bool | str):
-        self._mirrored = mirrored
+    def __init__(self, model: keras.Model | None, replicas: TensorflowReplicas, jit_compile: bool | str):
+        self._is_split = replicas.is_split
         self.always_xla, self.why_no_xla = choose_xla(model, jit_compile)
-
-    @property
-    def loops_once(self) -> bool:
-        """Whether single updates are compiled as a loop: XLA compiles loops only."""
-        return self.always_xla
+        self.loops_once = self.always_xla  # XLA compiles loops only
 
     def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Compiled:
         """Compile the function for arguments such as `examples`; with XLA if it repeats a step many times.
@@ -97,7 +86,7 @@ class TensorflowPrograms:
         """
         specs = specs_of(examples)
         graph = tf.function(function, autograph=False).get_concrete_function(*specs)
-        if self._mirrored is not None:
+        if self._is_split:
             return Compiled(graph, how=self._how_without)
         if not repeats or self.why_no_xla:
             return self._without_xla(graph)
@@ -131,7 +120,7 @@ class TensorflowPrograms:
 
     def traced(self, function: Callable) -> Callable:
         """Return the function, traced once for each shape of its arguments."""
-        if self._mirrored is not None:  # replicas cannot communicate from inside a nested function
+        if self._is_split:  # replicas cannot communicate from inside a nested function
             return function
         return tf.function(function, autograph=False)
 
@@ -178,11 +167,13 @@ class TensorflowOperations:
     """The part `ops` of the engine on TensorFlow.
 
     Args:
-        mirrored: the replicas that share the rows of a batch; None if there is only one.
+        replicas: the replicas that share the rows of a batch.
     """
 
-    def __init__(self, mirrored: Mirrored | None):
-        self._unrolls = mirrored is not None and bool(mirrored.syncing)  # no communication from inside a loop
+    gather = staticmethod(gather)
+
+    def __init__(self, replicas: TensorflowReplicas):
+        self._unrolls = bool(replicas.coupling_layers)  # no communication from inside a loop
 
     def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
@@ -215,10 +206,6 @@ class TensorflowOperations:
             return (i < num) & (state.stopped == 0)
 
         return tf.while_loop(goes_on, body, (tf.constant(0), state, reports), parallel_iterations=1)[1:]
-
-    def gather(self, data: Tree, rows: Tensor) -> Tree:
-        """Return these rows of every leaf; row numbers are in range."""
-        return gather(data, rows)
 
     def lookup(self, table: Tensor, places: Tensor) -> Tensor:
         """Return these rows of a table; NaN for places beyond the last."""

@@ -1,8 +1,8 @@
 """The devices and replicas on TensorFlow, by `tf.distribute.MirroredStrategy`; leaves of data, text and ragged rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -19,64 +19,34 @@ class Shares(NamedTuple):
     leaves: Tree
 
 
-class TensorflowDevices:
-    """The part `devices` of the engine on TensorFlow.
-
-    Args:
-        mirrored: the replicas of a strategy; None for one device.
-    """
-
-    def __init__(self, mirrored: "Mirrored | None"):
-        self.num_replicas = 1 if mirrored is None else mirrored.count
-        self.local_replicas = list(range(self.num_replicas))
-        self._mirrored = mirrored
-
-    def memory(self) -> int | None:
-        """Return None: the device's memory is not known."""
-        return None
-
-    def place(self, data: Tree) -> Tree:
-        """Put host arrays on the device immediately."""
-        return tree.map_leaves(tensor_of, data)
-
-    def resident(self, data: Tree) -> Tree:
-        """Put host arrays on the device; with several devices, on each."""
-        if self._mirrored is None:
-            return self.place(data)
-        put = self._mirrored.put
-        return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
-
-    def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
-        """Return host arrays in the form that is fastest for a program: on the device.
-
-        Of several replicas, each gets its `shares` of the rows: int (replicas, rows of a replica).
-        """
-        if shares is None or self._mirrored is None:
-            return self.place(data)
-        put = self._mirrored.put
-        return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
-
-    def fetch(self, values: Tree) -> Tree:
-        """Return device values as numpy. The only place that waits."""
-        return tree.map_leaves(array_of, values)
-
-    def is_ready(self, values: Tree) -> bool:
-        """Whether the values can be fetched without waiting: on a CPU, where calls return after the computation."""
-        flat = tf.nest.flatten(values, expand_composites=True)
-        return all("CPU" in leaf.device for leaf in flat if leaf is not None)
-
-
 class TensorflowReplicas:
-    """The part `replicas` of the engine on TensorFlow.
+    """The part `replicas` of the engine on TensorFlow: each sees its rows alone, and their results are summed.
 
     Args:
-        mirrored: the replicas of a strategy; None for one device.
+        strategy: the strategy that mirrors variables on several devices; None for one device.
+        model: the model, whose normalisations couple the rows of all replicas.
     """
 
-    def __init__(self, mirrored: "Mirrored | None"):
-        self._mirrored = mirrored
-        self.is_split = self.can_split = mirrored is not None  # each replica sees its rows alone
-        self.coupling_layers = [] if mirrored is None else mirrored.syncing
+    def __init__(self, strategy: tf.distribute.Strategy | None = None, model: keras.Model | None = None):
+        self.strategy: Any = strategy
+        self.count = 1 if strategy is None else strategy.num_replicas_in_sync
+        self.is_split = self.can_split = strategy is not None
+        layers = [] if strategy is None or model is None else model._flatten_layers()
+        self.coupling_layers: Collection = [la for la in layers if isinstance(la, keras.layers.BatchNormalization)]
+
+    @property
+    def index(self) -> int | None:
+        """The index of the replica that is being traced; None outside of replicas."""
+        context = None if self.strategy is None else tf.distribute.get_replica_context()
+        if context is None or context.strategy is not self.strategy:
+            return None
+        return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+    def put(self, function: Callable[[int], np.ndarray]) -> tf.distribute.DistributedValues:
+        """Return one value for each replica, on its device."""
+        return self.strategy.experimental_distribute_values_from_function(
+            lambda context: tensor_of(function(context.replica_id_in_sync_group))
+        )
 
     def total(
         self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
@@ -85,69 +55,11 @@ class TensorflowReplicas:
 
         With `syncs`, BatchNormalization computes its statistics over all replicas.
         """
-        if not split or self._mirrored is None:
+        if not split or self.strategy is None:
             return function(data, carried, given)
-        return self._mirrored.total(lambda data, carried: function(data, carried, given), data, carried, syncs)
-
-    def batch(self, data: Tree, rows: Tensor) -> Tree:
-        """Return the rows of a (micro)batch, and to a replica its part; of `Shares`, `rows` index the shares."""
-        if self._mirrored is None:
-            return gather(data, rows)
-        if self._mirrored.index is None:
-            return self._mirrored.gather(data, rows)
-        return gather(data.leaves if isinstance(data, Shares) else data, self.part(rows)[0])
-
-    def part(self, rows: Tensor) -> tuple[Tensor, int]:
-        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch` returns, its start."""
-        if self._mirrored is None:
-            return rows, 0
-        own = self._mirrored.part(rows.shape[0])
-        return rows[own], own.start
-
-
-class Mirrored:
-    """The replicas of a strategy. Each sees its rows alone; their results are summed."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model):
-        self.strategy = strategy
-        self.count = strategy.num_replicas_in_sync
-        self.syncing = [la for la in model._flatten_layers() if isinstance(la, keras.layers.BatchNormalization)]
-
-    @property
-    def index(self) -> int | None:
-        """The index of the replica that is being traced; None outside of replicas."""
-        context = tf.distribute.get_replica_context()
-        if context is None or context.strategy is not self.strategy:
-            return None
-        return int(tf.get_static_value(context.replica_id_in_sync_group))
-
-    def part(self, size: int) -> slice:
-        """Return this replica's slice of `size` rows; all rows outside of replicas."""
-        if self.index is None:
-            return slice(0, size)
-        each = -(-size // self.count)
-        return slice(min(self.index * each, size), min((self.index + 1) * each, size))
-
-    def put(self, function: Callable[[int], np.ndarray]) -> tf.distribute.DistributedValues:
-        """Return one value for each replica, on its device."""
-        return self.strategy.experimental_distribute_values_from_function(
-            lambda context: tensor_of(function(context.replica_id_in_sync_group))
-        )
-
-    def gather(self, data: Tree, rows: Tensor) -> Tree:
-        """Return the rows of a batch from all replicas, outside of replicas."""
-        results = self.strategy.experimental_local_results
-        if not isinstance(data, Shares):
-            return tree.map_leaves(lambda leaf: rows_of(results(leaf)[0], rows), data)
-        each = -(-rows.shape[0] // self.count)
-        places = [rows[start : start + each] for start in range(0, rows.shape[0], each)]
-        return tree.map_leaves(lambda leaf: joined(list(map(rows_of, results(leaf), places))), data.leaves)
-
-    def total(self, function: Callable, data: Tree, carried: Tree, syncs: bool) -> tuple[Tree, Tree, Tree]:
-        """Run (data, carried) -> (sums, carried, alike) on every replica; add up sums and carried changes."""
 
         def work(data: Tree) -> tuple[Tree, Tree, Tree]:
-            sums, after, alike = function(data, carried)
+            sums, after, alike = function(data, carried, given)
             return sums, tf.nest.map_structure(tf.subtract, after, carried), alike
 
         with self._synchronized() if syncs else nullcontext():
@@ -155,6 +67,27 @@ class Mirrored:
         sums, moves = tf.nest.map_structure(self._sum, (sums, moves))
         first = tf.nest.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], alike)
         return sums, tf.nest.map_structure(tf.add, carried, moves), first
+
+    def batch(self, data: Tree, rows: Tensor) -> Tree:
+        """Return the rows of a (micro)batch, and to a replica its part; of `Shares`, `rows` index the shares."""
+        if self.strategy is None:
+            return gather(data, rows)
+        if self.index is not None:
+            return gather(data.leaves if isinstance(data, Shares) else data, self.part(rows)[0])
+        results = self.strategy.experimental_local_results
+        if not isinstance(data, Shares):
+            return tree.map_leaves(lambda leaf: rows_of(results(leaf)[0], rows), data)
+        each = -(-rows.shape[0] // self.count)
+        places = [rows[start : start + each] for start in range(0, rows.shape[0], each)]
+        return tree.map_leaves(lambda leaf: joined(list(map(rows_of, results(leaf), places))), data.leaves)
+
+    def part(self, rows: Tensor) -> tuple[Tensor, int]:
+        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch` returns, its start."""
+        if self.index is None:
+            return rows, 0
+        size, each = rows.shape[0], -(-rows.shape[0] // self.count)
+        start = min(self.index * each, size)
+        return rows[start : start + each], start
 
     def apply(self, optimizer: keras.optimizers.Optimizer, grads: list, variables: list) -> None:
         """Apply an optimizer update with the full batch's gradients, the same on every replica."""
@@ -175,18 +108,59 @@ class Mirrored:
     @contextmanager
     def _synchronized(self) -> Iterator[None]:
         """Make BatchNormalization compute its statistics over all replicas."""
-        before = [layer.synchronized for layer in self.syncing]
-        for layer in self.syncing:
+        before = [layer.synchronized for layer in self.coupling_layers]
+        for layer in self.coupling_layers:
             layer.synchronized = True
         try:
             yield
         finally:
-            for layer, was in zip(self.syncing, before, strict=True):
+            for layer, was in zip(self.coupling_layers, before, strict=True):
                 layer.synchronized = was
 
 
-def find_mirrored(model: keras.Model | None, replicas: int | str | None) -> Mirrored | None:
-    """Return the replicas of the strategy that a model was built under; None without a strategy or with one replica.
+class TensorflowDevices:
+    """The part `devices` of the engine on TensorFlow."""
+
+    def __init__(self, replicas: TensorflowReplicas):
+        self.num_replicas = replicas.count
+        self.local_replicas = list(range(self.num_replicas))
+        self._put = replicas.put if replicas.is_split else None
+
+    def memory(self) -> int | None:
+        """Return None: the device's memory is not known."""
+        return None
+
+    def place(self, data: Tree) -> Tree:
+        """Put host arrays on the device immediately."""
+        return tree.map_leaves(tensor_of, data)
+
+    def resident(self, data: Tree) -> Tree:
+        """Put host arrays on the device; with several devices, on each."""
+        if (put := self._put) is None:
+            return self.place(data)
+        return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
+
+    def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
+        """Return host arrays in the form that is fastest for a program: on the device.
+
+        Of several replicas, each gets its `shares` of the rows: int (replicas, rows of a replica).
+        """
+        if shares is None or (put := self._put) is None:
+            return self.place(data)
+        return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
+
+    def fetch(self, values: Tree) -> Tree:
+        """Return device values as numpy. The only place that waits."""
+        return tree.map_leaves(array_of, values)
+
+    def is_ready(self, values: Tree) -> bool:
+        """Whether the values can be fetched without waiting: on a CPU, where calls return after the computation."""
+        flat = tf.nest.flatten(values, expand_composites=True)
+        return all("CPU" in leaf.device for leaf in flat if leaf is not None)
+
+
+def find_replicas(model: keras.Model | None, replicas: int | str | None) -> TensorflowReplicas:
+    """Return the replicas of the strategy that a model was built under; one without a strategy.
 
     Raises:
         SpecificationError: the strategy is of another kind, or has another number of replicas than requested.
@@ -204,13 +178,12 @@ def find_mirrored(model: keras.Model | None, replicas: int | str | None) -> Mirr
         raise SpecificationError(
             message(must, found, "with tf.distribute.MirroredStrategy().scope(): build the model.")
         )
-    return Mirrored(strategy, model) if count > 1 else None
+    return TensorflowReplicas(strategy, model) if count > 1 else TensorflowReplicas()
 
 
 def num_replicas(model: keras.Model) -> int:
     """Return the number of devices that share the rows of a batch, as set by the model alone."""
-    mirrored = find_mirrored(model, None)
-    return 1 if mirrored is None else mirrored.count
+    return find_replicas(model, None).count
 
 
 # ---- leaves of data ----

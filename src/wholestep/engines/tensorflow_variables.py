@@ -10,22 +10,18 @@ from keras.optimizers import Optimizer
 from wholestep import tree
 from wholestep.embeddings.tables import TableRows
 from wholestep.engines.protocol import Note
-from wholestep.engines.tensorflow_devices import Mirrored, specs_of, tensor_of
+from wholestep.engines.tensorflow_devices import TensorflowReplicas, specs_of, tensor_of
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 
 
 class TensorflowVariables:
-    """The part `variables` of the engine on TensorFlow.
-
-    Args:
-        mirrored: the replicas of a strategy; None for one device.
-    """
+    """The part `variables` of the engine on TensorFlow."""
 
     watch = None  # a traced function reads a variable without Python
 
-    def __init__(self, mirrored: Mirrored | None):
-        self._mirrored = mirrored
+    def __init__(self, replicas: TensorflowReplicas):
+        self._replicas = replicas
         self.bound = Variables([], [], [], [])  # the variables that were read last
 
     def read(self, variables: Variables) -> tuple[list, list, list]:
@@ -47,8 +43,7 @@ class TensorflowVariables:
 
     def replica_params(self, params: list) -> list:
         """Return the parameters of the replica that is being traced."""
-        is_outside = self._mirrored is None or self._mirrored.index is None
-        return params if is_outside else [tf.convert_to_tensor(v.value) for v in self.bound.params]
+        return params if self._replicas.index is None else [tf.convert_to_tensor(v.value) for v in self.bound.params]
 
     def holds(self, variables: Variables, state: State) -> bool:
         """Return True: programs read the current values of the variables when they run."""
@@ -58,11 +53,11 @@ class TensorflowVariables:
         """Return all variables: assignments by others are not visible."""
         return variables
 
-    def at_rest(self, state: State) -> State:
+    def between_programs(self, state: State) -> State:
         """Return the part of the state kept between programs: buffers stay in their variables."""
         return state._replace(buffers=[])
 
-    def between(self, function: Callable) -> Callable:
+    def load_and_store(self, function: Callable) -> Callable:
         """Return the function for a program that reads buffers from their variables, and writes them and metrics."""
 
         def program(state: State, *given: Tree) -> tuple[State, Tree]:
@@ -71,7 +66,7 @@ class TensorflowVariables:
             state, results = function(state, *given)
             self.assign(bound.buffers, state.buffers)
             self.assign(bound.metrics, state.metrics)
-            return self.at_rest(state), results
+            return self.between_programs(state), results
 
         return program
 
@@ -102,14 +97,15 @@ class TensorflowOptimizer:
 
     Args:
         optimizer: the Keras optimizer; None for evaluation alone.
-        mirrored: the replicas that have the variables; None if there is only one.
+        replicas: the replicas that have the variables.
+        variables: knows the parameters.
     """
 
     keeps_assigned = True  # `keras.Model.fit` keeps the parameter values that the forward pass assigns
 
-    def __init__(self, optimizer: Optimizer | None, mirrored: Mirrored | None, variables: TensorflowVariables):
+    def __init__(self, optimizer: Optimizer | None, replicas: TensorflowReplicas, variables: TensorflowVariables):
         self.optimizer: Optimizer = optimizer
-        self._mirrored = mirrored
+        self._replicas = replicas
         self._variables = variables
 
     def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
@@ -119,10 +115,10 @@ class TensorflowOptimizer:
             params = self._variables.bound.params
             for i, value in assigned.items():
                 params[i].value.assign(value, read_value=False)
-            if self._mirrored is None:
-                self.optimizer.apply(grads, params)
+            if self._replicas.is_split:
+                self._replicas.apply(self.optimizer, grads, params)
             else:
-                self._mirrored.apply(self.optimizer, grads, params)
+                self.optimizer.apply(grads, params)
             return new
 
         return tf.cond(ok, update, lambda: state)

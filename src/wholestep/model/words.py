@@ -1,7 +1,7 @@
 """The random words of one draw: a function of the seed, the row's place in the update, and the word's place in the row.
 
 The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), implemented by
-`wholestep.engines.protocol.Engine.words`.
+`wholestep.engines.protocol.RandomWords.words`.
 """
 
 import math
