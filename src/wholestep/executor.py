@@ -69,6 +69,7 @@ class Executor:
         steps: CustomSteps,
     ):
         self.engine = engine = engines.choose(optimizer, model, options.replicas, options.jit_compile)
+        self._access = engine.variables
         self.model = model
         self.objective = objective
         self.optimizer: keras.optimizers.Optimizer = optimizer  # None is allowed for evaluation
@@ -132,22 +133,22 @@ class Executor:
         if run.state is None or run.variables is not self.variables:
             blank = self.update.epoch_sums.empty(), np.int32(0), self.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.devices.place(blank)
-            state = State([], [], [], self.engine.variables.read_metrics(self.variables), sums, stopped, scratch)
-            run.hold(self.engine.variables.between_programs(self._whole(state)), self.variables)
-        elif not self.engine.variables.holds(self.variables, run.state):
+            state = State([], [], [], self._access.read_metrics(self.variables), sums, stopped, scratch)
+            run.hold(self._access.between_programs(self._whole(state)), self.variables)
+        elif not self._access.holds(self.variables, run.state):
             run.hold(self._whole(run.state))
         assert run.state is not None
         return run.state
 
     def _whole(self, state: State) -> State:
-        params, slots, buffers = self.engine.variables.read(self.variables)
+        params, slots, buffers = self._access.read(self.variables)
         return state._replace(params=params, slots=slots, buffers=buffers)
 
     def begin_epoch(self, run: Run) -> None:
         """Begin an epoch: reset Keras' metrics now, and the sums in the next update."""
         state = self.refresh(run)
         self._empty_metrics()
-        run.hold(state._replace(metrics=self.engine.variables.read_metrics(self.variables)), begins=EPOCH)
+        run.hold(state._replace(metrics=self._access.read_metrics(self.variables)), begins=EPOCH)
 
     def _empty_metrics(self) -> list[np.ndarray]:
         """Reset Keras' metrics, and return their values."""
@@ -180,12 +181,12 @@ class Executor:
         self.begin_epoch(run)
         for name, variables in groups.items():
             put(*((kept["running"], variables, {}) if name == "metrics" else (kept[name], variables, run.assigned)))
-        running = self.engine.variables.read_metrics(self.variables)
+        running = self._access.read_metrics(self.variables)
         put(kept["metrics"], groups["metrics"], {})
         num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
         state = self.refresh(run)._replace(metrics=running, sums=self.engine.devices.place(tuple(kept["sums"])))
-        run.hold(self.engine.variables.between_programs(self._whole(state)), begins=snapshot.facts["begins"])
+        run.hold(self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"])
         run.counted(snapshot.facts["number"], snapshot.facts["num_skipped"])
         self.planner.adopt(run.findings)
         self.engine.programs.why_no_xla = self.engine.programs.why_no_xla or run.findings.why_no_xla
@@ -235,7 +236,7 @@ class Executor:
         if self.engine.processes.count > 1:
             v = self.variables
             code = code_facts(self.model, self.objective, self.optimizer, self.options)
-            values = value_facts(self.engine.variables.changed_outside([*v.params, *v.slots, *v.buffers]))
+            values = value_facts(self._access.changed_outside([*v.params, *v.slots, *v.buffers]))
             self.engine.processes.check_equal(code | values | data_facts(batches))
 
     def _program(self, run: Run, wanted: Wanted, batch: Batch) -> Program:
@@ -250,7 +251,7 @@ class Executor:
                 is_new = self.planner.is_new(filled, wanted) and not self.engine.programs.is_eager
                 with self.compilations.watched(filled, wanted.num_shapes) if is_new else nullcontext():
                     program = self.planner.program(state, batch, filled, wanted)
-                run.hold(self.engine.variables.between_programs(state))
+                run.hold(self._access.between_programs(state))
         return program
 
     def _known(self, run: Run) -> State:
@@ -297,7 +298,7 @@ class Executor:
             if run.begins == GOES_ON:
                 check_same(run.layout, program.layout)
             state = state._replace(sums=EpochSums(program.forward).fitting(self.engine, state.sums))
-        return state, self.engine.variables.captured(program.captured, state)
+        return state, self._access.captured(program.captured, state)
 
     def was_moved(self, run: Run) -> bool:
         """Whether other code has updated the optimizer since the run's last update, if this can be seen."""
