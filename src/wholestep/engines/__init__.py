@@ -11,8 +11,8 @@ import numpy as np
 
 from wholestep.backend import unknown
 from wholestep.checkpoints.pieces import Numbers
-from wholestep.engines.listener import Listener, Told, running, uncollected
-from wholestep.engines.protocol import Compiled, Devices, Engine
+from wholestep.engines.listening import running, uncollected
+from wholestep.engines.protocol import Compiled, Devices, Engine, Listener, Told
 from wholestep.errors import warn
 from wholestep.processes.protocol import Processes
 from wholestep.processes.single import SingleProcess

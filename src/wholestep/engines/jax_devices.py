@@ -43,11 +43,10 @@ class MeshLayout:
         self.distribution = distribution
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         self.rows = NamedSharding(mesh, PartitionSpec(axis))
-
-    @property
-    def num_replicas(self) -> int:
-        """The number of replicas that share the rows of a batch."""
-        return self.mesh.shape[self.axis]
+        self.num_replicas: int = mesh.shape[axis]
+        replicas = enumerate(np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0))
+        own = jax.process_index()
+        self.local_replicas = [i for i, some in replicas if any(d.process_index == own for d in np.ravel(some))]
 
     def of(self, variable: keras.Variable) -> NamedSharding:
         """Return the sharding of a variable's value."""
@@ -60,7 +59,7 @@ class MeshLayout:
         """Return a value with this sharding; the value itself if it has the sharding already."""
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value
-        if self.is_local:
+        if jax.process_count() == 1:
             return jax.device_put(value, sharding)
         value = np.asarray(value)
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
@@ -69,21 +68,6 @@ class MeshLayout:
         """Place each replica's share of the rows; `shares` are row indices, int (replicas, rows of a replica)."""
         shape = (*shares.shape, *leaf.shape[1:])
         return jax.make_array_from_callback(shape, self.rows, lambda index: leaf[shares[index[0]]])
-
-    @property
-    def local_replicas(self) -> list[int]:
-        """The replicas with a device in this process."""
-        devices = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(self.axis), 0)
-        return [
-            i
-            for i, several in enumerate(devices)
-            if any(d.process_index == jax.process_index() for d in np.ravel(several))
-        ]
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all devices belong to this process."""
-        return jax.process_count() == 1
 
 
 def find_layout(replicas: int | str | None) -> MeshLayout | None:
@@ -104,10 +88,9 @@ def find_layout(replicas: int | str | None) -> MeshLayout | None:
         return None
     num = len(devices) if replicas in (None, "all") else int(replicas)
     if num > len(devices):
+        received = f"{num} replicas, {len(devices)} devices"
         attempt = f'replicas="all", or XLA_FLAGS=--xla_force_host_platform_device_count={num} to try it on a CPU.'
-        raise SpecificationError(
-            message("Every replica needs a device.", f"{num} replicas, {len(devices)} devices", attempt)
-        )
+        raise SpecificationError(message("Every replica needs a device.", received, attempt))
     if jax.process_count() > 1 and num != len(devices):
         must = "Several processes train with all of their devices."
         raise SpecificationError(message(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
@@ -155,10 +138,7 @@ class JaxDevices:
     resident = place
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
-        """Return host arrays in the form that is fastest for a program: unchanged on a single device.
-
-        Of several replicas, each gets its `shares` of the rows: int (replicas, rows of a replica).
-        """
+        """Return host arrays as a program takes them fastest: unchanged on one device, to each replica its share."""
         if shares is not None and self.layout is not None:
             layout = self.layout
             return Shares(jax.tree.map(lambda leaf: layout.spread(_narrow(leaf), shares), data))

@@ -7,12 +7,13 @@ import jax
 import keras
 import numpy as np
 
-from wholestep.engines.listener import Told, running
+from wholestep.engines.listening import running
+from wholestep.engines.protocol import Told
 from wholestep.tree import Tensor
 
 
 class EngineListener:
-    """The methods of `wholestep.engines.listener` on JAX."""
+    """The listener on JAX."""
 
     is_deaf_to_xla = False
 

@@ -140,22 +140,17 @@ def _parts(returned: Tree, given: Sequence[list]) -> tuple[Tree, list[list]]:
     """
     is_pair = isinstance(returned, tuple | list) and len(returned) == 2
     state: Any = returned[1] if is_pair else None
-    if not _fits(state, given):
-        sizes = ", ".join(str(len(group)) for group in given)
-        must = f"On JAX a custom step must return (results, state), the state as lists of {sizes} values."
-        received = _described(state) if is_pair else type(returned).__name__
+    sizes, known = _sizes(state), _sizes(given)
+    if sizes != known:
+        must = f"On JAX a custom step must return (results, state), the state as lists of {known} values."
+        received = f"a state that is a {type(state).__name__}" if sizes is None else f"a state of {sizes}"
+        received = received if is_pair else type(returned).__name__
         raise SpecificationError(message(must, received, "return the state as Keras' own step does."))
     return returned[0], [list(group) for group in state]
 
 
-def _fits(state: Tree, given: Sequence[list]) -> bool:
-    if not isinstance(state, tuple | list) or len(state) != len(given):
-        return False
-    pairs = zip(state, given, strict=True)
-    return all(isinstance(one, tuple | list) and len(one) == len(two) for one, two in pairs)
-
-
-def _described(state: Tree) -> str:
+def _sizes(state: Any) -> str | None:
+    """Return the sizes of the groups of a state as text; None if it has no groups."""
     if not isinstance(state, tuple | list):
-        return f"a state that is a {type(state).__name__}"
-    return f"a state of {', '.join(str(len(s)) if isinstance(s, tuple | list) else type(s).__name__ for s in state)}"
+        return None
+    return ", ".join(str(len(s)) if isinstance(s, tuple | list) else type(s).__name__ for s in state)

@@ -3,7 +3,7 @@
 `tests/test_engines.py` tests both engines. Outside this folder, only `processes.group` and `.store` import a backend.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -18,6 +18,7 @@ from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 
 Note = Callable[[keras.Variable], None]
+Told = Callable[[int, list[np.ndarray]], None]
 
 
 class Watch(Protocol):
@@ -272,6 +273,46 @@ class Replicas(Protocol):
 
     def part(self, rows: Tensor) -> tuple[Tensor, Tensor | int]:
         """Return a replica's slice of a vector over the rows, and its start; outside of replicas, all of it and 0."""
+
+
+class Listener(Protocol):
+    """The values of code that runs now, or is traced and runs later, for an audit; made by `engines.listener`.
+
+    Attributes:
+        is_deaf_to_xla: true if code that XLA compiles cannot report values.
+    """
+
+    is_deaf_to_xla: bool
+
+    def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
+        """Return a context that calls `told` with the shape of each differentiated target, if it is visible."""
+
+    def tell(self, told: Told, values: list[Tensor]) -> None:
+        """Call `told` with the index of this call and the numbers, valid in it: now, or each time the trace runs."""
+
+    def value(self, variable: Tensor) -> Tensor:
+        """Return the value of a Keras variable at this point of the program, in its dtype."""
+
+    def dense(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as one tensor, equal rows summed."""
+
+    def is_differentiated(self, values: list[Tensor]) -> bool | None:
+        """Whether a gradient is taken through these values; None if it is not known."""
+
+    def replica(self) -> int:
+        """Return the index of the current replica; 0 outside of replicas."""
+
+    def blind(self, values: list[Tensor]) -> str:
+        """Return the kind of code that runs here and cannot report values; "" if it can."""
+
+    def stack(self) -> Iterable[tuple[str, int]]:
+        """Return (file, line) of the running functions in the user's source, innermost first."""
+
+    def unhooked(self, function: Callable) -> Callable:
+        """Return the function, marked so that the engine does not convert its source."""
+
+    def settle(self) -> None:
+        """Return once all values of finished code are reported."""
 
 
 @dataclass(frozen=True, eq=False)

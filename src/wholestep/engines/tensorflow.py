@@ -21,7 +21,6 @@ from wholestep.tree import Tensor, Tree
 
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
 _BODIES = "WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph"  # called by the loop alone
-_UNKNOWN_LISTS = "XLA cannot compile it (the gradient of a loop makes lists whose length is not known)"
 # XLA's convolutions on CPU are many times slower than TensorFlow's (measured: 20x); sizes that depend on values fail in
 # the middle of a run; operations in Python cannot be judged by the graph. All others are compiled on trial.
 _NOT_FOR_XLA = ("Conv", "Depthwise", "Unique", "Where", "PyFunc", "EagerPyFunc")
@@ -86,13 +85,11 @@ class TensorflowPrograms:
         """
         specs = specs_of(examples)
         graph = tf.function(function, autograph=False).get_concrete_function(*specs)
-        if self._is_split:
-            return Compiled(graph, how=self._how_without)
-        if not repeats or self.why_no_xla:
+        if not repeats or self.why_no_xla or self._is_split:
             return self._without_xla(graph)
-        if why := why_not_for_xla(specs) or (_UNKNOWN_LISTS if holds_unknown_lists(graph) else ""):
+        if why := _why_not_for_xla(graph, specs):
             return self._without_xla(graph, why)
-        if not self.always_xla and is_not_for_xla(graph):
+        if not self.always_xla and _is_not_for_xla(graph):
             return self._without_xla(graph)
         try:
             again = tf.function(lambda *given: graph(*given), autograph=False, jit_compile=True)  # not traced anew
@@ -104,15 +101,11 @@ class TensorflowPrograms:
         return Compiled(FlatCall(compiled), how="XLA compiles it.")
 
     def _without_xla(self, graph: tf.types.experimental.ConcreteFunction, why: str = "") -> Compiled:
-        if why:
-            self.why_no_xla = why
         if why and self.always_xla:
             warn(f"jit_compile=True has no effect: {why}.")
-        return Compiled(FlatCall(graph), how=self._how_without)
-
-    @property
-    def _how_without(self) -> str:
-        return f"TensorFlow runs it without XLA: {self.why_no_xla}." if self.why_no_xla else ""
+        self.why_no_xla = why or self.why_no_xla
+        how = f"TensorFlow runs it without XLA: {self.why_no_xla}." if self.why_no_xla else ""
+        return Compiled(graph if self._is_split else FlatCall(graph), how=how)
 
     def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
         """Return False: no function is known to be slower inside a compiled loop."""
@@ -265,34 +258,27 @@ def choose_xla(model: keras.Model | None, asked: bool | str) -> tuple[bool, str]
     return asked is True, "" if asked else "jit_compile=False"
 
 
-def is_not_for_xla(program: tf.types.experimental.ConcreteFunction) -> bool:
+def _is_not_for_xla(graph: tf.types.experimental.ConcreteFunction) -> bool:
     """Whether a traced function holds an operation for which XLA is known to be slow or to fail."""
-    definition = program.graph.as_graph_def()
+    definition = graph.graph.as_graph_def()
     functions = [node for function in definition.library.function for node in function.node_def]
     return any(node.op.startswith(_NOT_FOR_XLA) for node in [*definition.node, *functions])
 
 
-def holds_unknown_lists(program: tf.types.experimental.ConcreteFunction) -> bool:
-    """Whether a traced function makes lists whose length a loop pops off another list.
-
-    The gradient of a loop by what it reads does so, as in a second recurrent layer. XLA cannot compile it, and says so
-    in hundreds of lines of TensorFlow's log.
-    """
-    for function in program.graph.as_graph_def().library.function:
-        kinds = {node.name: node.op for node in function.node_def}
-        reserves = (node for node in function.node_def if node.op == "TensorListReserve")
-        if any(kinds.get(node.input[1].partition(":")[0]) == "TensorListPopBack" for node in reserves):
-            return True
-    return False
-
-
-def why_not_for_xla(specs: Tree) -> str:
-    """Return why XLA cannot hold arguments of such shapes and dtypes; "" if it can."""
+def _why_not_for_xla(graph: tf.types.experimental.ConcreteFunction, specs: Tree) -> str:
+    """Return why XLA cannot compile a traced function of such arguments; "" if it may."""
     leaves = [spec for spec in tf.nest.flatten(specs) if spec is not None]
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in leaves):
         return "it takes ragged rows, whose lengths are not static"
     if any(getattr(spec, "dtype", None) == tf.string for spec in leaves):
         return "it takes text, which XLA does not support"
+    for function in graph.graph.as_graph_def().library.function:
+        # A length that a loop pops off another list, as in the gradient of a second recurrent layer: XLA would say so
+        # in hundreds of lines of TensorFlow's log.
+        kinds = {node.name: node.op for node in function.node_def}
+        reserves = (node for node in function.node_def if node.op == "TensorListReserve")
+        if any(kinds.get(node.input[1].partition(":")[0]) == "TensorListPopBack" for node in reserves):
+            return "XLA cannot compile it (the gradient of a loop makes lists whose length is not known)"
     return ""
 
 

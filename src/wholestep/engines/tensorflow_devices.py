@@ -141,10 +141,7 @@ class TensorflowDevices:
         return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
-        """Return host arrays in the form that is fastest for a program: on the device.
-
-        Of several replicas, each gets its `shares` of the rows: int (replicas, rows of a replica).
-        """
+        """Return host arrays as a program takes them fastest: on the device, to each replica its share."""
         if shares is None or (put := self._put) is None:
             return self.place(data)
         return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
