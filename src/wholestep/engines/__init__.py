@@ -79,7 +79,7 @@ def scope(model: keras.Model) -> AbstractContextManager:
 
 def num_replicas(model: keras.Model) -> int:
     """Return the number of devices that share the rows of a batch, as set by the model and Keras alone."""
-    return _module("_devices").num_replicas(model)
+    return _module("_devices").find_replicas(model, None).count
 
 
 def makes_variables() -> bool:

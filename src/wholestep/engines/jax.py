@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from keras.optimizers import Optimizer
 
 from wholestep.engines.eager import EagerPrograms
-from wholestep.engines.jax_devices import JaxDevices, JaxReplicas, MeshLayout, find_layout, gather
+from wholestep.engines.jax_devices import JaxDevices, MeshLayout, find_replicas, gather
 from wholestep.engines.jax_eager import EagerJaxOperations, readable
 from wholestep.engines.jax_random import JaxRandom
 from wholestep.engines.jax_steps import JaxOptimizer, JaxSteps
@@ -46,7 +46,8 @@ def make_engine(
     is_off = jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_off(model))
     if is_off and not is_eager:
         warn(_ALWAYS_COMPILED)
-    layout, processes = find_layout(replicas), group.connect()
+    several, processes = find_replicas(model, replicas), group.connect()
+    layout = several.layout
     programs: Programs = EagerPrograms(nullcontext) if is_eager else JaxPrograms(layout, processes)
     ops: Operations = EagerJaxOperations(JaxOperations()) if is_eager else JaxOperations()
     return Engine(
@@ -58,7 +59,7 @@ def make_engine(
         ops=ops,
         random=JaxRandom(is_eager=is_eager),
         devices=JaxDevices(layout, processes, is_eager=is_eager),
-        replicas=JaxReplicas(layout),
+        replicas=several,
         processes=processes,
     )
 

@@ -1,7 +1,7 @@
 """The devices and replicas on JAX: batches are spread over replicas, variables placed by their layouts."""
 
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +10,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from wholestep.checkpoints.pieces import Numbers
+from wholestep.engines.protocol import Shares
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.processes.protocol import Processes
 from wholestep.tree import Tensor, Tree
 
 _INT32 = np.iinfo(np.int32)
-
-
-class Shares(NamedTuple):
-    """Loaded rows, each on the replica that computes on it: leaves (replicas, rows of a replica, ...)."""
-
-    leaves: Tree
 
 
 class MeshLayout:
@@ -68,39 +63,6 @@ class MeshLayout:
         """Place each replica's share of the rows; `shares` are row indices, int (replicas, rows of a replica)."""
         shape = (*shares.shape, *leaf.shape[1:])
         return jax.make_array_from_callback(shape, self.rows, lambda index: leaf[shares[index[0]]])
-
-
-def find_layout(replicas: int | str | None) -> MeshLayout | None:
-    """Return the layout set by `keras.distribution` or `replicas`; None for one device.
-
-    Raises:
-        SpecificationError: the two contradict each other, or there are too few devices.
-    """
-    distribution = keras.distribution.distribution()
-    if distribution is not None:
-        layout = MeshLayout(distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution)
-        if replicas not in (None, "all", layout.num_replicas):
-            must = "replicas must be left out under keras.distribution, which sets them."
-            raise SpecificationError(message(must, f"replicas={replicas} and {distribution}", "leave one of them out."))
-        return layout
-    devices = jax.devices()
-    if replicas is None and jax.process_count() == 1:
-        return None
-    num = len(devices) if replicas in (None, "all") else int(replicas)
-    if num > len(devices):
-        received = f"{num} replicas, {len(devices)} devices"
-        attempt = f'replicas="all", or XLA_FLAGS=--xla_force_host_platform_device_count={num} to try it on a CPU.'
-        raise SpecificationError(message("Every replica needs a device.", received, attempt))
-    if jax.process_count() > 1 and num != len(devices):
-        must = "Several processes train with all of their devices."
-        raise SpecificationError(message(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
-    return None if len(devices[:num]) == 1 else MeshLayout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")
-
-
-def num_replicas(model: keras.Model) -> int:
-    """Return the number of devices that share the rows of a batch, as set by Keras alone."""
-    layout = find_layout(None)
-    return 1 if layout is None else layout.num_replicas
 
 
 def spread_like(value: jax.Array, numbers: Numbers) -> jax.Array:
@@ -166,7 +128,8 @@ class JaxReplicas:
 
     def __init__(self, layout: MeshLayout | None):
         self.layout = layout
-        self.can_split = layout is not None and layout.num_replicas > 1
+        self.count = 1 if layout is None else layout.num_replicas
+        self.can_split = self.count > 1
         if layout is not None and isinstance(layout.distribution, keras.distribution.ModelParallel):
             self.can_split = False  # layers may name the axis of the rows
         self._is_inside = False  # whether the part of one replica is being traced
@@ -224,6 +187,34 @@ class JaxReplicas:
         each = rows.shape[0] // self.layout.num_replicas
         start = jax.lax.axis_index(self.layout.axis) * each
         return jax.lax.dynamic_slice_in_dim(rows, start, each), start
+
+
+def find_replicas(model: keras.Model | None, replicas: int | str | None) -> JaxReplicas:
+    """Return the replicas set by `keras.distribution` or `replicas`.
+
+    Raises:
+        SpecificationError: the two contradict each other, or there are too few devices.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        layout = MeshLayout(distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution)
+        if replicas not in (None, "all", layout.num_replicas):
+            must = "replicas must be left out under keras.distribution, which sets them."
+            raise SpecificationError(message(must, f"replicas={replicas} and {distribution}", "leave one of them out."))
+        return JaxReplicas(layout)
+    devices = jax.devices()
+    if replicas is None and jax.process_count() == 1:
+        return JaxReplicas(None)
+    num = len(devices) if replicas in (None, "all") else int(replicas)
+    if num > len(devices):
+        received = f"{num} replicas, {len(devices)} devices"
+        attempt = f'replicas="all", or XLA_FLAGS=--xla_force_host_platform_device_count={num} to try it on a CPU.'
+        raise SpecificationError(message("Every replica needs a device.", received, attempt))
+    if jax.process_count() > 1 and num != len(devices):
+        must = "Several processes train with all of their devices."
+        raise SpecificationError(message(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
+    is_one = len(devices[:num]) == 1
+    return JaxReplicas(None if is_one else MeshLayout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas"))
 
 
 def gather(data: Tree, rows: Tensor) -> Tree:

@@ -47,6 +47,12 @@ class Compiled(NamedTuple):
     how: str = ""
 
 
+class Shares(NamedTuple):
+    """Loaded rows, each on the replica that computes on it: leaves (replicas, rows of a replica, ...)."""
+
+    leaves: Tree
+
+
 class VariableAccess(Protocol):
     """The values of Keras variables, between programs and in them."""
 
@@ -269,7 +275,7 @@ class Replicas(Protocol):
         """Run (data, carried, given) -> (sums, carried, alike), if split on each replica; add up sums and changes."""
 
     def batch(self, data: Tree, rows: Tensor) -> Tree:
-        """Return these rows, and to a replica its equal part; of data staged by shares, `rows` index the shares."""
+        """Return these rows, and to a replica its equal part; of `Shares`, `rows` index the shares."""
 
     def part(self, rows: Tensor) -> tuple[Tensor, Tensor | int]:
         """Return a replica's slice of a vector over the rows, and its start; outside of replicas, all of it and 0."""

@@ -2,21 +2,16 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from wholestep import tree
+from wholestep.engines.protocol import Shares
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor, Tree
-
-
-class Shares(NamedTuple):
-    """Loaded rows, each on the replica that computes on it: leaves of one value for each replica."""
-
-    leaves: Tree
 
 
 class TensorflowReplicas:
@@ -176,11 +171,6 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Tens
             message(must, found, "with tf.distribute.MirroredStrategy().scope(): build the model.")
         )
     return TensorflowReplicas(strategy, model) if count > 1 else TensorflowReplicas()
-
-
-def num_replicas(model: keras.Model) -> int:
-    """Return the number of devices that share the rows of a batch, as set by the model alone."""
-    return find_replicas(model, None).count
 
 
 # ---- leaves of data ----
