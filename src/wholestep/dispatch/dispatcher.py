@@ -33,15 +33,13 @@ from wholestep.tree import Tensor, Tree
 _MOST_BYTES = 64 << 20  # of state copied for a dispatch
 _MOST_SECONDS = 1e-3  # of an update: a longer one gains nothing noticeable
 
+_copies = partial(keras.tree.map_structure, keras.ops.copy)  # of a state
+
 Given = Callable[[Run, Program], tuple[State, Tree]]
 
 
 def _placed_span(devices: Devices, first: int, num: int, begins: int) -> Tensor:
     return devices.place(span(first, num, begins))
-
-
-def _copies(state: State) -> State:
-    return keras.tree.map_structure(keras.ops.copy, state)
 
 
 @dataclass

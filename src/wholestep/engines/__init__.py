@@ -114,9 +114,5 @@ def placed(variable: keras.Variable, numbers: Numbers) -> Any:
 
 
 def listener() -> Listener:
-    """Return the listener of an audit for the running Keras backend.
-
-    Raises:
-        SpecificationError: the backend is neither jax nor tensorflow.
-    """
+    """Return the listener of an audit for the running Keras backend."""
     return _module("_listener").EngineListener()

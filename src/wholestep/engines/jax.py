@@ -27,10 +27,6 @@ from wholestep.processes.protocol import Processes
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
-_ALWAYS_COMPILED = (
-    "jit_compile=False has no effect: on JAX an update is always compiled, unless the model is compiled with "
-    "run_eagerly=True."
-)
 _TRACED_FOR = jax.make_user_context(None)
 
 
@@ -45,7 +41,8 @@ def make_engine(
     """Return the engine on JAX; an eager one has one device, and calls no `jax.jit`."""
     is_off = jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_off(model))
     if is_off and not is_eager:
-        warn(_ALWAYS_COMPILED)
+        told = "on JAX an update is always compiled, unless the model is compiled with run_eagerly=True."
+        warn(f"jit_compile=False has no effect: {told}")
     several, processes = find_replicas(model, replicas), group.connect()
     layout = several.layout
     programs: Programs = EagerPrograms(nullcontext) if is_eager else JaxPrograms(layout, processes)
@@ -69,12 +66,7 @@ def _branch(is_first: Tensor, first: Callable, second: Callable) -> Tree:
 
 
 class JaxPrograms:
-    """The part `programs` of the engine on JAX: each program is one XLA computation, compiled before its first call.
-
-    Args:
-        layout: the placement of arrays on several devices; None for one.
-        processes: the processes of the run, all of which must compile the same.
-    """
+    """The part `programs` of the engine on JAX: each program is one XLA computation, compiled before its first call."""
 
     is_eager = False
     always_xla = False  # XLA is not a choice on JAX

@@ -19,7 +19,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 class MeshLayout:
-    """A mesh of devices, one axis of which is the replicas.
+    """A mesh of devices, one axis of which is the replicas; the parts of an engine have None for one device.
 
     Args:
         mesh: the devices.
@@ -27,12 +27,7 @@ class MeshLayout:
         distribution: the `keras.distribution` that places variables; None if every device holds all of them.
     """
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        axis: str,
-        distribution: keras.distribution.DataParallel | keras.distribution.ModelParallel | None = None,
-    ):
+    def __init__(self, mesh: Mesh, axis: str, distribution: Any = None):
         self.mesh = mesh
         self.axis = axis
         self.distribution = distribution
@@ -74,7 +69,6 @@ class JaxDevices:
     """The part `devices` of the engine on JAX.
 
     Args:
-        layout: the placement of arrays on several devices; None for one.
         is_eager: whether programs need arrays of JAX, as user code sees them.
     """
 
@@ -87,8 +81,7 @@ class JaxDevices:
 
     def memory(self) -> int | None:
         """Return the bytes of the device's memory; None where it is the host's."""
-        stats = jax.local_devices()[0].memory_stats() or {}
-        return stats.get("bytes_limit")
+        return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
     def place(self, data: Tree) -> Tree:
         """Put host arrays on the device immediately; with several devices, on each."""
@@ -117,11 +110,7 @@ class JaxDevices:
 
 
 class JaxReplicas:
-    """The part `replicas` of the engine on JAX.
-
-    Args:
-        layout: the placement of arrays on several devices; None for one.
-    """
+    """The part `replicas` of the engine on JAX."""
 
     is_split = False  # arrays are global, unless an update is better split
     coupling_layers: Collection[keras.layers.Layer] = ()

@@ -36,7 +36,7 @@ class EngineListener:
             self._clock += 1
             told(self._clock, [np.asarray(number) for number in numbers])
 
-        if _traced(values):
+        if _kinds(values):
             jax.debug.callback(heard, *values, ordered=True)
         else:
             jax.effects_barrier()  # earlier values are reported first
@@ -78,10 +78,6 @@ class EngineListener:
     def settle(self) -> None:
         """Wait for the device and its reports."""
         jax.effects_barrier()
-
-
-def _traced(values: list[Tensor]) -> bool:
-    return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def _kinds(values: list[Tensor]) -> set[str]:

@@ -25,11 +25,7 @@ class JaxRandom:
         self._is_eager = is_eager
 
     def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Return the words of each row by its place: (rows, words), by Philox-4x32-10.
-
-        Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the next 32 the stream.
-        The first words of a row's blocks come first, then the second words, and so on.
-        """
+        """Return the words of each row by its place: (rows, words), by Philox-4x32-10."""
         return (_compiled if self._is_eager else _words)(seed, stream, first, num_rows, num_words)
 
     def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
@@ -38,6 +34,8 @@ class JaxRandom:
 
 
 def _words(seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
+    # Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the next 32 the stream. The
+    # first words of a row's blocks come first, then the second words, and so on.
     num = -(-num_words // 4)
     places = jnp.asarray(first).astype(jnp.uint32) + jnp.arange(num_rows, dtype=jnp.uint32)
     high, start = _multiplied(places, num)

@@ -134,16 +134,13 @@ def _drop(kept: Callable[[], ByVariable | None], key: int) -> None:
 
 
 class JaxVariables:
-    """The part `variables` of the engine on JAX.
-
-    Args:
-        layout: the placement of arrays on several devices; None for one.
-    """
+    """The part `variables` of the engine on JAX."""
 
     watch = Watch  # arrays do not change, so newer values are read through the variable
 
     def __init__(self, layout: MeshLayout | None):
         self.layout = layout
+        self._gives_whole = layout is None or layout.distribution is not None  # to the variables: the state's arrays
         self._given = ByVariable()  # (array of the first device, full array)
         self._seen = ByVariable()
         self._sharing = ByVariable()
@@ -246,11 +243,6 @@ class JaxVariables:
         self._given.keep(variable, (alone, value))
         self._sharing.keep(variable, alone)
         return alone
-
-    @property
-    def _gives_whole(self) -> bool:
-        """Whether variables hold the full arrays of the state."""
-        return self.layout is None or self.layout.distribution is not None
 
     def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         if self.layout is None:

@@ -13,7 +13,12 @@ from wholestep.engines.eager import EagerPrograms
 from wholestep.engines.protocol import Compiled, Engine, Programs
 from wholestep.engines.tensorflow_devices import TensorflowDevices, TensorflowReplicas, find_replicas, gather, specs_of
 from wholestep.engines.tensorflow_random import TensorflowRandom
-from wholestep.engines.tensorflow_variables import TensorflowOptimizer, TensorflowSteps, TensorflowVariables
+from wholestep.engines.tensorflow_variables import (
+    TensorflowOptimizer,
+    TensorflowSteps,
+    TensorflowVariables,
+    as_function,
+)
 from wholestep.errors import warn
 from wholestep.processes.single import SingleProcess
 from wholestep.state import State
@@ -62,7 +67,6 @@ class TensorflowPrograms:
 
     Args:
         model: the model, whose layers and `compile` may rule out XLA; None if there is none.
-        replicas: the replicas that share the rows of a batch.
         jit_compile: whether the user wants XLA; "auto" leaves the choice to the program.
     """
 
@@ -77,11 +81,8 @@ class TensorflowPrograms:
         """Compile the function for arguments such as `examples`; with XLA if it repeats a step many times.
 
         XLA takes seconds to compile and then halves the time of small steps. The choice depends on the program alone,
-        never on a measurement: the same program must give the same bits again.
-
-        Args:
-            repeats: whether the last argument is the number of repetitions of a step. It is 0 in `examples`, so that a
-                call with them only compiles.
+        never on a measurement: the same program must give the same bits again. If it `repeats`, the last argument is
+        the number of repetitions, 0 in `examples`: a call with them only compiles.
         """
         specs = specs_of(examples)
         graph = tf.function(function, autograph=False).get_concrete_function(*specs)
@@ -127,8 +128,7 @@ class TensorflowPrograms:
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
         """Return the shapes and dtypes of a traced function's results."""
-        traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
-        return traced.get_concrete_function(*specs_of(arguments)).structured_outputs
+        return as_function(function).get_concrete_function(*specs_of(arguments)).structured_outputs
 
 
 class TensorflowTraces:
@@ -157,11 +157,7 @@ class TensorflowTraces:
 
 
 class TensorflowOperations:
-    """The part `ops` of the engine on TensorFlow.
-
-    Args:
-        replicas: the replicas that share the rows of a batch.
-    """
+    """The part `ops` of the engine on TensorFlow."""
 
     gather = staticmethod(gather)
 

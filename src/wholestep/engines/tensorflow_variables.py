@@ -93,13 +93,7 @@ class TensorflowVariables:
 
 
 class TensorflowOptimizer:
-    """The part `optimizer` of the engine on TensorFlow, which updates the variables in place.
-
-    Args:
-        optimizer: the Keras optimizer; None for evaluation alone.
-        replicas: the replicas that have the variables.
-        variables: knows the parameters.
-    """
+    """The part `optimizer` of the engine on TensorFlow, which updates the variables in place."""
 
     keeps_assigned = True  # `keras.Model.fit` keeps the parameter values that the forward pass assigns
 
@@ -188,10 +182,9 @@ class TensorflowSteps:
 
 def as_function(step: Callable) -> Any:
     """Return a step as a function that is traced once for each shape, and creates variables in its first trace."""
-    return tf.function(step, autograph=False)
+    return step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
 
 
 def make_variables(function: Any, batch: Tree) -> None:
     """Create the variables of a function for such a batch. Nothing is computed."""
-    traced = function if hasattr(function, "get_concrete_function") else as_function(function)
-    traced.get_concrete_function(*specs_of((tree.map_leaves(tensor_of, batch),)))
+    as_function(function).get_concrete_function(*specs_of((tree.map_leaves(tensor_of, batch),)))
