@@ -105,7 +105,7 @@ def _only_if_asked(model, asked):
 @pytest.fixture(autouse=True)
 def _fresh(request, monkeypatch):
     if IS_QUICK and keras.backend.backend() == "tensorflow" and request.module.__name__ not in WITH_XLA:
-        monkeypatch.setattr("wholestep.engines.tensorflow_programs.choose_xla", _only_if_asked)
+        monkeypatch.setattr("wholestep.engines.tensorflow.choose_xla", _only_if_asked)
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     yield

@@ -152,7 +152,7 @@ def sharded():
     trainer = ws.Trainer(model)
     for _ in trainer.steps(ws.Batches((x, x[:, :2]), 16, shuffle=False), epochs=3):
         pass
-    whole = jax.jit(lambda values: values, out_shardings=trainer.executor.engine.layout.everywhere)
+    whole = jax.jit(lambda values: values, out_shardings=trainer.executor.engine.replicas.layout.everywhere)
     said = ""
     try:
         if jax.process_count() > 1:

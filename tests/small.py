@@ -26,3 +26,15 @@ def values(made):
 def same(one, two):
     """Whether two models hold the same bits."""
     return all(a.tobytes() == b.tobytes() for a, b in zip(values(one), values(two), strict=True))
+
+
+def count_calls(monkeypatch, kind, name):
+    """Return a list that has one entry for each call of a method of a class."""
+    calls, method = [], getattr(kind, name)
+
+    def counting(*given, **named):
+        calls.append(given)
+        return method(*given, **named)
+
+    monkeypatch.setattr(kind, name, counting)
+    return calls

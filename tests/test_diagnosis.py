@@ -16,8 +16,8 @@ def found(values, *, are_rows_left=True):
     shift = keras.Variable(np.array(values[1], "float32"), name="shift")
     count = keras.Variable(np.array(values[2]), dtype="int32", trainable=False, name="count")
     variables, engine = Variables([kernel], [], [count, shift], []), engines.choose()
-    params, slots, buffers = engine.read_variables(variables)
-    seen = engine.fetch(look(engine, variables, State(params, slots, buffers, [], (), (), ())))
+    params, slots, buffers = engine.variables.read(variables)
+    seen = engine.devices.fetch(look(engine, variables, State(params, slots, buffers, [], (), (), ())))
     assert len(seen) == 2  # whole numbers are always finite
     return unsound(variables, seen, are_rows_left=are_rows_left)
 

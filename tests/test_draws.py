@@ -322,13 +322,13 @@ def test_a_cut_batch_draws_no_more_words(monkeypatch):
 
     The pass that weighs the rows beforehand asks for draws as well, which nobody needs.
     """
-    drawn, honest = [], type(engines.choose()).words
+    drawn, honest = [], type(engines.choose().random).words
 
     def counting(engine, seed, stream, first, num_rows, num_words):
         zero = zero_by(lambda: drawn.append((num_rows, num_words)), first)
         return honest(engine, seed, stream, first, num_rows, num_words) + zero
 
-    monkeypatch.setattr(type(engines.choose()), "words", counting)
+    monkeypatch.setattr(type(engines.choose().random), "words", counting)
     for size in (16, 8, 2):
         drawn.clear()
         trained(size)
@@ -604,12 +604,12 @@ SEED = (7, 1)
 def drawn(function, *shape, first=0, seed=SEED, **arguments):
     """Return what a function draws for rows along the first axis, as numpy."""
     engine = engines.choose()
-    given = engine.place((state_of(seed), np.int32(first)))
+    given = engine.devices.place((state_of(seed), np.int32(first)))
 
     def draw(state, first):
         return function(Words(engine, state, first, shape[0], 0), shape, **arguments)
 
-    return np.asarray(engine.fetch(engine.compile(draw, given, spends=False)(*given)))
+    return np.asarray(engine.devices.fetch(engine.programs.compile(draw, given, spends=False).call(*given)))
 
 
 def state_of(seed):
@@ -725,10 +725,10 @@ def test_the_gradient_of_a_gamma_number_by_its_parameter():
     def slopes(state):
         alpha = ops.full((40, 500), 2.0)
         words = Words(engine, state, 0, 40, 0)
-        return engine.differentiate(lambda p: (ops.sum(rejection.gamma(words, (40, 500), p[0])), ()), [alpha])[0][0]
+        return engine.ops.differentiate(lambda p: (ops.sum(rejection.gamma(words, (40, 500), p[0])), ()), [alpha])[0][0]
 
-    state = engine.place((state_of(SEED),))
-    found = engine.fetch(engine.compile(slopes, state, spends=False)(*state))
+    state = engine.devices.place((state_of(SEED),))
+    found = engine.devices.fetch(engine.programs.compile(slopes, state, spends=False).call(*state))
     assert np.mean(found) == pytest.approx(1, abs=4.5 * np.std(found) / np.sqrt(found.size))
 
 

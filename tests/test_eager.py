@@ -1,5 +1,7 @@
 """`run_eagerly`: model and objective see numbers, and the update is the one that is compiled."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
 import numpy as np
 import pytest
@@ -158,6 +160,33 @@ def updated(compute, *, eager=True):
     model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eager)
     ws.Trainer(model).update((ROWS, LABELS.astype("float32")[:, None]))
     return model.get_weights()
+
+
+READS = np.asarray, np.isfinite, np.shape, "{:.1f}".format, lambda x: np.float32(2) * x
+
+
+@on("jax")
+@pytest.mark.parametrize("read", READS, ids=["array", "ufunc", "function", "format", "operator"])
+def test_other_threads_read_no_tracer_meanwhile(read):
+    if ENGINE != "jax":
+        return
+    import jax
+
+    def outcome():
+        try:
+            return jax.grad(lambda x: x + 0 * np.size(read(x)))(1.0).item()
+        except Exception as error:
+            return type(error)
+
+    def elsewhere(hidden):
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(outcome).result())
+        return hidden + 0 * np.size(read(hidden[0, 0]))  # this thread reads
+
+    seen, before = [], outcome()
+    updated(elsewhere)
+    assert set(seen) == {before}
+    assert outcome() == before
 
 
 @on("jax")

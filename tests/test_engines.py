@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -21,12 +22,21 @@ from small import model
 from wholestep import engines
 from wholestep.embeddings.rows import for_rows
 from wholestep.embeddings.tables import Table, TableRows
-from wholestep.engines.protocol import Engine
+from wholestep.engines.protocol import PARTS, Listener, Watch
 from wholestep.errors import BatchError, SpecificationError
 from wholestep.state import State, Variables
 
 JAX = keras.backend.backend() == "jax"
-VERBS = [verb for verb in vars(Engine) if not verb.startswith("_")]
+FACT = re.compile(r"^        (\w+): (.*)$", flags=re.MULTILINE)
+
+
+def contracts_of(part):
+    """Return the lines of contract of a part: of its facts, then of its verbs."""
+    verbs = {name: verb.__doc__ for name, verb in vars(part).items() if not name.startswith("_")}
+    return dict(FACT.findall(part.__doc__)) | verbs
+
+
+VERBS = {name: line for part in PARTS for name, line in contracts_of(part).items()}
 
 # relu, not tanh: TensorFlow's tanh of 64-bit numbers is right to 1e-8 only.
 CURVE = """
@@ -82,9 +92,9 @@ def test_only_known_backends(monkeypatch):
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow keeps 64 bits")
 def test_integers_never_wrap_around(engine):
-    assert engine.place(np.array([2**31 - 1])).dtype == np.int32
+    assert engine.devices.place(np.array([2**31 - 1])).dtype == np.int32
     with pytest.raises(BatchError, match="fit in 32 bits"):
-        engine.place(np.array([2**31]))
+        engine.devices.place(np.array([2**31]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -93,7 +103,8 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_stands(engine, dtype
     for num in (1, 7, 1000):
         values = np.random.default_rng(0).normal(size=num)
         example = keras.ops.convert_to_tensor(values, dtype)
-        program = engine.compile(lambda v: engine.is_finite([v, v[:1]]), (example,), spends=False, repeats=repeats)
+        options = {"spends": False, "repeats": repeats}
+        program = engine.programs.compile(lambda v: engine.ops.is_finite([v, v[:1]]), (example,), **options).call
         assert bool(program(example))
         for bad in (np.nan, np.inf, -np.inf):
             for place in {0, num // 2, num - 1}:
@@ -106,10 +117,12 @@ def test_the_gradient_of_a_table_has_a_shape_that_is_known_when_it_is_compiled(e
     import tensorflow as tf
 
     def program(table, rows):
-        (grad,), _ = engine.differentiate(lambda params: (tf.reduce_sum(tf.gather(params[0], rows) ** 2), ()), [table])
+        (grad,), _ = engine.ops.differentiate(
+            lambda params: (tf.reduce_sum(tf.gather(params[0], rows) ** 2), ()), [table]
+        )
         return grad
 
-    compiled = engine.compile(program, (tf.ones((20, 3)), tf.constant([1, 1, 4])), spends=False)
+    compiled = engine.programs.compile(program, (tf.ones((20, 3)), tf.constant([1, 1, 4])), spends=False).call
     (summed,) = [op for op in compiled.traced.graph.get_operations() if op.type == "UnsortedSegmentSum"]
     assert summed.inputs[2].op.type == "Const"  # or XLA compiles anew for every value of the table
     np.testing.assert_array_equal(compiled(tf.ones((20, 3)), tf.constant([1, 1, 4]))[:5, 0], [0, 4, 0, 0, 2])
@@ -131,7 +144,7 @@ class Case:
         metric = keras.metrics.Sum()
         own = self.model.trainable_variables, self.model.optimizer.variables, self.model.non_trainable_variables
         self.variables = Variables(*map(list, own), metric.variables)
-        self.data, self.rows = self.engine.place((DATA, ROWS))
+        self.data, self.rows = self.engine.devices.place((DATA, ROWS))
 
     def build(self, replicas):
         with spread_over(replicas):
@@ -147,27 +160,28 @@ class Case:
         optimizer = self.model.optimizer
         return engines.choose(optimizer, self.model, None if self.replicas == 1 else self.replicas, **options)
 
+    def compile(self, function, examples, **options):
+        return self.engine.programs.compile(function, examples, **options).call
+
     def read(self):
-        params, slots, buffers = self.engine.read_variables(self.variables)
-        stopped, metrics = self.engine.place((np.int32(0), [np.zeros((), "float32")]))
+        params, slots, buffers = self.engine.variables.read(self.variables)
+        stopped, metrics = self.engine.devices.place((np.int32(0), [np.zeros((), "float32")]))
         return State(params, slots, buffers, metrics, (), stopped, ())
 
     def grads(self):
         return [np.full(v.shape, 2.0 * i, "float32") for i, v in enumerate(self.variables.params)]
 
     def run(self, function, *arguments):
-        program = self.engine.compile(lambda *arguments: function(*arguments), arguments, spends=False)
-        return self.engine.fetch(program(*arguments))
+        program = self.compile(lambda *arguments: function(*arguments), arguments, spends=False)
+        return self.engine.devices.fetch(program(*arguments))
 
     def update(self, function, *given):
         """Carry out (state, *given) -> state, let the variables hold the result, and return what is kept of it."""
 
-        def stored(state, *given):
-            return self.engine.stored(function(self.engine.loaded(state), *given))
-
-        arguments = self.engine.at_rest(self.read()), *self.engine.place(given)
-        state, _ = self.engine.compile(dispatched(stored), arguments)(*arguments)
-        self.engine.write_variables(self.variables, state)
+        program = self.engine.variables.load_and_store(dispatched(function))
+        arguments = self.engine.variables.between_programs(self.read()), *self.engine.devices.place(given)
+        state, _ = self.compile(program, arguments)(*arguments)
+        self.engine.variables.write(self.variables, state)
         return state
 
     def each(self, function, data, *given):
@@ -175,13 +189,16 @@ class Case:
 
         def work(data, carried, given):
             found = function(data, *given)
-            own = ops.one_hot(self.engine.replica_start(self.replicas), self.replicas, dtype=found.dtype)
+            number = self.engine.replicas.part(ops.arange(self.replicas))[1]
+            own = ops.one_hot(number, self.replicas, dtype=found.dtype)
             return ops.reshape(own, (-1, *[1] * len(found.shape))) * found, carried, ()
 
         return self.run(lambda *arguments: self.total(work, *arguments)[0], data, given)
 
     def total(self, function, data, given):
-        return self.engine.total(function, data, ops.zeros(()), given, split=self.engine.can_split, syncs=False)
+        return self.engine.replicas.total(
+            function, data, ops.zeros(()), given, split=self.engine.replicas.can_split, syncs=False
+        )
 
     def use_table(self):
         """Have a model with an embedding table of 9 rows instead."""
@@ -223,292 +240,152 @@ def equal(one, two):
         np.testing.assert_array_equal(a, b)
 
 
+def seen_buffers(state):
+    return state, state.buffers
+
+
 def is_one_of(variable, variables):
     return any(variable is v for v in variables)
 
 
-def holds_name(case):
-    assert case.engine.name == keras.backend.backend()
+# ---- variables ----
 
 
-def holds_optimizer(case):
-    assert case.engine.optimizer is case.model.optimizer
-    assert engines.choose().optimizer is None
-
-
-def holds_processes(case):
-    processes = case.engine.processes
-    assert (processes.index, processes.count) == (0, 1)
-    assert processes.all_gather(processes.broadcast(3, "sharing"), "sharing") == [3]
-
-
-def holds_waits(case):
-    state, program = case.read(), case.engine.compile(lambda x: x + 1, (case.data,), spends=False)
-    found = program(case.data)
-    case.engine.write_variables(case.variables, state)
-    assert case.engine.waits == 0
-    for times in (1, 2):
-        case.engine.fetch((found, found))
-        assert case.engine.waits == times
-
-
-def holds_compilations(case):
-    programs = [case.engine.compile(lambda x: x + 1, (case.data,), spends=False) for _ in range(2)]
-    for program in programs * 2:
-        program(case.data)
-    assert case.engine.compilations == 2
-
-
-def holds_num_replicas(case):
-    assert case.engine.num_replicas == case.replicas
-
-
-def holds_own_replicas(case):
-    assert case.engine.own_replicas == list(range(case.replicas))
-
-
-def holds_is_split(case):
-    engine = case.engine
-
-    def work(data, carried, rows):
-        return (
-            ops.sum(ops.ones_like(engine.batch(data, rows)[:, 0])),
-            carried,
-            ops.zeros((engine.batch(data, rows).shape[0],)),
-        )
-
-    def program(data, rows):
-        return engine.total(work, data, ops.zeros(()), rows, split=engine.is_split, syncs=False)
-
-    total, _, seen = case.run(program, case.data, case.rows)
-    assert total == 8
-    assert len(seen) == (8 // case.replicas if engine.is_split else 8)
-    assert engine.is_split == (case.replicas > 1 and not JAX)
-
-
-def holds_can_split(case):
-    assert case.engine.can_split == (case.replicas > 1)
-    seen = case.each(
-        lambda data, rows: ops.sum(ops.ones_like(case.engine.batch(data, rows)[:, 0])), case.data, case.rows
-    )
-    equal(seen, np.full(case.replicas, 8 / case.replicas))
-
-
-def holds_coupling_layers(case):
-    norm = case.model.layers[-1]
-    assert list(case.engine.coupling_layers) == ([norm] if case.engine.is_split else [])
-
-    def work(data, carried, rows):
-        with keras.StatelessScope():
-            return ops.sum(norm(case.engine.batch(data, rows)[:, :2], training=True) ** 2), carried, ()
-
-    def program(data, rows):
-        split = case.engine.is_split
-        return case.engine.total(work, data, ops.zeros(()), rows, split=split, syncs=True)[0]
-
-    batch = DATA[ROWS][:, :2]
-    gamma, beta = keras.ops.convert_to_numpy(norm.gamma), keras.ops.convert_to_numpy(norm.beta)
-    whole = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + norm.epsilon) * gamma + beta
-    np.testing.assert_allclose(case.run(program, case.data, case.rows), np.sum(whole**2), rtol=1e-4)
-
-
-def holds_always_xla(case):
-    assert not case.engine.always_xla
-    assert case.choose(jit_compile=True).always_xla == (not JAX)
-
-
-def holds_loops_once(case):
-    assert case.engine.loops_once == JAX
-    assert case.choose(jit_compile=True).loops_once
-
-
-def holds_is_eager(case):
-    assert not case.engine.is_eager
-    if case.replicas == 1:
-        case.model.run_eagerly, seen = True, []
-        engine = case.choose()
-        assert engine.is_eager
-        engine.compile(lambda x: seen.append(ops.convert_to_numpy(x)), (case.data,), spends=False)(case.data)
-        equal(seen, [DATA])
-
-
-def holds_trying(case):
-    case.model.run_eagerly = case.replicas == 1
-    engine, before = case.choose(), case.held()
-
-    def step(x):
-        with keras.StatelessScope() if JAX else contextlib.nullcontext():  # as `call_step` has it
-            for variable in case.variables.params:
-                variable.assign_add(ops.ones(variable.shape))
-        return x
-
-    with engine.trying(case.variables):
-        engine.shapes(engine.traced(step), case.data)
-    equal(case.held(), before)
-
-
-def holds_freezes_reads(case):
-    variable = keras.Variable(1.0)
-    program = case.engine.compile(lambda x: x + variable.value, (case.data,), spends=False)
-    variable.assign(2.0)
-    equal(case.engine.fetch(program(case.data)), DATA + (1 if case.engine.freezes_reads else 2))
-
-
-def holds_closes_over(case):
-    """A function that is compiled by itself, and multiplies its gradient by a value of the program."""
-
-    def program(x):
-        outside = ops.sum(x)
-
-        @ops.custom_gradient
-        def scaled(x):
-            return x * 1.0, lambda *upstream: upstream[-1] * outside
-
-        inside = compiled_by_itself(scaled)
-        return case.engine.differentiate(lambda params: (ops.sum(inside(params[0])), ()), [x])[0][0]
-
-    if case.engine.closes_over:
-        equal(case.run(program, case.data), np.full_like(DATA, np.sum(DATA)))
-    else:
-        with pytest.raises(TypeError, match="Tracer"):
-            case.run(program, case.data)
-
-
-def holds_keeps_assigned(case):
-    before = case.held()[0]
-
-    def assign(state, grads, ok, value):
-        return case.engine.apply(state, state, grads, ok, {0: value})
-
-    case.update(assign, case.grads(), np.bool_(True), np.full((3, 2), 7, "float32"))
-    equal(case.held()[0][0], np.full((3, 2), 7) if case.engine.keeps_assigned else before[0])
-
-
-def holds_for_evaluation(case):
-    state, engine = case.read(), case.engine.for_evaluation()
-    assert not engine.is_split
-
-    def program(state, data, rows):
-        return engine.params(state), engine.batch(data, rows)
-
-    arguments = state, *engine.place((DATA, ROWS))
-    equal(engine.fetch(engine.compile(program, arguments, spends=False)(*arguments)), (case.held()[0], DATA[ROWS]))
-
-
-def holds_sharded(case):
-    assert case.engine.sharded(case.variables.params) == []
-    if JAX and case.replicas > 1:
-        mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), keras.distribution.list_devices()[:4])
-        places = keras.distribution.LayoutMap(mesh)
-        places[".*dense.*/kernel"] = (None, "model")
-        keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=places, batch_dim_name="batch"))
-        try:
-            made = case.build(None)
-            engine = engines.choose(made.optimizer, made)
-            assert engine.sharded(made.trainable_variables) == [f"{made.layers[0].kernel.path} (None, 'model')"]
-            assert not engine.can_split
-        finally:
-            keras.distribution.set_distribution(None)
-
-
-def holds_read_variables(case):
+def holds_read(case):
     case.variables.params[2].assign(case.variables.params[1])  # they may share an array, which cannot be spent twice
     state, held = case.read(), case.held()
     for values, known in zip(state[:3], held[:3], strict=True):
-        equal(case.engine.fetch(values), known if values else [])
+        equal(case.engine.devices.fetch(values), known if values else [])
     assert len(state.buffers) == len(held[2])
     case.variables.buffers[0].assign([9, 9])  # which the state does not see
-    after = case.engine.fetch(case.engine.compile(dispatched(grown), (state,))(state)[0])
+    after = case.engine.devices.fetch(case.compile(dispatched(grown), (state,))(state)[0])
     for values, known in zip(after[:3], held[:3], strict=True):
         equal(values, [value + 1 for value in known] if values else [])
 
 
-def holds_write_variables(case):
+def holds_read_metrics(case):
+    case.variables.metrics[0].assign(4)
+    state = case.read()._replace(metrics=case.engine.variables.read_metrics(case.variables))
+    case.variables.metrics[0].assign(9)  # which the state does not see
+    after = case.engine.devices.fetch(case.compile(dispatched(grown), (state,))(state)[0])
+    equal(after.metrics, [np.full((), 5)])
+
+
+def holds_captured(case):
+    other, state = keras.Variable(np.zeros((3, 2))), case.read()
+    program = case.compile(dispatched(grown), (state,))
+    for _ in range(2):
+        other.assign(case.variables.params[0])  # they may share an array, which is spent with the state
+        kernel = case.held()[0][0]
+        values = case.engine.variables.captured([other], state)
+        assert len(values) == case.engine.traces.freezes_reads
+        state, _ = program(state)
+        case.engine.variables.write(case.variables, state)
+        equal(case.engine.devices.fetch(values), [kernel] * len(values))
+    other.assign(kernel + 5)
+    equal(case.engine.devices.fetch(case.engine.variables.captured([other], state)), [kernel + 5] * len(values))
+
+
+def test_nothing_is_kept_of_a_variable_that_is_gone():
+    case = Case(2)
+    captured = keras.Variable(np.ones(3))
+    captured_of = [weakref.ref(value) for value in case.engine.variables.captured([captured], case.read())]
+    del captured
+    gc.collect()
+    assert [kept() for kept in captured_of] == [None] * JAX  # TensorFlow reads them where they are
+
+
+def holds_params(case):
+    state, before = case.read(), case.held()[0]
+
+    def program(state, grads, rows):
+        params = case.engine.variables.params(state, {0})
+        first = [case.engine.ops.gather(params[0], rows), *params[1:]]
+        state = case.engine.optimizer.apply(state, state, grads, ops.ones((), "bool"), {})
+        return state, (first, case.engine.variables.params(state))
+
+    arguments = state, *case.engine.devices.place((case.grads(), np.array([2, 0], "int32")))
+    first, after = case.engine.devices.fetch(case.compile(program, arguments)(*arguments)[1])
+    equal(first, [before[0][[2, 0]], *before[1:]])
+    equal(after, [p - 0.5 * g for p, g in zip(before, case.grads(), strict=True)])
+
+
+def holds_replica_params(case):
+    state, kernels = case.read(), [case.held()[0][0]] * case.replicas
+    params = case.engine.variables.params(state)
+    if case.engine.replicas.is_split:
+        kernels = [kernel + i for i, kernel in enumerate(kernels)]
+        for own, kernel in zip(case.variables.params[0].value.values, kernels, strict=True):
+            own.assign(kernel)
+    found = case.each(lambda data, *params: case.engine.variables.replica_params(list(params))[0], case.data, *params)
+    equal(found, np.stack(kernels))
+    equal(case.run(lambda *params: case.engine.variables.replica_params(list(params))[0], *params), kernels[0])
+
+
+def holds_holds(case):
+    state = case.update(grown)
+    assert case.engine.variables.holds(case.variables, state)
+    for variable in (case.variables.params[0], case.variables.slots[-1], case.variables.buffers[0]):
+        variable.assign(variable + 1)
+        held = case.held()[:3]
+        if not case.engine.variables.holds(case.variables, state):
+            params, slots, buffers = case.engine.variables.read(case.variables)
+            state = case.engine.variables.between_programs(state._replace(params=params, slots=slots, buffers=buffers))
+        seen = case.compile(case.engine.variables.load_and_store(seen_buffers), (state,), spends=False)(state)[1]
+        equal(case.engine.devices.fetch(seen), held[2])
+        equal(case.engine.devices.fetch(case.engine.variables.params(state)), held[0])
+        case.engine.variables.write(case.variables, state)
+        assert case.engine.variables.holds(case.variables, state)
+
+
+def holds_changed_outside(case):
+    case.update(grown)
+    known = [*case.variables.params, *case.variables.buffers]
+    known[0].assign(known[0] + 1)
+    known[-1].assign(known[-1] + 1)
+    changed = case.engine.variables.changed_outside(known)
+    assert is_one_of(known[0], changed)
+    assert is_one_of(known[-1], changed)
+
+
+def holds_between_programs(case):
+    state, before = case.read(), case.held()
+    rest = case.engine.variables.between_programs(state)
+    equal(case.engine.devices.fetch(rest.metrics), [np.zeros(())])
+    for values, known in zip(rest[:3], before[:3], strict=True):
+        equal(case.engine.devices.fetch(values), known if values else [])
+
+
+def holds_load_and_store(case):
+    before = case.held()
+    for times in (1, 2):
+        state = case.update(grown)
+        equal(case.held()[2], [value + times for value in before[2]])
+        equal(case.engine.devices.fetch(state.metrics), [np.ones(())])
+        assert len(state.buffers) == len(case.engine.variables.between_programs(case.read()).buffers)
+    case.variables.buffers[0].assign([9, 9])  # which a program reads where it stays
+    state = case.read()
+    seen = case.compile(
+        case.engine.variables.load_and_store(seen_buffers),
+        (case.engine.variables.between_programs(state),),
+        spends=False,
+    )
+    equal(case.engine.devices.fetch(seen(case.engine.variables.between_programs(state))[1]), case.held()[2])
+
+
+def holds_write(case):
     before, kept = case.held(), case.read()
     case.update(grown)
-    assert case.engine.waits == 0
     for values, known, parts in zip(case.held()[:3], before[:3], kept[:3], strict=True):
         equal(values, [value + 1 if parts else value for value in known])
     equal(case.held()[3], [np.ones(())])
 
 
-def holds_read_metrics(case):
-    case.variables.metrics[0].assign(4)
-    state = case.read()._replace(metrics=case.engine.read_metrics(case.variables))
-    case.variables.metrics[0].assign(9)  # which the state does not see
-    after = case.engine.fetch(case.engine.compile(dispatched(grown), (state,))(state)[0])
-    equal(after.metrics, [np.full((), 5)])
-
-
-def holds_holds(case):
-    state = case.update(grown)
-    assert case.engine.holds(case.variables, state)
-    for variable in (case.variables.params[0], case.variables.slots[-1], case.variables.buffers[0]):
-        variable.assign(variable + 1)
-        held = case.held()[:3]
-        if not case.engine.holds(case.variables, state):
-            params, slots, buffers = case.engine.read_variables(case.variables)
-            state = case.engine.at_rest(state._replace(params=params, slots=slots, buffers=buffers))
-        seen = case.engine.compile(lambda s: case.engine.loaded(s).buffers, (state,), spends=False)(state)
-        equal(case.engine.fetch(seen), held[2])
-        equal(case.engine.fetch(case.engine.params(state)), held[0])
-        case.engine.write_variables(case.variables, state)
-        assert case.engine.holds(case.variables, state)
-
-
-def holds_at_rest(case):
-    state, before = case.read(), case.held()
-    rest = case.engine.at_rest(state)
-    equal(case.engine.fetch(rest.metrics), [np.zeros(())])
-    for values, known in zip(rest[:3], before[:3], strict=True):
-        equal(case.engine.fetch(values), known if values else [])
-
-
-def holds_loaded(case):
-    rest, before = case.engine.at_rest(case.read()), case.held()
-    seen = case.engine.compile(lambda state: case.engine.loaded(state).buffers, (rest,), spends=False)(rest)
-    equal(case.engine.fetch(seen), before[2])
-
-
-def holds_stored(case):
-    before = case.held()
-    for times in (1, 2):
-        state = case.update(grown)
-        equal(case.held()[2], [value + times for value in before[2]])
-        equal(case.engine.fetch(state.metrics), [np.ones(())])
-        assert len(state.buffers) == len(case.engine.at_rest(case.read()).buffers)
-
-
-def holds_write_buffers(case):
-    before = case.held()
-    case.engine.write_buffers(case.variables, case.engine.place([value + 3 for value in before[2]]))
-    assert case.engine.waits == 0
-    equal(case.held(), [*before[:2], [value + 3 for value in before[2]], before[3]])
-
-
-def holds_write_metrics(case):
-    case.engine.write_metrics(case.variables, case.engine.place([np.full((), 5, "float32")]))
-    assert case.engine.waits == 0
-    equal(case.held()[3], [np.full((), 5)])
-
-
-def holds_read_captured(case):
-    other, state = keras.Variable(np.zeros((3, 2))), case.read()
-    program = case.engine.compile(dispatched(grown), (state,))
-    for _ in range(2):
-        other.assign(case.variables.params[0])  # they may share an array, which is spent with the state
-        kernel = case.held()[0][0]
-        values = case.engine.read_captured([other], state)
-        assert len(values) == case.engine.freezes_reads
-        state, _ = program(state)
-        case.engine.write_variables(case.variables, state)
-        equal(case.engine.fetch(values), [kernel] * len(values))
-    other.assign(kernel + 5)
-    equal(case.engine.fetch(case.engine.read_captured([other], state)), [kernel + 5] * len(values))
-
-
-def holds_sees_looks(case):
-    assert case.engine.sees_looks == JAX
+def holds_assign(case):
+    before, (metric,) = case.held(), case.variables.metrics
+    values = case.engine.devices.place([np.full((), 5, "float32"), *[value + 3 for value in before[2]]])
+    case.engine.variables.assign([metric, *case.variables.buffers], values)
+    equal(case.held(), [*before[:2], [value + 3 for value in before[2]], [np.full((), 5)]])
 
 
 def holds_watch(case):
@@ -517,11 +394,15 @@ def holds_watch(case):
 
     def look():
         looks.append(1)
-        case.engine.write_variables(case.variables, larger)  # while they are watched
+        case.engine.variables.write(case.variables, larger)  # while they are watched
         watches[-1].end()
 
+    if not JAX:
+        assert case.engine.variables.watch is None
+        return
+
     def watched():
-        watches.append(case.engine.watch([kernel, bias, kernel], [given, bias], look, threading.RLock()))
+        watches.append(case.engine.variables.watch([kernel, bias, kernel], [given, bias], look, threading.RLock()))
         return watches[-1]
 
     watched().begin()
@@ -532,15 +413,15 @@ def holds_watch(case):
     assert looks == []
     for num, touch in enumerate((kernel.numpy, lambda: bias + 1, lambda: bias.assign(bias.value + 7), set_given), 1):
         state = case.read()
-        larger = state._replace(params=[value + 1 for value in state.params]) if JAX else None
+        larger = state._replace(params=[value + 1 for value in state.params])
         watched().begin()
         equal(keras.ops.convert_to_numpy(given.value), before[2][0])
         assert kernel.shape == before[0][0].shape
-        assert len(looks) == (num - 1) * JAX
+        assert len(looks) == (num - 1)
         touch(given) if touch is set_given else touch()
-        assert len(looks) == num * JAX
-        equal(keras.ops.convert_to_numpy(kernel), before[0][0] + num * JAX)
-        assert len(looks) == num * JAX
+        assert len(looks) == num
+        equal(keras.ops.convert_to_numpy(kernel), before[0][0] + num)
+        assert len(looks) == num
     equal(keras.ops.convert_to_numpy(given), before[2][0] + 9)
 
 
@@ -548,377 +429,35 @@ def set_given(variable):
     variable.assign(np.full(variable.shape, variable + 9))
 
 
-def test_nothing_is_kept_of_a_variable_that_is_gone():
-    case = Case(2)
-    captured = keras.Variable(np.ones(3))
-    captured_of = [weakref.ref(value) for value in case.engine.read_captured([captured], case.read())]
-    del captured
-    gc.collect()
-    assert [kept() for kept in captured_of] == [None] * JAX  # TensorFlow reads them where they are
-
-
-def holds_copied(case):
-    state = case.read()
-    known, copy = case.engine.fetch(tuple(state.buffers)), case.engine.copied(state)
-    assert case.engine.waits == 1
-    state, _ = case.engine.compile(dispatched(grown), (state,))(state)
-    case.engine.write_variables(case.variables, state)
-    equal(case.engine.fetch(tuple(copy.buffers)), known)
-    again, _ = case.engine.compile(dispatched(grown), (copy,))(copy)
-    equal(case.engine.fetch(tuple(again.buffers)), tuple(v + 1 for v in known))
-
-
-def holds_changed_outside(case):
-    case.update(grown)
-    known = [*case.variables.params, *case.variables.buffers]
-    known[0].assign(known[0] + 1)
-    known[-1].assign(known[-1] + 1)
-    changed = case.engine.changed_outside(known)
-    assert is_one_of(known[0], changed)
-    assert is_one_of(known[-1], changed)
-
-
-def holds_params(case):
-    state, before = case.read(), case.held()[0]
-
-    def program(state, grads, rows):
-        params = case.engine.params(state, {0})
-        first = [case.engine.gather(params[0], rows), *params[1:]]
-        state = case.engine.apply(state, state, grads, ops.ones((), "bool"), {})
-        return state, (first, case.engine.params(state))
-
-    arguments = state, *case.engine.place((case.grads(), np.array([2, 0], "int32")))
-    first, after = case.engine.fetch(case.engine.compile(program, arguments)(*arguments)[1])
-    equal(first, [before[0][[2, 0]], *before[1:]])
-    equal(after, [p - 0.5 * g for p, g in zip(before, case.grads(), strict=True)])
-
-
-def holds_place(case):
-    data = {"a": (DATA, None), "b": [np.array([True, False]), np.int32(3), np.full(2, 0.5, "float16")]}
-    placed = case.engine.place(data)
-    assert all(ops.is_tensor(leaf) for leaf in keras.tree.flatten(placed) if leaf is not None)
-    assert placed["a"][1] is None
-    fetched = case.engine.fetch(placed)
-    equal(fetched["a"][0], DATA)
-    for one, two in zip(fetched["b"], data["b"], strict=True):
-        assert one.dtype == two.dtype
-        equal(one, two)
-
-
-def holds_resident(case):
-    data = case.engine.resident({"x": DATA, "none": None})
-    assert data["none"] is None
-    for rows in (ROWS, ROWS[::-1].copy()):
-        found = case.each(lambda data, rows: case.engine.batch(data, rows)["x"], data, case.engine.place(rows))
-        equal(found, DATA[rows].reshape(case.replicas, -1, 3))
-
-
-def holds_staged(case):
-    program = case.engine.compile(lambda data: data["x"] * 2, (case.engine.staged({"x": DATA}),), spends=False)
-    for given in (case.engine.staged({"x": DATA}), case.engine.place({"x": DATA})):
-        equal(case.engine.fetch(program(given)), DATA * 2)
-
-
-def holds_shard(case):
-    if case.replicas == 1:
-        return
-    shares = np.array([[0, 3, 5, 7], [6, 4, 2, 2]])
-    data, places = case.engine.shard({"x": DATA}, shares), np.array([3, 1, 0, 2, 0, 1, 2, 3], "int32")
-    found = case.each(lambda data, rows: case.engine.batch(data, rows)["x"], data, case.engine.place(places))
-    equal(found, np.stack([DATA[shares[0][places[:4]]], DATA[shares[1][places[4:]]]]))
-
-
-def holds_fetch(case):
-    values = case.engine.place({"a": DATA, "b": [np.int32(3)]})
-    fetched = case.engine.fetch(values)
-    assert all(type(leaf) is np.ndarray for leaf in keras.tree.flatten(fetched))
-    equal(fetched, {"a": DATA, "b": [np.int32(3)]})
-    assert case.engine.waits == 1
-
-
-def holds_is_ready(case):
-    program = case.engine.compile(lambda x: ops.sum(x @ ops.transpose(x)), (case.data,), spends=False)
-    found = program(case.data)
-    case.engine.fetch(found)  # on several devices it waits for one of them
-    assert any(case.engine.is_ready({"a": found, "b": [case.data]}) for _ in range(1_000_000))
-
-
-def holds_traced(case):
-    seen = []
-
-    def double(x):
-        seen.append(x.shape)
-        return 2 * x
-
-    function = case.engine.traced(double)
-    found = case.run(lambda x: (function(x), function(x + 1), function(x[0])), case.data)
-    equal(found, (2 * DATA, 2 * DATA + 2, 2 * DATA[0]))
-    assert case.engine.is_split or len(seen) == 2
-
-
-def holds_inlined(case):
-    function = case.engine.inlined(case.engine.traced(lambda x: ops.sum(ops.transpose(x) ** 2)))
-
-    def program(x):
-        return function(x), case.engine.differentiate(lambda params: (function(params[0]), ()), [x])[0]
-
-    equal(case.run(program, case.data), (np.sum(DATA**2), [2 * DATA]))
-
-
-def holds_shapes(case):
-    big = 10**6  # which no machine computes
-
-    def function(x):
-        return {"sum": ops.sum(x), "big": ops.cast(ops.broadcast_to(x[0, 0], (big, big)), "float16")}
-
-    found = case.engine.shapes(case.engine.traced(function), case.data)
-    assert {k: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for k, v in found.items()} == {
-        "sum": ((), "float32"),
-        "big": ((big, big), "float16"),
-    }
-
-
-def holds_frame(case):
-    seen = {}
-
-    def inside(i, state):
-        seen["inside"] = case.engine.frame()
-        return state, ops.ones((1,))
-
-    def program(x, state, num):
-        seen["outside"], seen["again"] = case.engine.frame(), case.engine.frame()
-        state, reports = case.engine.repeat(inside, num, state, ops.zeros((2, 1)))
-        return reports
-
-    case.run(program, case.data, case.read(), case.engine.place(np.int32(2)))
-    assert seen["outside"] is seen["again"]
-    assert seen["outside"] is not seen["inside"]
-
-
-def holds_is_traced_in(case):
-    seen = {}
-
-    def program(x, state, num):
-        frame = case.engine.frame()
-
-        def inside(i, state):
-            seen["inside"] = case.engine.is_traced_in(frame, i) or case.engine.is_traced_in(frame, x)
-            return state, ops.ones((1,))
-
-        def of_one(row):
-            seen["one row of several"] = case.engine.is_traced_in(frame, row)
-            return row * 2
-
-        seen["here"] = case.engine.is_traced_in(frame, x + 1)
-        return case.engine.repeat(inside, num, state, ops.zeros((2, 1)))[1], ops.vectorized_map(of_one, x)
-
-    case.run(program, case.data, case.read(), case.engine.place(np.int32(2)))
-    assert seen == {"here": True, "inside": False, "one row of several": False}
-
-
-def holds_is_kept(case):
-    """A function that is compiled by itself, called twice in a program; JAX keeps no trace for others."""
-    seen = {}
-
-    def program(x, state, num):
-        frame = case.engine.frame()
-
-        def inside(i, state):
-            seen["in a loop"] = case.engine.is_kept(frame)
-            return state, ops.ones((1,))
-
-        def of_its_own(x):
-            seen["in a function"] = case.engine.is_kept(frame)
-            return x * 2
-
-        seen["here"] = case.engine.is_kept(frame)
-        return case.engine.repeat(inside, num, state, ops.zeros((2, 1)))[1], compiled_by_itself(of_its_own)(x)
-
-    case.run(program, case.data, case.read(), case.engine.place(np.int32(2)))
-    assert seen == {"here": False, "in a loop": False, "in a function": case.engine.name == "tensorflow"}
-
-
-def holds_tracing_anew(case):
-    calls = []
-    function = compiled_by_itself(lambda x: calls.append(1) or x * 2)
-
-    def program(x):
-        with case.engine.tracing_anew():
-            return function(x)
-
-    for num in range(2):
-        calls.clear()
-        equal(case.run(lambda x, num=num: program(x) + num, case.data), 2 * DATA + num)
-        assert len(calls) == (case.engine.name == "jax" or num == 0)
-
-
-def compiled_by_itself(function):
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.jit(function)
-    import tensorflow as tf
-
-    return tf.function(function)
-
-
-def holds_gather(case):
-    data = case.engine.place({"x": DATA, "y": [ROWS]})
-    found = case.run(lambda data, rows: case.engine.gather(data, rows), data, case.rows)
-    equal(found, {"x": DATA[ROWS], "y": [ROWS[ROWS]]})
-
-
-def holds_lookup(case):
-    places = np.array([7, 8, 0, 0, 100], "int32")
-    found = case.run(case.engine.lookup, case.data, case.engine.place(places))
-    nothing = np.full(3, np.nan)
-    equal(found, np.stack([DATA[7], nothing, DATA[0], DATA[0], nothing]))
-
-
-def holds_batch(case):
-    found = case.each(case.engine.batch, case.data, case.rows)
-    equal(found, DATA[ROWS].reshape(case.replicas, -1, 3))
-    equal(case.run(case.engine.batch, case.data, case.rows), DATA[ROWS])
-    if case.replicas > 1:
-        shares = np.arange(8).reshape(2, 4)[::-1]
-        sharded, places = case.engine.shard(DATA, shares), np.array([0, 3, 1, 1, 2, 2, 0, 3], "int32")
-        rows = np.concatenate([shares[0][places[:4]], shares[1][places[4:]]])
-        equal(case.run(case.engine.batch, sharded, case.engine.place(places)), DATA[rows])
-
-
-def holds_replica_slice(case):
-    found = case.each(lambda data, rows: case.engine.replica_slice(rows), case.data, case.rows)
-    equal(found, ROWS.reshape(case.replicas, -1))
-    equal(case.run(case.engine.replica_slice, case.rows), ROWS)
-
-
-def holds_replica_start(case):
-    found = case.run(
-        lambda data: case.total(
-            lambda *_: (ops.ones(()), ops.cast(case.engine.replica_start(8), "float32"), ()), data, ()
-        )[1],
-        case.data,
-    )
-    equal(found, np.arange(0, 8, 8 // case.replicas).sum())
-    assert case.engine.replica_start(8) == 0
-
-
-def holds_replica_params(case):
-    state, kernels = case.read(), [case.held()[0][0]] * case.replicas
-    params = case.engine.params(state)
-    if case.engine.is_split:
-        kernels = [kernel + i for i, kernel in enumerate(kernels)]
-        for own, kernel in zip(case.variables.params[0].value.values, kernels, strict=True):
-            own.assign(kernel)
-    found = case.each(lambda data, *params: case.engine.replica_params(list(params))[0], case.data, *params)
-    equal(found, np.stack(kernels))
-    equal(case.run(lambda *params: case.engine.replica_params(list(params))[0], *params), kernels[0])
-
-
-def holds_total(case):
-    def work(data, carried, given):
-        rows, factor = given
-        batch = case.engine.batch(data, rows)
-        sums = {"x": factor * ops.sum(batch, axis=0)}
-        return sums, [carried[0] + ops.sum(batch)], ops.zeros((batch.shape[0],)) + factor
-
-    given = case.engine.place((ROWS, np.full((), 2, "float32")))
-    for split in {case.engine.is_split, case.engine.can_split}:
-        options = {"split": split, "syncs": False}
-        program = partial(case.engine.total, work, **options)
-        sums, carried, alike = case.run(program, case.data, [case.engine.place(np.float32(100))], given)
-        equal(sums, {"x": 2 * DATA[ROWS].sum(0)})
-        equal(carried, [100 + DATA[ROWS].sum()])
-        equal(alike, np.full(8 // case.replicas if split else 8, 2))
-
-
-def holds_differentiate(case):
-    def scalar(params):
-        table, x, _ = params
-        return ops.sum(ops.take(table, case.rows[4:6], axis=0)) + ops.sum(x**2), {"found": ops.sum(x)}
-
-    def program(*params):
-        return case.engine.differentiate(scalar, list(params))
-
-    grads, auxiliary = case.run(program, case.data, case.data, case.data)
-    table = np.zeros_like(DATA)
-    table[1] = 2
-    equal(grads, [table, 2 * DATA, np.zeros_like(DATA)])
-    equal(auxiliary, {"found": DATA.sum()})
-
-
-def holds_fold(case):
-    def append(carry, piece):
-        return {"digits": carry["digits"] * 10 + piece[0]}
-
-    for num, digits in ((1, 1), (2, 12), (4, 1234)):
-        pieces = case.engine.place((np.arange(1, num + 1, dtype="float32"),))
-        found = case.run(
-            partial(case.engine.fold, append, num=num), {"digits": case.engine.place(np.float32(0))}, pieces
-        )
-        equal(found, {"digits": digits})
-
-
-def holds_repeat(case):
-    def step(i, state):
-        state = state._replace(stopped=ops.cast(i == 2, "int32"), metrics=[state.metrics[0] + 1])
-        number = ops.cast(i, "float32") + 1.0
-        return state, {"a": ops.reshape(number, (1,)), "b": [number]}
-
-    def program(state, num):
-        reports = {"a": ops.full((5, 1), -1.0), "b": [ops.full((5,), -1.0)]}
-        state, reports = case.engine.repeat(step, num, state, reports)
-        return state.metrics, reports["a"][:, 0] + 0 * reports["b"][0], reports["b"][0]
-
-    for stopped, num, calls in ((0, 5, 3), (0, 2, 2), (0, 0, 0), (1, 5, 0)):
-        state = case.read()._replace(stopped=case.engine.place(np.int32(stopped)))
-        expected = [np.full((), calls)], [*range(1, calls + 1), *[-1] * (5 - calls)]
-        metrics, reports, others = case.run(program, state, case.engine.place(np.int32(num)))
-        equal((metrics, list(reports)), expected)
-        equal(list(others), expected[1])
-
-
-def holds_shuffles_slices(case):
-    order = ops.convert_to_numpy(keras.random.shuffle(np.tile(np.arange(50), (2, 1)), axis=1, seed=1))
-    assert case.engine.shuffles_slices == np.array_equal(order[0], order[1])
-
-
-def holds_words(case):
-    """tests/test_draws.py holds which words they are."""
-    seed = case.engine.place(np.array([3, 4], "uint32" if JAX else "int64"))
-    words = case.run(lambda seed: case.engine.words(seed, 0, 0, 8, 5), seed)
-    assert words.dtype == np.uint32
-
-    def own(data, seed):
-        first, num = case.engine.replica_start(8), 8 // case.replicas
-        return ops.cast(case.engine.words(seed, 0, first, num, 5), "int32")  # of which there are sums
-
-    equal(case.each(own, case.data, seed), words.astype("int32").reshape(case.replicas, -1, 5))
-
-
-def holds_gamma_slope(case):
-    """A number x of parameter a moves so that P(a, x) stays: dx/da = -(dP/da) / (dP/dx), by differences."""
-    alpha, x, step = np.full(3, 2.0), np.array([0.5, 2.0, 4.0]), 1e-3
-    t = (np.arange(40_000) + 0.5) / 40_000 * x[:, None]
-
-    def share(a):
-        return np.mean(t ** (a - 1) * np.exp(-t), axis=1) * x / math.gamma(a)
-
-    expected = -(share(2 + step) - share(2 - step)) / (2 * step) / (x * np.exp(-x))
-    given = case.engine.place((alpha.astype("float32"), x.astype("float32")))
-    np.testing.assert_allclose(case.run(case.engine.gamma_slope, *given), expected, rtol=1e-3)
-
-
-def holds_loss_scale(case):
-    equal(case.run(case.engine.loss_scale, case.read()), np.ones(()))
-    with spread_over(None if case.replicas == 1 else case.replicas):
-        optimizer = keras.optimizers.LossScaleOptimizer(case.model.optimizer, initial_scale=8)
-        optimizer.build(case.variables.params)
-    case.model.optimizer, case.variables = optimizer, Variables(case.variables.params, optimizer.variables, [], [])
-    case.engine = case.choose()
-    equal(case.run(case.engine.loss_scale, case.read()._replace(metrics=[])), np.full((), 8))
-    optimizer.dynamic_scale.assign(16)
-    equal(case.run(case.engine.loss_scale, case.read()._replace(metrics=[])), np.full((), 16))
+def holds_sharded(case):
+    assert case.engine.variables.sharded(case.variables.params) == []
+    if JAX and case.replicas > 1:
+        mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), keras.distribution.list_devices()[:4])
+        places = keras.distribution.LayoutMap(mesh)
+        places[".*dense.*/kernel"] = (None, "model")
+        keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=places, batch_dim_name="batch"))
+        try:
+            made = case.build(None)
+            engine = engines.choose(made.optimizer, made)
+            assert engine.variables.sharded(made.trainable_variables) == [
+                f"{made.layers[0].kernel.path} (None, 'model')"
+            ]
+            assert not engine.replicas.can_split
+        finally:
+            keras.distribution.set_distribution(None)
+
+
+# ---- optimizer ----
+
+
+def holds_keeps_assigned(case):
+    before = case.held()[0]
+
+    def assign(state, grads, ok, value):
+        return case.engine.optimizer.apply(state, state, grads, ok, {0: value})
+
+    case.update(assign, case.grads(), np.bool_(True), np.full((3, 2), 7, "float32"))
+    equal(case.held()[0][0], np.full((3, 2), 7) if case.engine.optimizer.keeps_assigned else before[0])
 
 
 def holds_apply(case):
@@ -927,7 +466,7 @@ def holds_apply(case):
 
     def update(state, grads, ok):
         new = state._replace(buffers=[b + 1 for b in state.buffers], metrics=[m + 1 for m in state.metrics])
-        return case.engine.apply(state, new, grads, ok, {})
+        return case.engine.optimizer.apply(state, new, grads, ok, {})
 
     for ok in (False, True, True):
         before = case.held()
@@ -941,7 +480,7 @@ def holds_apply(case):
 
 
 def holds_apply_to_rows(case):
-    if case.engine.is_split:  # then all rows of a table are updated, see `embeddings.find`
+    if case.engine.replicas.is_split:  # then all rows of a table are updated, see `embeddings.find`
         return
     rows, row_slots = np.array([1, 4, 1], "int32"), np.array([0, 1, 0], "int32")
     # 7 + 3 ** 2 = 16: nothing is rounded, in whatever instructions a root and a division are compiled
@@ -952,13 +491,15 @@ def holds_apply_to_rows(case):
     for by_rows in (False, True):
         case.use_table()
         table = Table(case.model.layers[0], 0, case.slots_of(9))
-        twin = for_rows(case.engine.optimizer, [table], [3], case.variables)
+        twin = for_rows(case.model.optimizer, [table], [3], case.variables)
 
         def update(state, grads, ok, rows, row_slots, table=table, twin=twin, by_rows=by_rows):
             new = state._replace(metrics=[m + 1 for m in state.metrics])
             if not by_rows:
-                return case.engine.apply(state, new, grads, ok, {})
-            return case.engine.apply_to_rows(state, new, grads, ok, {}, [TableRows(table, rows, row_slots)], twin)
+                return case.engine.optimizer.apply(state, new, grads, ok, {})
+            return case.engine.optimizer.apply_to_rows(
+                state, new, grads, ok, {}, [TableRows(table, rows, row_slots)], twin
+            )
 
         found[by_rows] = [case.held()]
         for ok in (False, True):
@@ -970,119 +511,15 @@ def holds_apply_to_rows(case):
     assert np.flatnonzero(np.any(once != skipped, axis=1)).tolist() == [1, 4]
 
 
-def holds_is_finite(case):
-    numbers = np.ones(3, "float32")
-    for number, known in ((1, True), (np.inf, False), (np.nan, False)):
-        numbers[1] = number
-        assert case.run(lambda x, y: case.engine.is_finite([y, x, x[:0]]), *case.engine.place((numbers, DATA))) == known
-    assert case.run(lambda x: case.engine.is_finite([]), case.data)
-
-
-def holds_compile(case):
-    def program(data, rows):
-        return {"x": data * 2}, [rows + 1]
-
-    kept = case.engine.compile(program, (case.data, case.rows), spends=False)
-    for _ in range(2):
-        equal(case.engine.fetch(kept(case.data, case.rows)), ({"x": DATA * 2}, [ROWS + 1]))
-        equal(case.engine.fetch(case.data), DATA)
-    state, before = case.read(), case.held()
-
-    def several(state, grads, num):
-        def step(i, state):
-            return case.engine.apply(state, state, grads, ops.ones((), "bool"), {}), ops.ones((1,))
-
-        return case.engine.repeat(step, num, state, ops.zeros((4, 1)))
-
-    grads, none, two = case.engine.place((case.grads(), np.int32(0), np.int32(2)))
-    spending = case.engine.compile(several, (state, grads, none), repeats=True)
-    equal(case.held(), before)
-    state, reports = spending(state, grads, two)
-    case.engine.write_variables(case.variables, state)
-    equal(case.engine.fetch(reports)[:, 0], np.array([1, 1, 0, 0]))
-    equal(case.held()[0], [p - 1.25 * g for p, g in zip(before[0], case.grads(), strict=True)])  # 0.5, 0.75
-
-
-def holds_again(case):
-    traces = []
-
-    def program(data, span):
-        traces.append(1)
-        return data * ops.cast(span[0], "float32")
-
-    call = case.engine.compile(program, (case.data, *case.engine.place((ROWS,))), spends=False)
-    again, num = case.engine.again(call), len(traces)
-    if not JAX:
-        assert again is None
-        return
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        equal(case.engine.fetch(again(case.data, ROWS)), DATA * ROWS[0])
-    assert len(traces) == num
-    told = case.engine.compile(lambda x: jax.debug.print("{}", x[0, 0]) or x, (case.data,), spends=False)
-    assert case.engine.again(told) is None
-
-
-def holds_why_no_xla(case):
-    engine = case.choose(jit_compile="auto")
-    if JAX:
-        assert engine.why_no_xla == ""
-        return
-    engine.why_no_xla = "" if engine.num_replicas == 1 else engine.why_no_xla
-    for why in ("", "another run found so"):
-        engine.why_no_xla = why
-        call = engine.compile(
-            lambda x, num: x * ops.cast(num, x.dtype), engine.place((DATA, np.int32(0))), repeats=True, spends=False
-        )
-        is_xla = getattr(call, "traced", call).function_def.attr["_XlaMustCompile"].b
-        assert is_xla == (why == "" and engine.num_replicas == 1)
-
-
-def holds_describe(case):
-    def program(x, num):
-        return case.engine.repeat(lambda i, state: (state, x[0]), num, case.read(), ops.zeros((2, 3)))[1]
-
-    words = {}
-    for asked in (True, "auto") if JAX else (True, False):
-        engine = case.choose(jit_compile=asked)
-        call = engine.compile(
-            lambda x, num: x * ops.cast(num, x.dtype), engine.place((DATA, np.int32(0))), repeats=True, spends=False
-        )
-        words[asked] = engine.describe(call)
-        if not JAX:
-            traced = getattr(call, "traced", call)
-            assert traced.function_def.attr["_XlaMustCompile"].b == (words[asked] == "XLA compiles it.")
-    assert set(words.values()) == {""} if JAX else "jit_compile=False" in words[False]
-
-
-def holds_memory(case):
-    def program(x):
-        return ops.sum(ops.sort(ops.broadcast_to(x[:, None], (8, 10000, 3)) * 2, axis=1))
-
-    needs = case.engine.memory(case.engine.compile(program, (case.data,), spends=False))
-    assert needs is None if not JAX else needs >= 8 * 10000 * 3 * 4
-
-
-def holds_device_bytes(case):
-    on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
-    assert case.engine.device_bytes() is None if on_cpu or not JAX else case.engine.device_bytes() > 2**30
-
-
-def holds_loops_slowly(case):
-    image = case.engine.place(np.ones((1, 8, 8, 3), "float32"))
-    kernel = np.ones((3, 3, 3, 2), "float32")
-    assert not case.engine.loops_slowly(lambda x: ops.matmul(x, kernel[0, 0]), image)
-    on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
-    assert case.engine.loops_slowly(lambda x: ops.conv(x, kernel), image) == (JAX and on_cpu)
+# ---- steps ----
 
 
 def custom(case, function, *given):
-    """Carry out (state at rest, *given) -> (state, found), let the variables hold the result; return what was found."""
-    arguments = case.engine.at_rest(case.read()), *case.engine.place(given)
-    state, found = case.engine.compile(lambda *arguments: function(*arguments), arguments)(*arguments)
-    case.engine.write_variables(case.variables, state)
-    return case.engine.fetch(found)
+    """Carry out (state, *given) -> (state, found), let the variables hold the result; return what was found."""
+    arguments = case.engine.variables.between_programs(case.read()), *case.engine.devices.place(given)
+    state, found = case.compile(lambda *arguments: function(*arguments), arguments)(*arguments)
+    case.engine.variables.write(case.variables, state)
+    return case.engine.devices.fetch(found)
 
 
 def taken(case, other, state, data, note):
@@ -1099,12 +536,12 @@ def taken(case, other, state, data, note):
         return {"sum": given[0]}
 
     groups, values = [params, case.variables.buffers, [metric]], [state.params, state.buffers, state.metrics]
-    found, (params, buffers, metrics) = case.engine.call_step(step, groups, values, 2, data, note)
+    found, (params, buffers, metrics) = case.engine.steps.call(step, groups, values, 2, data, note)
     return state._replace(params=params, buffers=buffers, metrics=metrics), found["sum"]
 
 
-def holds_call_step(case):
-    if case.engine.is_split:  # several replicas are refused
+def holds_call(case):
+    if case.engine.replicas.is_split:  # several replicas are refused
         return
     read, before, other = [], case.held(), keras.Variable(3.0)
     found = custom(case, lambda state, data: taken(case, other, state, data, read.append), np.float32(5))
@@ -1118,11 +555,11 @@ def holds_call_step(case):
         groups = [case.variables.params, case.variables.buffers]
         values = [[v.value for v in group] for group in groups]
         with pytest.raises(SpecificationError, match=r"must return \(results, state\).*Received: a state that is"):
-            case.engine.call_step(lambda state, data: (data, 7), groups, values, 2, 0, read.append)
+            case.engine.steps.call(lambda state, data: (data, 7), groups, values, 2, 0, read.append)
 
 
 def holds_attempt(case):
-    if case.engine.is_split:  # several replicas are refused
+    if case.engine.replicas.is_split:  # several replicas are refused
         return
 
     other = keras.Variable(3.0)
@@ -1131,7 +568,7 @@ def holds_attempt(case):
         def attempt(state):
             return taken(case, other, state, ops.ones((), "float32"), lambda variable: None)[0], ok, 7
 
-        state, good, found = case.engine.attempt(attempt, state, case.variables)
+        state, good, found = case.engine.steps.attempt(attempt, state, case.variables)
         return state, ops.cast(good, "int32") * found
 
     for ok in (False, True):
@@ -1143,18 +580,562 @@ def holds_attempt(case):
         equal(after[3], [before[3][0] + 3 * ok])
 
 
+# ---- programs ----
+
+
+def holds_is_eager(case):
+    assert not case.engine.programs.is_eager
+    if case.replicas == 1:
+        case.model.run_eagerly, seen = True, []
+        engine = case.choose()
+        assert engine.programs.is_eager
+        call = engine.programs.compile(lambda x: seen.append(ops.convert_to_numpy(x)), (case.data,), spends=False).call
+        call(case.data)
+        equal(seen, [DATA])
+
+
+def holds_always_xla(case):
+    assert not case.engine.programs.always_xla
+    assert case.choose(jit_compile=True).programs.always_xla == (not JAX)
+
+
+def holds_loops_once(case):
+    assert case.engine.programs.loops_once == JAX
+    assert case.choose(jit_compile=True).programs.loops_once
+
+
+def holds_why_no_xla(case):
+    engine = case.choose(jit_compile="auto")
+    if JAX:
+        assert engine.programs.why_no_xla == ""
+        return
+    engine.programs.why_no_xla = "" if engine.devices.num_replicas == 1 else engine.programs.why_no_xla
+    for why in ("", "another run found so"):
+        engine.programs.why_no_xla = why
+        given = engine.devices.place((DATA, np.int32(0)))
+        call = engine.programs.compile(times, given, repeats=True, spends=False).call
+        is_xla = getattr(call, "traced", call).function_def.attr["_XlaMustCompile"].b
+        assert is_xla == (why == "" and engine.devices.num_replicas == 1)
+
+
+def holds_compile(case):
+    def program(data, rows):
+        return {"x": data * 2}, [rows + 1]
+
+    kept = case.compile(program, (case.data, case.rows), spends=False)
+    for _ in range(2):
+        equal(case.engine.devices.fetch(kept(case.data, case.rows)), ({"x": DATA * 2}, [ROWS + 1]))
+        equal(case.engine.devices.fetch(case.data), DATA)
+    state, before = case.read(), case.held()
+
+    def several(state, grads, num):
+        def step(i, state):
+            return case.engine.optimizer.apply(state, state, grads, ops.ones((), "bool"), {}), ops.ones((1,))
+
+        return case.engine.ops.repeat(step, num, state, ops.zeros((4, 1)))
+
+    grads, none, two = case.engine.devices.place((case.grads(), np.int32(0), np.int32(2)))
+    spending = case.compile(several, (state, grads, none), repeats=True)
+    equal(case.held(), before)
+    state, reports = spending(state, grads, two)
+    case.engine.variables.write(case.variables, state)
+    equal(case.engine.devices.fetch(reports)[:, 0], np.array([1, 1, 0, 0]))
+    equal(case.held()[0], [p - 1.25 * g for p, g in zip(before[0], case.grads(), strict=True)])  # 0.5, 0.75
+
+
+def test_a_program_that_runs_again_is_not_retraced(engine):
+    traces = []
+
+    def program(data, span):
+        traces.append(1)
+        return data * ops.cast(span[0], "float32")
+
+    given = engine.devices.place((DATA, ROWS))
+    again, num = engine.programs.compile(program, given, spends=False).again, len(traces)
+    if not JAX:
+        assert again is None
+        return
+    import jax
+
+    with jax.default_matmul_precision("highest"):
+        equal(engine.devices.fetch(again(given[0], ROWS)), DATA * ROWS[0])
+    assert len(traces) == num
+    prints = engine.programs.compile(lambda x: jax.debug.print("{}", x[0, 0]) or x, given[:1], spends=False)
+    assert prints.again is None
+
+
+def test_a_program_says_how_it_is_executed():
+    how = {}
+    for asked in (True, "auto") if JAX else (True, False):
+        engine = engines.choose(model().optimizer, jit_compile=asked)
+        given = engine.devices.place((DATA, np.int32(0)))
+        call, _, _, how[asked] = engine.programs.compile(times, given, repeats=True, spends=False)
+        if not JAX:
+            assert call.traced.function_def.attr["_XlaMustCompile"].b == (how[asked] == "XLA compiles it.")
+    assert set(how.values()) == {""} if JAX else "jit_compile=False" in how[False]
+
+
+def times(x, num):
+    return x * ops.cast(num, x.dtype)
+
+
+def test_a_program_says_how_much_memory_it_needs(engine):
+    def program(x):
+        return ops.sum(ops.sort(ops.broadcast_to(x[:, None], (8, 10000, 3)) * 2, axis=1))
+
+    needs = engine.programs.compile(program, (engine.devices.place(DATA),), spends=False).memory
+    assert needs is None if not JAX else needs >= 8 * 10000 * 3 * 4
+
+
+def holds_loops_slowly(case):
+    image = case.engine.devices.place(np.ones((1, 8, 8, 3), "float32"))
+    kernel = np.ones((3, 3, 3, 2), "float32")
+    assert not case.engine.programs.loops_slowly(lambda x: ops.matmul(x, kernel[0, 0]), image)
+    on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
+    assert case.engine.programs.loops_slowly(lambda x: ops.conv(x, kernel), image) == (JAX and on_cpu)
+
+
+def holds_traced(case):
+    seen = []
+
+    def double(x):
+        seen.append(x.shape)
+        return 2 * x
+
+    function = case.engine.programs.traced(double)
+    found = case.run(lambda x: (function(x), function(x + 1), function(x[0])), case.data)
+    equal(found, (2 * DATA, 2 * DATA + 2, 2 * DATA[0]))
+    assert case.engine.replicas.is_split or len(seen) == 2
+
+
+def holds_inlined(case):
+    function = case.engine.programs.inlined(case.engine.programs.traced(lambda x: ops.sum(ops.transpose(x) ** 2)))
+
+    def program(x):
+        return function(x), case.engine.ops.differentiate(lambda params: (function(params[0]), ()), [x])[0]
+
+    equal(case.run(program, case.data), (np.sum(DATA**2), [2 * DATA]))
+
+
+def holds_shapes(case):
+    big = 10**6  # which no machine computes
+
+    def function(x):
+        return {"sum": ops.sum(x), "big": ops.cast(ops.broadcast_to(x[0, 0], (big, big)), "float16")}
+
+    found = case.engine.programs.shapes(case.engine.programs.traced(function), case.data)
+    assert {k: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for k, v in found.items()} == {
+        "sum": ((), "float32"),
+        "big": ((big, big), "float16"),
+    }
+    case.model.run_eagerly = case.replicas == 1
+    engine, before = case.choose(), case.held()
+    engine.variables.read(case.variables)
+
+    def step(x):
+        with keras.StatelessScope() if JAX else contextlib.nullcontext():  # as `steps.call` has it
+            for variable in case.variables.params:
+                variable.assign_add(ops.ones(variable.shape))
+        return x
+
+    engine.programs.shapes(engine.programs.traced(step), case.data)
+    equal(case.held(), before)
+
+
+# ---- traces ----
+
+
+def holds_freezes_reads(case):
+    variable = keras.Variable(1.0)
+    program = case.compile(lambda x: x + variable.value, (case.data,), spends=False)
+    variable.assign(2.0)
+    equal(case.engine.devices.fetch(program(case.data)), DATA + (1 if case.engine.traces.freezes_reads else 2))
+
+
+def compiled_by_itself(function):
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function)
+
+
+def holds_closes_over(case):
+    """A function that is compiled by itself, and multiplies its gradient by a value of the program."""
+
+    def program(x):
+        outside = ops.sum(x)
+
+        @ops.custom_gradient
+        def scaled(x):
+            return x * 1.0, lambda *upstream: upstream[-1] * outside
+
+        inside = compiled_by_itself(scaled)
+        return case.engine.ops.differentiate(lambda params: (ops.sum(inside(params[0])), ()), [x])[0][0]
+
+    if case.engine.traces.closes_over:
+        equal(case.run(program, case.data), np.full_like(DATA, np.sum(DATA)))
+    else:
+        with pytest.raises(TypeError, match="Tracer"):
+            case.run(program, case.data)
+
+
+def holds_frame(case):
+    seen = {}
+
+    def program(x, state, num):
+        frame = case.engine.traces.frame()
+
+        def inside(i, state):
+            frames = [case.engine.traces.frame(value) for value in (None, i, x)]
+            seen["inside"] = any(other is frame for other in frames)
+            return state, ops.ones((1,))
+
+        def of_one(row):
+            seen["one row of several"] = case.engine.traces.frame(row) is frame
+            return row * 2
+
+        seen["here"] = frame is case.engine.traces.frame() is case.engine.traces.frame(x + 1)
+        return case.engine.ops.repeat(inside, num, state, ops.zeros((2, 1)))[1], ops.vectorized_map(of_one, x)
+
+    case.run(program, case.data, case.read(), case.engine.devices.place(np.int32(2)))
+    assert seen == {"here": True, "inside": False, "one row of several": False}
+
+
+def holds_is_kept(case):
+    """A function that is compiled by itself, called twice in a program; JAX keeps no trace for others."""
+    seen = {}
+
+    def program(x, state, num):
+        frame = case.engine.traces.frame()
+
+        def inside(i, state):
+            seen["in a loop"] = case.engine.traces.is_kept(frame)
+            return state, ops.ones((1,))
+
+        def of_its_own(x):
+            seen["in a function"] = case.engine.traces.is_kept(frame)
+            return x * 2
+
+        seen["here"] = case.engine.traces.is_kept(frame)
+        return case.engine.ops.repeat(inside, num, state, ops.zeros((2, 1)))[1], compiled_by_itself(of_its_own)(x)
+
+    case.run(program, case.data, case.read(), case.engine.devices.place(np.int32(2)))
+    assert seen == {"here": False, "in a loop": False, "in a function": not JAX}
+
+
+def holds_tracing_anew(case):
+    calls = []
+    function = compiled_by_itself(lambda x: calls.append(1) or x * 2)
+
+    def program(x):
+        with case.engine.traces.tracing_anew():
+            return function(x)
+
+    for num in range(2):
+        calls.clear()
+        equal(case.run(lambda x, num=num: program(x) + num, case.data), 2 * DATA + num)
+        assert len(calls) == (JAX or num == 0)
+
+
+# ---- ops ----
+
+
+def holds_differentiate(case):
+    def scalar(params):
+        table, x, _ = params
+        return ops.sum(ops.take(table, case.rows[4:6], axis=0)) + ops.sum(x**2), {"found": ops.sum(x)}
+
+    def program(*params):
+        return case.engine.ops.differentiate(scalar, list(params))
+
+    grads, auxiliary = case.run(program, case.data, case.data, case.data)
+    table = np.zeros_like(DATA)
+    table[1] = 2
+    equal(grads, [table, 2 * DATA, np.zeros_like(DATA)])
+    equal(auxiliary, {"found": DATA.sum()})
+
+
+def holds_fold(case):
+    def append(carry, piece):
+        return {"digits": carry["digits"] * 10 + piece[0]}
+
+    for num, digits in ((1, 1), (2, 12), (4, 1234)):
+        pieces = case.engine.devices.place((np.arange(1, num + 1, dtype="float32"),))
+        found = case.run(
+            partial(case.engine.ops.fold, append, num=num), {"digits": case.engine.devices.place(np.float32(0))}, pieces
+        )
+        equal(found, {"digits": digits})
+
+
+def holds_repeat(case):
+    def step(i, state):
+        state = state._replace(stopped=ops.cast(i == 2, "int32"), metrics=[state.metrics[0] + 1])
+        number = ops.cast(i, "float32") + 1.0
+        return state, {"a": ops.reshape(number, (1,)), "b": [number]}
+
+    def program(state, num):
+        reports = {"a": ops.full((5, 1), -1.0), "b": [ops.full((5,), -1.0)]}
+        state, reports = case.engine.ops.repeat(step, num, state, reports)
+        return state.metrics, reports["a"][:, 0] + 0 * reports["b"][0], reports["b"][0]
+
+    for stopped, num, calls in ((0, 5, 3), (0, 2, 2), (0, 0, 0), (1, 5, 0)):
+        state = case.read()._replace(stopped=case.engine.devices.place(np.int32(stopped)))
+        expected = [np.full((), calls)], [*range(1, calls + 1), *[-1] * (5 - calls)]
+        metrics, reports, others = case.run(program, state, case.engine.devices.place(np.int32(num)))
+        equal((metrics, list(reports)), expected)
+        equal(list(others), expected[1])
+
+
+def holds_gather(case):
+    data = case.engine.devices.place({"x": DATA, "y": [ROWS]})
+    found = case.run(lambda data, rows: case.engine.ops.gather(data, rows), data, case.rows)
+    equal(found, {"x": DATA[ROWS], "y": [ROWS[ROWS]]})
+
+
+def holds_lookup(case):
+    places = np.array([7, 8, 0, 0, 100], "int32")
+    found = case.run(case.engine.ops.lookup, case.data, case.engine.devices.place(places))
+    nothing = np.full(3, np.nan)
+    equal(found, np.stack([DATA[7], nothing, DATA[0], DATA[0], nothing]))
+
+
+def holds_is_finite(case):
+    numbers = np.ones(3, "float32")
+    for number, known in ((1, True), (np.inf, False), (np.nan, False)):
+        numbers[1] = number
+        assert (
+            case.run(lambda x, y: case.engine.ops.is_finite([y, x, x[:0]]), *case.engine.devices.place((numbers, DATA)))
+            == known
+        )
+    assert case.run(lambda x: case.engine.ops.is_finite([]), case.data)
+
+
+# ---- random ----
+
+
+def holds_shuffles_slices(case):
+    order = ops.convert_to_numpy(keras.random.shuffle(np.tile(np.arange(50), (2, 1)), axis=1, seed=1))
+    assert case.engine.random.shuffles_slices == np.array_equal(order[0], order[1])
+
+
+def holds_words(case):
+    """tests/test_draws.py holds which words they are."""
+    seed = case.engine.devices.place(np.array([3, 4], "uint32" if JAX else "int64"))
+    words = case.run(lambda seed: case.engine.random.words(seed, 0, 0, 8, 5), seed)
+    assert words.dtype == np.uint32
+
+    def own(data, seed):
+        first, num = case.engine.replicas.part(ops.arange(8))[1], 8 // case.replicas
+        return ops.cast(case.engine.random.words(seed, 0, first, num, 5), "int32")  # of which there are sums
+
+    equal(case.each(own, case.data, seed), words.astype("int32").reshape(case.replicas, -1, 5))
+
+
+def holds_gamma_slope(case):
+    """A number x of parameter a moves so that P(a, x) stays: dx/da = -(dP/da) / (dP/dx), by differences."""
+    alpha, x, step = np.full(3, 2.0), np.array([0.5, 2.0, 4.0]), 1e-3
+    t = (np.arange(40_000) + 0.5) / 40_000 * x[:, None]
+
+    def share(a):
+        return np.mean(t ** (a - 1) * np.exp(-t), axis=1) * x / math.gamma(a)
+
+    expected = -(share(2 + step) - share(2 - step)) / (2 * step) / (x * np.exp(-x))
+    given = case.engine.devices.place((alpha.astype("float32"), x.astype("float32")))
+    np.testing.assert_allclose(case.run(case.engine.random.gamma_slope, *given), expected, rtol=1e-3)
+
+
+# ---- devices ----
+
+
+def holds_num_replicas(case):
+    assert case.engine.devices.num_replicas == case.replicas
+
+
+def holds_local_replicas(case):
+    assert case.engine.devices.local_replicas == list(range(case.replicas))
+
+
+def holds_memory(case):
+    on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
+    assert case.engine.devices.memory() is None if on_cpu or not JAX else case.engine.devices.memory() > 2**30
+
+
+def holds_place(case):
+    data = {"a": (DATA, None), "b": [np.array([True, False]), np.int32(3), np.full(2, 0.5, "float16")]}
+    placed = case.engine.devices.place(data)
+    assert all(ops.is_tensor(leaf) for leaf in keras.tree.flatten(placed) if leaf is not None)
+    assert placed["a"][1] is None
+    fetched = case.engine.devices.fetch(placed)
+    equal(fetched["a"][0], DATA)
+    for one, two in zip(fetched["b"], data["b"], strict=True):
+        assert one.dtype == two.dtype
+        equal(one, two)
+
+
+def holds_resident(case):
+    data = case.engine.devices.resident({"x": DATA, "none": None})
+    assert data["none"] is None
+    for rows in (ROWS, ROWS[::-1].copy()):
+        found = case.each(
+            lambda data, rows: case.engine.replicas.batch(data, rows)["x"], data, case.engine.devices.place(rows)
+        )
+        equal(found, DATA[rows].reshape(case.replicas, -1, 3))
+
+
+def holds_stage(case):
+    program = case.compile(lambda data: data["x"] * 2, (case.engine.devices.stage({"x": DATA}),), spends=False)
+    for given in (case.engine.devices.stage({"x": DATA}), case.engine.devices.place({"x": DATA})):
+        equal(case.engine.devices.fetch(program(given)), DATA * 2)
+    if case.replicas > 1:
+        shares = np.array([[0, 3, 5, 7], [6, 4, 2, 2]])
+        data = case.engine.devices.stage({"x": DATA}, shares)
+        places = np.array([3, 1, 0, 2, 0, 1, 2, 3], "int32")
+        place = case.engine.devices.place(places)
+        found = case.each(lambda data, rows: case.engine.replicas.batch(data, rows)["x"], data, place)
+        equal(found, np.stack([DATA[shares[0][places[:4]]], DATA[shares[1][places[4:]]]]))
+
+
+def holds_fetch(case):
+    values = case.engine.devices.place({"a": DATA, "b": [np.int32(3)]})
+    fetched = case.engine.devices.fetch(values)
+    assert all(type(leaf) is np.ndarray for leaf in keras.tree.flatten(fetched))
+    equal(fetched, {"a": DATA, "b": [np.int32(3)]})
+
+
+def holds_is_ready(case):
+    program = case.compile(lambda x: ops.sum(x @ ops.transpose(x)), (case.data,), spends=False)
+    found = program(case.data)
+    case.engine.devices.fetch(found)  # on several devices it waits for one of them
+    assert any(case.engine.devices.is_ready({"a": found, "b": [case.data]}) for _ in range(1_000_000))
+
+
+# ---- replicas ----
+
+
+def holds_is_split(case):
+    engine = case.engine
+
+    def work(data, carried, rows):
+        return (
+            ops.sum(ops.ones_like(engine.replicas.batch(data, rows)[:, 0])),
+            carried,
+            ops.zeros((engine.replicas.batch(data, rows).shape[0],)),
+        )
+
+    def program(data, rows):
+        return engine.replicas.total(work, data, ops.zeros(()), rows, split=engine.replicas.is_split, syncs=False)
+
+    total, _, seen = case.run(program, case.data, case.rows)
+    assert total == 8
+    assert len(seen) == (8 // case.replicas if engine.replicas.is_split else 8)
+    assert engine.replicas.is_split == (case.replicas > 1 and not JAX)
+
+
+def holds_can_split(case):
+    assert case.engine.replicas.can_split == (case.replicas > 1)
+    seen = case.each(
+        lambda data, rows: ops.sum(ops.ones_like(case.engine.replicas.batch(data, rows)[:, 0])), case.data, case.rows
+    )
+    equal(seen, np.full(case.replicas, 8 / case.replicas))
+
+
+def holds_coupling_layers(case):
+    norm = case.model.layers[-1]
+    assert list(case.engine.replicas.coupling_layers) == ([norm] if case.engine.replicas.is_split else [])
+
+    def work(data, carried, rows):
+        with keras.StatelessScope():
+            return ops.sum(norm(case.engine.replicas.batch(data, rows)[:, :2], training=True) ** 2), carried, ()
+
+    def program(data, rows):
+        split = case.engine.replicas.is_split
+        return case.engine.replicas.total(work, data, ops.zeros(()), rows, split=split, syncs=True)[0]
+
+    batch = DATA[ROWS][:, :2]
+    gamma, beta = keras.ops.convert_to_numpy(norm.gamma), keras.ops.convert_to_numpy(norm.beta)
+    whole = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + norm.epsilon) * gamma + beta
+    np.testing.assert_allclose(case.run(program, case.data, case.rows), np.sum(whole**2), rtol=1e-4)
+
+
+def holds_total(case):
+    def work(data, carried, given):
+        rows, factor = given
+        batch = case.engine.replicas.batch(data, rows)
+        sums = {"x": factor * ops.sum(batch, axis=0)}
+        return sums, [carried[0] + ops.sum(batch)], ops.zeros((batch.shape[0],)) + factor
+
+    given = case.engine.devices.place((ROWS, np.full((), 2, "float32")))
+    for split in {case.engine.replicas.is_split, case.engine.replicas.can_split}:
+        options = {"split": split, "syncs": False}
+        program = partial(case.engine.replicas.total, work, **options)
+        sums, carried, alike = case.run(program, case.data, [case.engine.devices.place(np.float32(100))], given)
+        equal(sums, {"x": 2 * DATA[ROWS].sum(0)})
+        equal(carried, [100 + DATA[ROWS].sum()])
+        equal(alike, np.full(8 // case.replicas if split else 8, 2))
+
+
+def holds_batch(case):
+    found = case.each(case.engine.replicas.batch, case.data, case.rows)
+    equal(found, DATA[ROWS].reshape(case.replicas, -1, 3))
+    equal(case.run(case.engine.replicas.batch, case.data, case.rows), DATA[ROWS])
+    if case.replicas > 1:
+        shares = np.arange(8).reshape(2, 4)[::-1]
+        sharded, places = case.engine.devices.stage(DATA, shares), np.array([0, 3, 1, 1, 2, 2, 0, 3], "int32")
+        rows = np.concatenate([shares[0][places[:4]], shares[1][places[4:]]])
+        equal(case.run(case.engine.replicas.batch, sharded, case.engine.devices.place(places)), DATA[rows])
+
+
+def holds_part(case):
+    found = case.each(lambda data, rows: case.engine.replicas.part(rows)[0], case.data, case.rows)
+    equal(found, ROWS.reshape(case.replicas, -1))
+    equal(case.run(case.engine.replicas.part, case.rows), (ROWS, 0))
+
+    def work(data, carried, rows):
+        return ops.ones(()), ops.cast(case.engine.replicas.part(rows)[1], "float32"), ()
+
+    found = case.run(lambda data, rows: case.total(work, data, rows)[1], case.data, case.rows)
+    equal(found, np.arange(0, 8, 8 // case.replicas).sum())
+
+
+# ---- all parts ----
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_engine_has_processes_and_evaluates_with_the_same_variables(replicas):
+    case = Case(replicas)
+    processes = case.engine.processes
+    assert (processes.index, processes.count) == (0, 1)
+    assert processes.all_gather(processes.broadcast(3, "sharing"), "sharing") == [3]
+    state, engine = case.read(), case.engine.evaluation or case.engine
+    assert not engine.replicas.is_split
+
+    def program(state, data, rows):
+        return engine.variables.params(state), engine.replicas.batch(data, rows)
+
+    arguments = state, *engine.devices.place((DATA, ROWS))
+    found = engine.programs.compile(program, arguments, spends=False).call(*arguments)
+    equal(engine.devices.fetch(found), (case.held()[0], DATA[ROWS]))
+
+
 CONTRACTS = {name.removeprefix("holds_"): check for name, check in globals().items() if name.startswith("holds_")}
 
 
 @pytest.mark.parametrize("replicas", [1, 2], ids=["1 replica", "2 replicas"])
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: f"{verb}: {getattr(Engine, verb).__doc__}")
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: f"{verb}: {VERBS[verb]}")
 def test_contract(verb, replicas):
     CONTRACTS[verb](Case(replicas))
 
 
 def test_every_verb_has_one_line_of_contract_and_a_test_of_it():
-    assert sorted(CONTRACTS) == sorted(VERBS)
-    for verb in VERBS:
-        contract = getattr(Engine, verb).__doc__
+    assert list(CONTRACTS) == list(VERBS)
+    assert len(VERBS) == sum(len(contracts_of(part)) for part in PARTS)  # no two parts have a verb of one name
+    verbs = [verb for kind in (*PARTS, Listener, Watch) for verb in vars(kind) if not verb.startswith("_")]
+    assert len(verbs) <= 55
+    for part in PARTS:
+        assert list(dict(FACT.findall(part.__doc__))) == list(part.__annotations__)
+    for contract in VERBS.values():
         assert contract.endswith(".")
         assert "\n" not in contract

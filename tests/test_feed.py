@@ -21,13 +21,13 @@ class Host:
     """An engine whose device is the host."""
 
     num_replicas = 1
-    own_replicas = (0,)
+    local_replicas = (0,)
 
     @staticmethod
     def place(data):
         return data
 
-    resident = staged = place
+    resident = stage = place
 
 
 class Plan(NamedTuple):
@@ -193,7 +193,7 @@ def test_a_block_knows_the_rows_of_a_full_one():
 
 def test_small_arrays_become_resident():
     assert isinstance(
-        open_feed(engines.choose(), ws.Batches(np.zeros(4)), 10**6, whole, lambda batch: None, {}), Resident
+        open_feed(engines.choose().devices, ws.Batches(np.zeros(4)), 10**6, whole, lambda batch: None, {}), Resident
     )
 
 

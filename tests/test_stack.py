@@ -18,13 +18,13 @@ class Host:
     """An engine whose device is the host."""
 
     num_replicas = 1
-    own_replicas = (0,)
+    local_replicas = (0,)
 
     @staticmethod
     def place(data):
         return data
 
-    staged = place
+    stage = place
 
 
 class Plan(NamedTuple):

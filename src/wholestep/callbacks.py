@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import keras
 
 from wholestep.checkpoints import Keeps, differing, made, paired, put_back, saved_in, starts_anew, state_of
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes import Processes
 from wholestep.run import Run
@@ -100,7 +100,7 @@ class CallbackRunner:
             Hooks(known, self.each, hooks) for hooks in (_TRAIN_HOOKS, _TEST_HOOKS, _PREDICT_HOOKS)
         )
         if processes.count > 1 and history:
-            _check_savers(known, engine.sharded(model.variables))
+            _check_savers(known, engine.variables.sharded(model.variables))
         hooked = [c for c in known.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = bool(hooked)
         looks = (

@@ -384,7 +384,7 @@ def run_prediction(executor: Executor, through: Pass, steps: int | None, watch: 
     policy.run(steps)
     watch.callbacks.on_predict_end()
     executor.engine.processes.barrier(f"predicted {through.run.number} batches")
-    return join(executor.engine.fetch(policy.outputs))
+    return join(executor.engine.devices.fetch(policy.outputs))
 
 
 def _rows(found: Tensor, num: int) -> Tensor:

@@ -75,6 +75,7 @@ class Executor:
         steps: CustomSteps,
     ):
         self.engine = engine = engines.choose(optimizer, model, options.replicas, options.jit_compile)
+        self._access = engine.variables
         self.model = model
         self.objective = objective
         self.optimizer: keras.optimizers.Optimizer = optimizer  # None is allowed for evaluation
@@ -85,12 +86,12 @@ class Executor:
         held = [v for metric in self.metrics for v in metric.variables]
         variables = Variables(model.trainable_variables, slots, model.non_trainable_variables, held)
         seen = replace(variables, slots=[])  # an evaluation needs none
-        watching = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.freezes_reads)
-        keeps = engine.keeps_assigned
+        watching = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.traces.freezes_reads)
+        keeps = engine.optimizer.keeps_assigned
         forward = replace(watching, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine)
         update = update_of(engine, forward, optimizer, steps, stops=options.on_nonfinite == "raise")
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
-        self.evaluation = Evaluation(engine.for_evaluation(), watching, steps)
+        self.evaluation = Evaluation(engine.evaluation or engine, watching, steps)
         self.compilations = Compilations()
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
@@ -137,23 +138,23 @@ class Executor:
         self.dispatcher.catch_up()
         if run.state is None or run.variables is not self.variables:
             blank = self.update.epoch_sums.empty(), np.int32(0), self.update.row_planner.scratch()
-            sums, stopped, scratch = self.engine.place(blank)
-            state = State([], [], [], self.engine.read_metrics(self.variables), sums, stopped, scratch)
-            run.hold(self.engine.at_rest(self._whole(state)), self.variables)
-        elif not self.engine.holds(self.variables, run.state):
+            sums, stopped, scratch = self.engine.devices.place(blank)
+            state = State([], [], [], self._access.read_metrics(self.variables), sums, stopped, scratch)
+            run.hold(self._access.between_programs(self._whole(state)), self.variables)
+        elif not self._access.holds(self.variables, run.state):
             run.hold(self._whole(run.state))
         assert run.state is not None
         return run.state
 
     def _whole(self, state: State) -> State:
-        params, slots, buffers = self.engine.read_variables(self.variables)
+        params, slots, buffers = self._access.read(self.variables)
         return state._replace(params=params, slots=slots, buffers=buffers)
 
     def begin_epoch(self, run: Run) -> None:
         """Begin an epoch: reset Keras' metrics now, and the sums in the next update."""
         state = self.refresh(run)
         self._empty_metrics()
-        run.hold(state._replace(metrics=self.engine.read_metrics(self.variables)), begins=EPOCH)
+        run.hold(state._replace(metrics=self._access.read_metrics(self.variables)), begins=EPOCH)
 
     def _empty_metrics(self) -> list[np.ndarray]:
         """Reset Keras' metrics, and return their values."""
@@ -186,15 +187,15 @@ class Executor:
         self.begin_epoch(run)
         for name, variables in groups.items():
             put(*((kept["running"], variables, {}) if name == "metrics" else (kept[name], variables, run.assigned)))
-        running = self.engine.read_metrics(self.variables)
+        running = self._access.read_metrics(self.variables)
         put(kept["metrics"], groups["metrics"], {})
         num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
-        state = self.refresh(run)._replace(metrics=running, sums=self.engine.place(tuple(kept["sums"])))
-        run.hold(self.engine.at_rest(self._whole(state)), begins=snapshot.facts["begins"])
+        state = self.refresh(run)._replace(metrics=running, sums=self.engine.devices.place(tuple(kept["sums"])))
+        run.hold(self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"])
         run.counted(snapshot.facts["number"], snapshot.facts["num_skipped"])
         self.planner.adopt(run.findings)
-        self.engine.why_no_xla = self.engine.why_no_xla or run.findings.why_no_xla
+        self.engine.programs.why_no_xla = self.engine.programs.why_no_xla or run.findings.why_no_xla
 
     def begin_update_in_hand(self, run: Run) -> None:
         """Begin an epoch of a single update, with empty sums and metrics."""
@@ -212,7 +213,7 @@ class Executor:
         self._check_processes(batches)
         plan = partial(self._program, run, self.planner.wanted(batches, in_hand=in_hand))
         known = Known(self._tables, run.data.largest)
-        feed = open_feed(self.engine, batches, self.planner.room_for_data, plan, self.check, known)
+        feed = open_feed(self.engine.devices, batches, self.planner.room_for_data, plan, self.check, known)
         self.where_data_are = feed.where
         return feed
 
@@ -223,7 +224,7 @@ class Executor:
         plan, room = self.evaluation.plan(run, batches, look, steps), self.planner.room_for_data
         check = (lambda batch: None) if look.predicts or self.steps.tests else self.check
         known = Known(self.evaluation.tables, {})
-        return Pass(run, open_feed(self.evaluation.engine, batches, room, plan, check, known), look)
+        return Pass(run, open_feed(self.evaluation.engine.devices, batches, room, plan, check, known), look)
 
     def begin_evaluation(self, through: Pass) -> None:
         """Begin a pass with the first batch and the current values; reset Keras' metrics if they may be read."""
@@ -241,7 +242,7 @@ class Executor:
         if self.engine.processes.count > 1:
             v = self.variables
             code = code_facts(self.model, self.objective, self.optimizer, self.options)
-            values = value_facts(self.engine.changed_outside([*v.params, *v.slots, *v.buffers]))
+            values = value_facts(self._access.changed_outside([*v.params, *v.slots, *v.buffers]))
             self.engine.processes.check_equal(code | values | data_facts(batches))
 
     def _program(self, run: Run, wanted: Wanted, batch: Batch) -> Program:
@@ -253,10 +254,10 @@ class Executor:
                 self.planner.learn(self._whole(self.refresh(run)), batch)
                 state = self._whole(self._known(run))
                 filled = self.planner.filled(state, batch, wanted)
-                is_new = self.planner.is_new(filled, wanted) and not self.engine.is_eager
+                is_new = self.planner.is_new(filled, wanted) and not self.engine.programs.is_eager
                 with self.compilations.watched(filled, wanted.num_shapes) if is_new else nullcontext():
                     program = self.planner.program(state, batch, filled, wanted)
-                run.hold(self.engine.at_rest(state))
+                run.hold(self._access.between_programs(state))
         return program
 
     def _known(self, run: Run) -> State:
@@ -266,7 +267,7 @@ class Executor:
         known = 0 if run.variables is None else len(run.variables.buffers)
         self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
         run.hold(state, self.variables)
-        return state if state.sums else state._replace(sums=self.engine.place(self.update.epoch_sums.empty()))
+        return state if state.sums else state._replace(sums=self.engine.devices.place(self.update.epoch_sums.empty()))
 
     def check(self, batch: Batch) -> None:
         """Check weights and labels before they are used. Needs a trace."""
@@ -303,7 +304,7 @@ class Executor:
             if run.begins == GOES_ON:
                 check_same(run.layout, program.layout)
             state = state._replace(sums=EpochSums(program.forward).fitting(self.engine, state.sums))
-        return state, self.engine.read_captured(program.captured, state)
+        return state, self._access.captured(program.captured, state)
 
     def was_moved(self, run: Run) -> bool:
         """Whether other code has updated the optimizer since the run's last update, if this can be seen."""

@@ -1,7 +1,9 @@
 """A description of how updates run, as text."""
 
+import keras
+
 from wholestep.cut import Cut
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.plan import Planner
 
 _UNSEEN = "behind Keras' back, as tf.random, jax.random and numpy do, or in a tf.function of its own"
@@ -26,9 +28,9 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
         *_spread(cut, engine),
         _padding(cut, planner.pads_short),
         *([data] if data else []),
-        f"Up to {program.length} updates go to the device in one dispatch ({engine.name})."
+        f"Up to {program.length} updates go to the device in one dispatch ({keras.backend.backend()})."
         if program.length > 1
-        else f"Each update is a separate dispatch ({engine.name}).",
+        else f"Each update is a separate dispatch ({keras.backend.backend()}).",
     ]
     lines += [program.how] if program.how else []
     if sharded:
@@ -69,7 +71,7 @@ def _drawn(planner: Planner) -> list[str]:
 
 def _spread(cut: Cut, engine: Engine) -> list[str]:
     """Return lines about the spread of rows over hosts and replicas, if there are several."""
-    replicas, hosts = engine.num_replicas, engine.processes.count
+    replicas, hosts = engine.devices.num_replicas, engine.processes.count
     if replicas == 1:
         return []
     shares = " and ".join(f"{num} microbatches x {-(-size // replicas)} rows" for num, size in cut.sections)

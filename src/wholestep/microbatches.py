@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from wholestep.cut import Cut
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.model.facts import TraceFacts
 from wholestep.model.outcome import Outcome
 from wholestep.state import State
@@ -34,7 +34,7 @@ def over(engine: Engine, cut: Cut, function: Callable, carry: Tree, rows: Tensor
         firsts = np.arange(start, start + num * size, size, dtype=np.int32)
         numbers = np.arange(done, done + num, dtype=np.int32)
         places = (ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers))
-        carry = engine.fold(function, carry, (pieces, *places), num)
+        carry = engine.ops.fold(function, carry, (pieces, *places), num)
         start, done = start + num * size, done + num
     return carry
 
@@ -61,11 +61,11 @@ def add(floats: list[bool], total: Totals, grads: list, outcome: Outcome, buffer
 
 
 def weights_of_rows(engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
-    """Return the weights of the rows that `engine.batch` returns; None if all weights are 1."""
+    """Return the weights of the rows that `engine.replicas.batch` returns; None if all weights are 1."""
     if not cut.padded:
         return None
     is_real = first + ops.arange(size, dtype="int32") < count
-    return engine.replica_slice(ops.cast(is_real, keras.config.floatx()))
+    return engine.replicas.part(ops.cast(is_real, keras.config.floatx()))[0]
 
 
 def extra_share(cut: Cut, size: int) -> float:

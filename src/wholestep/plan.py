@@ -4,6 +4,7 @@ import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import keras
 import numpy as np
 
 from wholestep.custom.update import AnyUpdate
@@ -13,7 +14,7 @@ from wholestep.data.block import Batch, stage
 from wholestep.data.stack import MOST_STACKED, most_stacked, stack
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled
 from wholestep.embeddings.rows import describe
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model.coupling import inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.model.findings import Coupling, Findings
@@ -57,7 +58,7 @@ class Planner:
 
     def note_no_xla(self) -> None:
         """Note why programs are not compiled by XLA, as the engine has found."""
-        self.findings.why_no_xla = self.engine.why_no_xla
+        self.findings.why_no_xla = self.engine.programs.why_no_xla
 
     def wanted(self, batches: Batches, *, in_hand: bool) -> Wanted:
         """Return the common properties of all updates on these batches; `in_hand` is a single batch."""
@@ -65,7 +66,7 @@ class Planner:
         many_are_alike = num_shapes < 2 and not in_hand
         if batches.arrays is not None and not num_shapes:
             most = len(batches)
-        elif self.engine.num_replicas == 1 and (self.engine.loops_once or many_are_alike):
+        elif self.engine.devices.num_replicas == 1 and (self.engine.programs.loops_once or many_are_alike):
             most = MOST_STACKED
         else:
             most = 1
@@ -104,17 +105,17 @@ class Planner:
         Where programs of one update exist too, only the first few kinds of batches get one: there may be hundreds.
         """
         kinds, kind = self.findings.looped, f"{batch.signature} {batch.num_rows}"
-        if not self.engine.loops_once and kind not in kinds and len(kinds) < _MOST_KINDS_LOOPED:
+        if not self.engine.programs.loops_once and kind not in kinds and len(kinds) < _MOST_KINDS_LOOPED:
             kinds.append(kind)
-        return self.engine.loops_once or kind in kinds
+        return self.engine.programs.loops_once or kind in kinds
 
     def learn(self, state: State, batch: Batch) -> None:
         """Trace the objective on batches like this one, before any other method sees such a batch."""
         if batch.signature not in self._updates:
-            cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.is_split)
-            data, rows = stage(self.engine, batch, cut)
-            rows, count = self.engine.place((rows, np.int32(batch.num_rows)))
-            state = state._replace(captured=self.engine.read_captured(self.update.forward.inputs, state))
+            cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.replicas.is_split)
+            data, rows = stage(self.engine.devices, batch, cut)
+            rows, count = self.engine.devices.place((rows, np.int32(batch.num_rows)))
+            state = state._replace(captured=self.engine.variables.captured(self.update.forward.inputs, state))
             update = self.update.learned(cut, state, data, rows, count)
             if update.forward.variables is not self.update.forward.variables:  # unknown to the other updates
                 for known in (self._updates, self.programs, self._known):
@@ -125,7 +126,7 @@ class Planner:
     def padding_is_exact(self, state: State, batch: Batch) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once; False if eager."""
         found = self.findings
-        if found.pads is False or self.engine.is_eager or not self.probe(state, batch).padding_is_exact:
+        if found.pads is False or self.engine.programs.is_eager or not self.probe(state, batch).padding_is_exact:
             return False
         if found.pads is None:
             found.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, batch))
@@ -151,13 +152,13 @@ class Planner:
         """The bytes that a program may use in addition to its arguments, the same in all processes."""
         if self.memory_limit is not None:
             return self.memory_limit
-        self.findings.limit = self.findings.limit or self._share(self.engine.device_bytes() or _host_bytes() // 2)
+        self.findings.limit = self.findings.limit or self._share(self.engine.devices.memory() or _host_bytes() // 2)
         return self.findings.limit
 
     @property
     def room_for_data(self) -> int:
         """The bytes that arrays resident on the device may take, independent of `limit`."""
-        most = self.findings.room or self._share((self.engine.device_bytes() or _host_bytes() // 2) // 2)
+        most = self.findings.room or self._share((self.engine.devices.memory() or _host_bytes() // 2) // 2)
         self.findings.room = most
         return most
 
@@ -178,20 +179,20 @@ class Planner:
 
     def _plan(self, state: State, batch: Batch, short: bool, length: int) -> Program:
         num_rows = batch.num_rows
-        split = self.engine.is_split
+        split = self.engine.replicas.is_split
         padded = short and not self.update.forward.facts.cannot_pad
         padded = padded and (self.findings.pads or self.padding_is_exact(state, batch))
         whole = Cut(((1, num_rows),), num_rows, padded=padded, split=split)
         if split:
             whole = replace(whole, extra=self._shared_extra(state, batch))
-        if num_rows % self.engine.num_replicas and self.padding_is_exact(state, batch):
+        if num_rows % self.engine.devices.num_replicas and self.padding_is_exact(state, batch):
             whole = replace(whole, sections=((1, self._even(num_rows)),), padded=True)
         if self.microbatch_size != "auto":
             cut = self._cut(whole, int(self.microbatch_size), state, batch)
             return self._compile(cut, length, state, batch)
         program = self._compile(whole, length, state, batch)
         if program.memory is None and self.memory_limit is not None:
-            self._say(f"memory_limit has no effect: {self.engine.name} does not report a program's memory.")
+            self._say(f"memory_limit has no effect: {keras.backend.backend()} does not report a program's memory.")
         size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
             if not self.probe(state, batch).cut_is_exact:
@@ -231,8 +232,8 @@ class Planner:
 
     def _may_split(self, whole: Cut, sizes: list[int], state: State, batch: Batch) -> bool:
         """Whether each replica may fold its rows of microbatches of such sizes, where any cut is exact."""
-        num = self.engine.num_replicas
-        if whole.split or not self.engine.can_split or any(size % num for size in sizes):
+        num = self.engine.devices.num_replicas
+        if whole.split or not self.engine.replicas.can_split or any(size % num for size in sizes):
             return whole.split
         return self.metrics_are_additive(state, batch)
 
@@ -244,7 +245,7 @@ class Planner:
         """
         coupling = self.probe(state, batch)
         if coupling.cut_is_possible and not coupling.cut_is_exact:
-            with inference(self.engine.coupling_layers):
+            with inference(self.engine.replicas.coupling_layers):
                 coupling = self._probe(state, batch)
         why = "" if coupling.cut_is_exact else coupling.why
         if not why and not self.metrics_are_additive(state, batch):
@@ -256,31 +257,30 @@ class Planner:
 
     def _even(self, size: int) -> int:
         """Return the next size that the replicas can share equally."""
-        num = self.engine.num_replicas
+        num = self.engine.devices.num_replicas
         return -(-size // num) * num
 
     def _compile(self, cut: Cut, length: int, state: State, batch: Batch) -> Program:
         engine, maker = self.engine, self.update
-        data, rows = stage(engine, batch, cut)
-        places, count = engine.place((rows, np.int32(cut.rows)))
-        values = engine.read_captured(maker.forward.inputs, state)
-        state = state._replace(captured=values, sums=engine.place(maker.epoch_sums.empty()))
+        data, rows = stage(engine.devices, batch, cut)
+        places, count = engine.devices.place((rows, np.int32(cut.rows)))
+        values = engine.variables.captured(maker.forward.inputs, state)
+        state = state._replace(captured=values, sums=engine.devices.place(maker.epoch_sums.empty()))
         row_plan, wholes = maker.row_planner.plan(cut, state, data, places)
         cut = replace(cut, split=False) if row_plan.tables else cut  # tables need the lookups of all replicas
         update = maker.whole_update(cut, row_plan)
-        slowly = engine.loops_slowly(update, state, data, places, count)
-        length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.loops_once)
+        slowly = engine.programs.loops_slowly(update, state, data, places, count)
+        length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.programs.loops_once)
         num_stacked = 1 if batch.is_resident else length
         if num_stacked > 1:
-            data = stack(engine, [batch], num_stacked)
+            data = stack(engine.devices, [batch], num_stacked)
         program = maker.program(update, length, self.empty, loops=loops)
-        rest, compiles = engine.at_rest(state)._replace(captured=()), loops and (maker.suits_xla or engine.always_xla)
-        call = compiled(engine, program, rest, values, data, (length, cut.places), repeats=compiles)
-        needs = self._share(engine.memory(call))
+        rest = engine.variables.between_programs(state)._replace(captured=())
+        compiles = loops and (maker.suits_xla or engine.programs.always_xla)
+        made = compiled(engine, program, rest, values, data, (length, cut.places), repeats=compiles)
+        made = made._replace(memory=self._share(made.memory))
         tables = describe(row_plan, wholes, cut.num_microbatches)
-        return Program(
-            call, cut, length, num_stacked, needs, tables, maker.forward, maker.layout, engine.describe(call)
-        )
+        return Program(*made, cut, length, num_stacked, tables, maker.forward, maker.layout)
 
     def _say(self, message: str) -> None:
         warn(message)

@@ -24,17 +24,18 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program for updates of one shape, and its plan."""
+    """A compiled program for updates of one shape (see `engines.protocol.Compiled`), and its plan."""
 
     call: Callable
+    again: Callable | None
+    memory: int | None
+    how: str
     cut: Cut
     length: int
     num_stacked: int
-    memory: int | None
     tables: list[str]
     forward: Forward
     layout: ReportLayout
-    how: str
 
     @cached_property
     def captured(self) -> list[keras.Variable]:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.model.compiled import loss_trackers, own_results
 from wholestep.model.facts import NOTHING_KNOWN
 from wholestep.model.forward import Forward
@@ -36,7 +36,7 @@ class EpochSums:
     def fitting(self, engine: Engine, sums: tuple) -> tuple:
         """Return these sums; empty ones on the device if their terms differ."""
         empty = self.empty()
-        return sums if [s.shape for s in sums] == [e.shape for e in empty] else engine.place(empty)
+        return sums if [s.shape for s in sums] == [e.shape for e in empty] else engine.devices.place(empty)
 
     def loss(self, sums: dict, once: Tensor, weights: dict | None = None) -> Tensor:
         """Return sum_k c_k * value_k / weight_k + once; the weights are the sums' own unless given."""
@@ -97,7 +97,7 @@ def names_of(engine: Engine, forward: Forward) -> list[str]:
         names.extend([*numbers, *forward.own_results(metrics, {})])
         return numbers
 
-    engine.shapes(note, engine.read_metrics(forward.variables))
+    engine.programs.shapes(note, engine.variables.read_metrics(forward.variables))
     return names
 
 

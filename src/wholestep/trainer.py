@@ -308,7 +308,7 @@ class Trainer(OnBatch):
         executor = self.executor
         if executor is None or not executor.planner.programs:
             return "No update has run yet: the plan is made from the first batch."
-        sharded = executor.engine.sharded(executor.variables.params)
+        sharded = executor.engine.variables.sharded(executor.variables.params)
         return explain(executor.planner, sharded, executor.where_data_are, executor.unlike_keras)
 
     @property

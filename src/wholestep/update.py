@@ -16,7 +16,7 @@ from wholestep.cut import Cut
 from wholestep.dispatch.repeat import begun, several
 from wholestep.embeddings.planning import RowPlanner
 from wholestep.embeddings.rows import RowPlan
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.microbatches import (
     Totals,
     add,
@@ -44,6 +44,7 @@ class Update:
     """The functions of an update of one model, objective and optimizer on one engine.
 
     Args:
+        optimizer: the optimizer of the update; None for evaluation alone.
         layout: the layout of an update's report, known once the objective is traced.
         guards_gradients: whether a non-finite gradient stops the update here (a dynamic loss scale does so itself).
         stops: whether the first non-finite update stops all later ones ("raise"), or is skipped ("skip").
@@ -55,6 +56,7 @@ class Update:
         self,
         engine: Engine,
         forward: Forward,
+        optimizer: keras.optimizers.Optimizer | None,
         layout: ReportLayout = NOTHING_TOLD,
         *,
         scales: bool,
@@ -63,23 +65,24 @@ class Update:
     ):
         self.engine = engine
         self.forward = forward
+        self.optimizer: keras.optimizers.Optimizer = optimizer
         self.layout = layout
         self.scales = scales
         self.guards_gradients = guards_gradients
         self.stops = stops
         self.epoch_sums = EpochSums(forward)
-        self._sums = engine.traced(forward.sums)
-        self.row_planner = RowPlanner(engine, forward)
+        self._sums = engine.programs.traced(forward.sums)
+        self.row_planner = RowPlanner(engine, forward, optimizer)
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
         """Return the function (state, data, rows, count) -> (state, report): one whole update."""
         engine = self.engine
-        part, look_up = engine.traced(self._part(cut, row_plan)), self.row_planner.look_up(cut, row_plan)
+        part, look_up = engine.programs.traced(self._part(cut, row_plan)), self.row_planner.look_up(cut, row_plan)
         apart = {table.param for table in row_plan.tables}
 
         def whole_update(state: State, data: Tree, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
-            params = engine.params(state, apart)
-            scale = engine.loss_scale(state) if self.scales else ops.ones((), "float32")
+            params = engine.variables.params(state, apart)
+            scale = self._loss_scale(state)
             state = state._replace(captured=self.forward.captured_in(state))
             weights = self._weigh(cut, params, state, data, rows, count)
             scratch, touched, places = row_plan.deduplicate(state.scratch, look_up(params, state, data, rows))
@@ -87,12 +90,12 @@ class Update:
 
             def fold(data: Tree, metrics: list, given: tuple) -> tuple[tuple, list, tuple]:
                 params, state, *others = given
-                params, state = engine.replica_params(params), state._replace(metrics=metrics)
+                params, state = engine.variables.replica_params(params), state._replace(metrics=metrics)
                 total = self._fold(cut, part, data, params, state, *others)
                 return (total.grads, total.sums, total.extra), total.metrics, (total.buffers, total.assigned)
 
             given = params, state, places, weights, scale, rows, count
-            (grads, sums, extra), metrics, alike = engine.total(
+            (grads, sums, extra), metrics, alike = engine.replicas.total(
                 fold, data, state.metrics, given, split=cut.split, syncs=True
             )
             total = Totals(grads, sums, extra, alike[0], metrics, alike[1])
@@ -104,7 +107,7 @@ class Update:
             state = self._advance(state, total, sums, grads, ok, touched, row_plan.optimizer)
             return self._reported(state, captured, loss, ok)
 
-        return engine.traced(whole_update)
+        return engine.programs.traced(whole_update)
 
     def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "Update":
         """Return this update with the properties found by tracing all user functions that it calls.
@@ -117,20 +120,20 @@ class Update:
             def microbatch(params, buffers, metrics, captured, data, rows: Tensor, count: Tensor) -> Tensor:
                 nonlocal layout
                 row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
-                batch = self.engine.batch(data, rows)
+                batch = self.engine.replicas.batch(data, rows)
                 logs = first_logs(forward, params, buffers, metrics, captured, batch, row_weights)
                 layout = ReportLayout.of(with_verdict(logs, logs["loss"], logs["loss"]))
                 return logs["loss"]
 
-            values = self.engine.params(state), state.buffers, state.metrics, self.forward.captured_in(state)
+            values = self.engine.variables.params(state), state.buffers, state.metrics, self.forward.captured_in(state)
             few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
-            self.engine.shapes(microbatch, *values, data, ops.concatenate(times * [few]), count)
+            self.engine.programs.shapes(microbatch, *values, data, ops.concatenate(times * [few]), count)
 
         forward = self.forward.learned(trace, partial(trace, times=2))
         if layout == self.layout and forward.knows_as(self.forward):
             return self
         choices = {"scales": self.scales, "guards_gradients": self.guards_gradients, "stops": self.stops}
-        return Update(self.engine, forward, layout, **choices)
+        return Update(self.engine, forward, self.optimizer, layout, **choices)
 
     def program(self, whole_update: Callable, length: int, empty: list[np.ndarray], *, loops: bool) -> Callable:
         """Return the program (state, captured, data, rows, counts, span) -> (state, reports), see `several`.
@@ -148,11 +151,7 @@ class Update:
         report = self.layout.empty() if loops else None
         updates = several(engine, each, report, length, unreached=math.nan)
 
-        def program(state: State, *given: Tree) -> tuple[State, Tensor]:
-            state, reports = updates(engine.loaded(state), *given)
-            return engine.stored(state), reports
-
-        return program
+        return engine.variables.load_and_store(updates)
 
     # ---- the parts of whole_update ----
 
@@ -161,16 +160,16 @@ class Update:
         sums, own = self._sums, self.forward.sums
         if row_plan.tables:
             own = partial(self.forward.sums, lookups=row_plan.lookups)
-            sums = self.engine.traced(own)
+            sums = self.engine.programs.traced(own)
         # The gradient repeats random draws in this function, which knows the place of the first row.
-        sums = own if self.forward.facts.draws else self.engine.inlined(sums)
+        sums = own if self.forward.facts.draws else self.engine.programs.inlined(sums)
 
         def part(
             params, buffers, metrics, captured, places, weights, scale, data, rows, first, count
         ) -> tuple[list, Outcome]:
-            batch = self.engine.batch(data, rows)
+            batch = self.engine.replicas.batch(data, rows)
             row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, count)
-            own_first = first + self.engine.replica_start(rows.shape[0])
+            own_first = first + self.engine.replicas.part(rows)[1]
 
             def share(params: list) -> tuple[Tensor, Outcome]:
                 outcome = sums(params, buffers, metrics, captured, batch, row_weights, places, own_first)
@@ -181,9 +180,16 @@ class Update:
 
             facts = self.forward.facts.draws
             with backwards(self.forward.draws_by, facts, tree.num_rows(batch), own_first):
-                return self.engine.differentiate(share, params)
+                return self.engine.ops.differentiate(share, params)
 
         return part
+
+    def _loss_scale(self, state: State) -> Tensor:
+        """Return the factor by which the optimizer scales the loss; its slots may stay in their variables."""
+        one = ops.ones((), "float32")
+        slots = zip(self.forward.variables.slots, state.slots, strict=False)
+        with keras.StatelessScope(list(slots)):
+            return self.optimizer.scale_loss(one) if self.scales else one
 
     def _weigh(self, cut: Cut, params: list, state: State, data: Tree, rows: Tensor, count: Tensor) -> dict | None:
         """Return the weight of every mean over the full batch, before the first gradient.
@@ -196,8 +202,9 @@ class Update:
         def weigh(data: Tree, given: tuple, total: dict, piece: tuple) -> dict:
             (params, state, _, count), (rows, first, _) = given, piece
             row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, count)
-            values, batch = (params, state.buffers, state.metrics, state.captured), self.engine.batch(data, rows)
-            sums = self._sums(*values, batch, row_weights, (), first + self.engine.replica_start(rows.shape[0])).sums
+            values = params, state.buffers, state.metrics, state.captured
+            batch, start = self.engine.replicas.batch(data, rows), self.engine.replicas.part(rows)[1]
+            sums = self._sums(*values, batch, row_weights, (), first + start).sums
             return {k: total[k] + sums[k][1] for k in total}
 
         means = [k for k, fact in self.forward.facts.terms.items() if fact.kind is Mean]
@@ -207,7 +214,7 @@ class Update:
             return (), over(self.engine, cut, partial(weigh, data, given), total, given[2]), ()
 
         given = params, state, rows, count
-        return self.engine.total(weigh_all, data, total, given, split=cut.split, syncs=False)[1]
+        return self.engine.replicas.total(weigh_all, data, total, given, split=cut.split, syncs=False)[1]
 
     def _fold(
         self, cut: Cut, part: Callable, data, params, state: State, places: list, weights, scale, rows, count
@@ -239,21 +246,21 @@ class Update:
             penalty = self.forward.penalty(params, captured)
             return penalty * ops.cast(scale, penalty.dtype), penalty
 
-        more, penalty = self.engine.differentiate(scaled, params)
+        more, penalty = self.engine.ops.differentiate(scaled, params)
         return [g + ops.cast(m, g.dtype) for g, m in zip(grads, more, strict=True)], penalty
 
     def _is_good(self, state: State, loss: Tensor, grads: list, buffers: list) -> Tensor:
         good = ops.isfinite(loss) & (state.stopped == 0)
         values = [*(grads if self.guards_gradients else []), *moved_where_finite(self.forward, state.buffers, buffers)]
-        return good & self.engine.is_finite(values)
+        return good & self.engine.ops.is_finite(values)
 
     def _advance(self, state: State, total: Totals, sums, grads: list, ok: Tensor, touched: list, optimizer) -> State:
         new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
         assigned = dict(zip(self.forward.facts.assigned, total.assigned, strict=True))
         if touched:
-            state = self.engine.apply_to_rows(state, new, grads, ok, assigned, touched, optimizer)
+            state = self.engine.optimizer.apply_to_rows(state, new, grads, ok, assigned, touched, optimizer)
         else:
-            state = self.engine.apply(state, new, grads, ok, assigned)
+            state = self.engine.optimizer.apply(state, new, grads, ok, assigned)
         stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
         return state._replace(stopped=stopped)
 

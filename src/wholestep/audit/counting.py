@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wholestep.audit.stop import Ended, stop
-from wholestep.engines.listener import Listener, Told
+from wholestep.engines import Listener, Told
 from wholestep.tree import Tensor
 
 

@@ -26,7 +26,7 @@ from wholestep.audit.log import (
 )
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.audit.trainable import flags
-from wholestep.engines.listener import Listener
+from wholestep.engines import Listener
 from wholestep.model.objective import uncast
 
 _TRAINING = ("fit", "train_on_batch")

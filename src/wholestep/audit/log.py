@@ -18,7 +18,7 @@ import numpy as np
 
 from wholestep.audit.keeping import once
 from wholestep.audit.trainable import Flags
-from wholestep.engines.listener import running
+from wholestep.engines import running
 from wholestep.errors import WholestepError
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one

@@ -162,7 +162,7 @@ class Replay:
                 total = ops.sum(ops.where(factors == 0, ops.zeros_like(sums), sums) * factors) + penalty * own
                 return total, own
 
-            return self.engine.differentiate(loss, params)
+            return self.engine.ops.differentiate(loss, params)
 
         program, _ = self._program(("gradient", training, id(objective), num), run, {})
         given = np.asarray(self._scale * factors, "float32"), np.float32(self._scale * penalty)
@@ -187,7 +187,7 @@ class Replay:
                 values = ops.sum(_by_row(objective.of(labels, changed, weights), num)[0])
                 return values, values
 
-            return self.engine.differentiate(total, outputs)
+            return self.engine.ops.differentiate(total, outputs)
 
         program = self._program(("derivative", id(objective), id(change), num), run)
         (grad,), _ = program([ops.convert_to_tensor(np.asarray(outputs, "float32"))], labels, weights)
@@ -204,7 +204,7 @@ class Replay:
                     total = sum((ops.sum(_by_row(term, num)[0]) for term in terms.values()), ops.zeros(()))
                 return total, total
 
-            return self.engine.differentiate(loss, chosen)
+            return self.engine.ops.differentiate(loss, chosen)
 
         program = self._program(("frozen", training, id(objective), num, i), run)
         called = piece.called
@@ -222,7 +222,7 @@ class Replay:
                 parts = [ops.sum(ops.cast(o, "float32") * c) for o, c in zip(outputs, chosen, strict=True)]
                 return sum(parts, ops.zeros(())), ops.zeros(())
 
-            return self.engine.differentiate(total, params)
+            return self.engine.ops.differentiate(total, params)
 
         program = self._program(("pulled", training, len(piece.called.inputs[0])), run)
         params = [ops.convert_to_tensor(value) for value in piece.called.params]
@@ -252,7 +252,7 @@ class Replay:
     def _program(self, key: Any, function: Callable, kept: dict | None = None) -> Any:
         """Return the traced function of this key, with what its first trace found."""
         if key not in self._programs:
-            traced = self.engine.traced(function)
+            traced = self.engine.programs.traced(function)
             self._programs[key] = traced if kept is None else (traced, kept)
         return self._programs[key]
 

@@ -19,8 +19,7 @@ from wholestep.audit.source import call_of_loss
 from wholestep.audit.stop import Ended
 from wholestep.audit.surroundings import Surroundings, names_of_user, tape_elsewhere
 from wholestep.audit.watch import room
-from wholestep.engines import listener
-from wholestep.engines.listener import Listener
+from wholestep.engines import Listener, listener
 from wholestep.tree import Tree
 
 _FITS = ("fit", "train_on_batch")

@@ -65,7 +65,7 @@ def stop(ended: threading.Event, *, is_direct: bool) -> None:
 
 
 def _end(ended: threading.Event, pause: float) -> None:
-    from wholestep.engines.listener import uncollected  # there is Keras where a loop is ended
+    from wholestep.engines import uncollected  # there is Keras where a loop is ended
 
     main = threading.main_thread().ident or 0
     while not ended.wait(pause):

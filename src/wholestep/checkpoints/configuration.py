@@ -156,11 +156,11 @@ def changes(before: Settings, here: Settings) -> list[str]:
 def environment(engine: Engine, options: Options) -> dict[str, Any]:
     """Return what may change the numbers of a training besides its settings: versions, devices, options of updates."""
     return {
-        **_versions("wholestep", "keras", "numpy", engine.name),
-        "engine": engine.name,
+        **_versions("wholestep", "keras", "numpy", keras.backend.backend()),
+        "engine": keras.backend.backend(),
         "machine": platform.machine(),
         "devices": ", ".join(sorted({device.split(":")[0] for device in keras.distribution.list_devices()})),
-        "replicas": engine.num_replicas,
+        "replicas": engine.devices.num_replicas,
         "processes": engine.processes.count,
         "microbatch size": options.microbatch_size,
         "memory limit": options.memory_limit,

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from wholestep.custom.steps import CustomSteps, logs_of
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.evaluation.scoring import joined
 from wholestep.model.forward import Forward
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
@@ -44,23 +44,22 @@ class CustomLook:
         self._read: list[keras.Variable] = []
         at = {id(v): i for i, v in enumerate(forward.variables.metrics)}
         self._places = [] if predicts else [at[id(v)] for v in steps.model.metrics_variables]
-        self._take = engine.traced(self._taking())
+        self._take = engine.programs.traced(self._taking())
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomLook":
         """Return this function with the properties that its trace finds."""
-        layout, at_rest = self.layout, self._engine.at_rest(state)
+        layout, kept = self.layout, self._engine.variables.between_programs(state)
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
             nonlocal layout
-            found = self._looked(state, self._engine.batch(data, rows))[0]
+            found = self._looked(state, self._engine.replicas.batch(data, rows))[0]
             layout = self.layout if self._predicts else ReportLayout.of(found)
             return ops.zeros(())
 
-        with self._engine.trying(self.forward.variables):
-            self._engine.shapes(once, at_rest, data, rows)
+        self._engine.programs.shapes(once, kept, data, rows)
         known = self.forward.facts.captured
         new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
-        facts = replace(self.forward.facts, captured=(*known, *new), moved=tuple(range(len(at_rest.buffers))))
+        facts = replace(self.forward.facts, captured=(*known, *new), moved=tuple(range(len(kept.buffers))))
         how = {"predicts": self._predicts, "is_whole": self._is_whole}
         found = CustomLook(self._engine, replace(self.forward, facts=facts), self._steps, **how, layout=layout)
         found._take = found._take if new else self._take
@@ -68,8 +67,8 @@ class CustomLook:
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
         """Return the moved state and the results."""
-        state = self._engine.at_rest(joined(moved, rest))
-        found, buffers, metrics = self._looked(state, self._engine.batch(data, rows))
+        state = self._engine.variables.between_programs(joined(moved, rest))
+        found, buffers, metrics = self._looked(state, self._engine.replicas.batch(data, rows))
         moved = moved._replace(buffers=buffers if moved.buffers else [])
         return (moved, found) if self._predicts else (moved._replace(metrics=metrics), self.layout.pack(found))
 
@@ -82,7 +81,7 @@ class CustomLook:
 
         def take(values: list[list], batch: Tree) -> tuple[Tree, list[list]]:
             num = 2 if predicts else 3
-            found, values = self._engine.call_step(step, groups, values, num, batch, self._read.append)
+            found, values = self._engine.steps.call(step, groups, values, num, batch, self._read.append)
             return found if predicts else logs_of(found, name), values
 
         return take

@@ -17,7 +17,7 @@ from wholestep.cut import Cut
 from wholestep.dispatch.repeat import begun, several
 from wholestep.embeddings.lookups import Lookups
 from wholestep.embeddings.rows import RowPlan
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.model.forward import Forward
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
 from wholestep.state import State
@@ -61,7 +61,7 @@ class CustomUpdate:
         self._steps = steps
         self._num_own_slots = len(steps.own_slots)
         self._read: list[keras.Variable] = []
-        self._take = engine.traced(self._taking(forward))
+        self._take = engine.programs.traced(self._taking(forward))
 
     def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "CustomUpdate":
         """Return this update with the results of a trace: the step's logs, and the other variables it reads."""
@@ -69,12 +69,11 @@ class CustomUpdate:
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
             nonlocal layout
-            logs = self._stepped(state, self.engine.batch(data, rows))[1]
+            logs = self._stepped(state, self.engine.replicas.batch(data, rows))[1]
             layout = ReportLayout.of(with_verdict(logs, ops.zeros(()), ops.zeros(())))
             return ops.zeros(())
 
-        with self.engine.trying(self.forward.variables):
-            self.engine.shapes(once, self.engine.at_rest(state), data, rows)
+        self.engine.programs.shapes(once, self.engine.variables.between_programs(state), data, rows)
         known = self.forward.facts.captured
         new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
         if layout == self.layout and not new:
@@ -84,7 +83,7 @@ class CustomUpdate:
         found.forward = replace(self.forward, facts=replace(self.forward.facts, captured=(*known, *new)))
         found.epoch_sums = EpochSums(found.forward)
         if new:
-            found._take = self.engine.traced(found._taking(found.forward))
+            found._take = self.engine.programs.traced(found._taking(found.forward))
         return found
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
@@ -92,15 +91,15 @@ class CustomUpdate:
         engine = self.engine
 
         def whole_update(state: State, data: Tree, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
-            batch, captured = engine.batch(data, rows), state.captured
+            batch, captured = engine.replicas.batch(data, rows), state.captured
 
             def attempt(state: State) -> tuple[State, Tensor, dict[str, Tensor]]:
                 new, logs = self._stepped(state._replace(captured=captured), batch)
                 losses = [ops.cast(value, keras.config.floatx()) for name, value in logs.items() if is_loss(name)]
-                good = engine.is_finite([*losses, *engine.params(new)])
+                good = engine.ops.is_finite([*losses, *engine.variables.params(new)])
                 return new._replace(captured=()), good & (state.stopped == 0), logs
 
-            state, ok, logs = engine.attempt(attempt, state._replace(captured=()), self.forward.variables)
+            state, ok, logs = engine.steps.attempt(attempt, state._replace(captured=()), self.forward.variables)
             stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
             loss = next((v for k, v in logs.items() if is_loss(k) and v.shape == ()), ops.full((), math.nan))
             told = with_verdict(logs, loss, ops.cast(ok, keras.config.floatx()))
@@ -128,7 +127,7 @@ class CustomUpdate:
         step = self._steps.function("train_step")
 
         def take(values: list[list], batch: Tree) -> tuple[dict[str, Tensor], list[list]]:
-            found, values = self.engine.call_step(step, groups, values, 4, batch, self._read.append)
+            found, values = self.engine.steps.call(step, groups, values, 4, batch, self._read.append)
             return logs_of(found, "train_step"), values
 
         return take
@@ -156,7 +155,7 @@ def update_of(
         return CustomUpdate(engine, forward, steps, stops=stops)
     dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     scales = dynamic or getattr(optimizer, "loss_scale_factor", None) is not None
-    return Update(engine, forward, scales=scales, guards_gradients=not dynamic, stops=stops)
+    return Update(engine, forward, optimizer, scales=scales, guards_gradients=not dynamic, stops=stops)
 
 
 def is_loss(name: str) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.cut import Cut
+from wholestep.engines import Devices
 from wholestep.tree import Tree
 
 
@@ -103,30 +104,6 @@ Plan = Callable[[Batch], Planned]
 Check = Callable[[Batch], None]
 
 
-class Device(Protocol):
-    """The part of an engine that a feed uses."""
-
-    @property
-    def num_replicas(self) -> int:
-        """The number of replicas that share the rows of an update."""
-
-    @property
-    def own_replicas(self) -> list[int]:
-        """The replicas whose rows this process must load."""
-
-    def place(self, data: Tree) -> Tree:
-        """Put host arrays on the device."""
-
-    def resident(self, data: Tree) -> Tree:
-        """Put arrays on every device, for repeated use."""
-
-    def staged(self, data: Tree) -> Tree:
-        """Return host arrays in the form that a program takes fastest."""
-
-    def shard(self, data: Tree, shares: np.ndarray) -> Any:
-        """Put rows on the replicas that work on them: int (replicas, rows of a replica)."""
-
-
 class Table(NamedTuple):
     """The row indices of some updates.
 
@@ -188,16 +165,16 @@ class Block(NamedTuple):
         return batch.rows if batch.ids is None else batch.ids
 
 
-def stage(engine: Device, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:
+def stage(devices: Devices, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:
     """Return the data of an update as a program takes them, and the row index of every place, int32 (places,)."""
     if batch.is_resident:
         return batch.data, np.resize(batch.rows, cut.places)
-    if engine.num_replicas == 1:
-        return engine.staged(batch.host), np.resize(batch.rows, cut.places)
-    shares, rows = share_out(cut, engine.num_replicas)
+    if devices.num_replicas == 1:
+        return devices.stage(batch.host), np.resize(batch.rows, cut.places)
+    shares, rows = share_out(cut, devices.num_replicas)
     shares = shares % batch.num_rows
     shares = shares if batch.own is None else np.searchsorted(batch.own, shares)
-    return engine.shard(tree.map_leaves(np.asarray, batch.host), shares), rows
+    return devices.stage(tree.map_leaves(np.asarray, batch.host), shares), rows
 
 
 @lru_cache(maxsize=64)

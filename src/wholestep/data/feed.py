@@ -2,15 +2,16 @@
 
 from wholestep import tree
 from wholestep.data.batches import Batches
-from wholestep.data.block import Check, Device, Known, Plan
+from wholestep.data.block import Check, Known, Plan
 from wholestep.data.loaded import Loaded
 from wholestep.data.resident import Resident
+from wholestep.engines import Devices
 
 Feed = Resident | Loaded
 
 
 def open_feed(
-    engine: Device, batches: Batches, limit: int, plan: Plan, check: Check, known: Known | None = None
+    devices: Devices, batches: Batches, limit: int, plan: Plan, check: Check, known: Known | None = None
 ) -> Feed:
     """Return a feed; arrays of at most `limit` bytes become resident."""
     size = tree.num_bytes(batches.arrays)
@@ -21,4 +22,4 @@ def open_feed(
         f"arrays of {size / 2**20:.0f} MiB may not stay, beyond {limit / 2**20:.0f}": size > limit,
     }
     why = next((why for why, holds in reasons.items() if holds), None)
-    return Resident(engine, batches, plan, check) if why is None else Loaded(engine, batches, plan, check, known, why)
+    return Resident(devices, batches, plan, check) if why is None else Loaded(devices, batches, plan, check, known, why)

@@ -6,9 +6,10 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, Check, Device, Known, Plan, Planned, Table, share_out, stage
+from wholestep.data.block import Batch, Block, Check, Known, Plan, Planned, Table, share_out, stage
 from wholestep.data.ready import BatchStream
 from wholestep.data.stack import Drawn, stack, stacked_rows
+from wholestep.engines import Devices
 from wholestep.errors import BatchError, message
 from wholestep.safety import uninterrupted
 from wholestep.tree import Tree
@@ -28,11 +29,11 @@ class Loaded:
     """
 
     def __init__(
-        self, engine: Device, batches: Batches, plan: Plan, check: Check, known: Known | None = None, why: str = ""
+        self, devices: Devices, batches: Batches, plan: Plan, check: Check, known: Known | None = None, why: str = ""
     ):
         self.batches = batches
         self.where = f"Batches are loaded as they are needed{why and f' ({why})'}."
-        self._engine = engine
+        self._devices = devices
         self._plan = plan
         self._check = check
         self._programs: dict[tuple[int, int], Planned] = {}  # by the rows of an update, full and real
@@ -121,17 +122,17 @@ class Loaded:
     def block(self, program: Planned, batches: list[Batch]) -> Block:
         """Return the block of batches of one program: padded, and placed for the program."""
         first, cut = batches[0], program.cut
-        whole = [b.padded(cut.rows) for b in batches] if self._engine.num_replicas == 1 else batches
+        whole = [b.padded(cut.rows) for b in batches] if self._devices.num_replicas == 1 else batches
         room, key = program.num_stacked, (program.length, cut, first.num_rows)
         if room > 1:
-            data = stack(self._engine, whole, room)
+            data = stack(self._devices, whole, room)
         else:
-            data, rows = stage(self._engine, whole[0], cut)
+            data, rows = stage(self._devices, whole[0], cut)
         if key not in self._known.tables:
             rows = stacked_rows(whole[0], cut, room) if room > 1 else rows[None]
             named = np.zeros((program.length, rows.shape[1]), np.int32)
             named[: len(rows)], counts = rows, np.full((program.length,), first.num_rows, np.int32)
-            self._known.tables[key] = Table(named, counts, self._engine.place((named, counts)))
+            self._known.tables[key] = Table(named, counts, self._devices.place((named, counts)))
         ends = first.start, batches[-1].end
         return Block(program, data, self._known.tables[key], 0, len(batches), tuple(batches), *ends)
 
@@ -170,14 +171,14 @@ class Loaded:
 
     def _own(self, position: tuple[int, int]) -> np.ndarray | None:
         """Return which rows of a batch this process must load; None for all."""
-        if len(self._engine.own_replicas) == self._engine.num_replicas or self.batches.is_ready:
+        if len(self._devices.local_replicas) == self._devices.num_replicas or self.batches.is_ready:
             return None
         sampler = self.batches.sampler
         count = len(sampler.ids(*position))
         program = self._programs.get((sampler.full_size(*position), count))
         if program is None:
             return None
-        return np.unique(share_out(program.cut, self._engine.num_replicas)[0][self._engine.own_replicas] % count)
+        return np.unique(share_out(program.cut, self._devices.num_replicas)[0][self._devices.local_replicas] % count)
 
     def _batch(
         self, host: Tree, own: np.ndarray | None, start: tuple[int, int], end: tuple[int, int], full: int | None = None

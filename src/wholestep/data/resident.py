@@ -6,8 +6,9 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, Check, Device, Plan, Planned, Table
+from wholestep.data.block import Batch, Block, Check, Plan, Planned, Table
 from wholestep.data.sampler import FixedSize
+from wholestep.engines import Devices
 
 _MOST_NAMED = 1 << 16  # row numbers that are computed at once, unless a dispatch takes more
 
@@ -20,15 +21,15 @@ class Resident:
         check: raises an error for data that no update may use.
     """
 
-    def __init__(self, engine: Device, batches: Batches, plan: Plan, check: Check):
+    def __init__(self, devices: Devices, batches: Batches, plan: Plan, check: Check):
         assert isinstance(batches.sampler, FixedSize)
         self.order, self.size = batches.sampler.order, batches.sampler.size
         self.batches = batches
         self.where = f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
-        self._engine = engine
+        self._devices = devices
         self._plan = plan
         self._check = check
-        self._data = engine.resident(batches.arrays)
+        self._data = devices.resident(batches.arrays)
         self._num_full = self.order.num_rows // self.size
         self._named: tuple[tuple[int, int], int, Table] | None = None  # first update, number of updates, rows
         self._examples: dict[bool, Batch] = {}  # for full updates, and for the short one
@@ -103,4 +104,4 @@ class Resident:
         named = np.zeros((program.length, program.cut.places), np.int32)
         named[: len(rows)] = np.take(rows, np.arange(program.cut.places), axis=1, mode="wrap")
         counts = np.full((program.length,), rows.shape[1], np.int32)
-        return Table(named, counts, self._engine.place((named, counts)))
+        return Table(named, counts, self._devices.place((named, counts)))

@@ -9,7 +9,8 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.cut import Cut
-from wholestep.data.block import Batch, Device
+from wholestep.data.block import Batch
+from wholestep.engines import Devices
 from wholestep.safety import TerminatedWaiting, waiting
 
 MOST_STACKED = 16
@@ -68,20 +69,20 @@ def most_stacked(batch: Batch, most: int) -> int:
     return max(1, min(most, MOST_STACKED, _MOST_BYTES // max(1, tree.num_bytes(batch.host))))
 
 
-def stack(engine: Device, batches: list[Batch], room: int) -> Any:
+def stack(devices: Devices, batches: list[Batch], room: int) -> Any:
     """Return the stacked data of batches for a program with this room; unused room holds arbitrary values.
 
     >>> import numpy as np
     >>> class Host:
     ...     num_replicas = 1
-    ...     staged = staticmethod(lambda data: data)
+    ...     stage = staticmethod(lambda data: data)
     >>> batches = [Batch(np.array([i, i + 1]), None, np.arange(2), 2, None, None, (0, i), (0, i + 1)) for i in (4, 7)]
     >>> stack(Host, batches, 3)[:4].tolist()
     [4, 5, 7, 8]
     >>> stacked_rows(batches[0], Cut(((1, 2),), 2), 3).tolist()
     [[0, 1], [2, 3], [4, 5]]
     """
-    return engine.staged(tree.map_leaves(partial(_one_after_another, room), *[batch.host for batch in batches]))
+    return devices.stage(tree.map_leaves(partial(_one_after_another, room), *[batch.host for batch in batches]))
 
 
 def stacked_rows(batch: Batch, cut: Cut, room: int) -> np.ndarray:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+import keras
+
 from wholestep import tree
 from wholestep.data.block import Block
 from wholestep.dispatch.looks import Looks
 from wholestep.dispatch.repeat import GOES_ON, span
 from wholestep.dispatch.size import DispatchSize
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Devices, Engine
 from wholestep.program import Program
 from wholestep.reports.applied import Applied
 from wholestep.reports.report import Numbers
@@ -31,11 +33,13 @@ from wholestep.tree import Tensor, Tree
 _MOST_BYTES = 64 << 20  # of state copied for a dispatch
 _MOST_SECONDS = 1e-3  # of an update: a longer one gains nothing noticeable
 
+_copies = partial(keras.tree.map_structure, keras.ops.copy)  # of a state
+
 Given = Callable[[Run, Program], tuple[State, Tree]]
 
 
-def _placed_span(engine: Engine, first: int, num: int, begins: int) -> Tensor:
-    return engine.place(span(first, num, begins))
+def _placed_span(devices: Devices, first: int, num: int, begins: int) -> Tensor:
+    return devices.place(span(first, num, begins))
 
 
 @dataclass
@@ -84,9 +88,9 @@ class Dispatcher:
     """
 
     def __init__(self, engine: Engine, applied: Applied):
-        self._engine = engine
+        self._devices, self._variables = engine.devices, engine.variables
         self._applied = applied
-        self._sees_looks = engine.sees_looks and engine.processes.count == 1
+        self._sees_looks = engine.variables.watch is not None and engine.processes.count == 1
         self._looks = Looks()
         self._pace = DispatchSize(engine.processes)
         self._shortest = math.inf  # seconds of an update, with little time around it
@@ -95,7 +99,8 @@ class Dispatcher:
         # Held while variables get values that were held back; not while updates are computed.
         self._lock = threading.RLock()
         # Kept on the device: a loop of single updates needs the same spans in every epoch.
-        self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine))
+        self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine.devices))
+        self._copied = engine.programs.traced(_copies)
 
     def is_ahead(self, run: Run) -> bool:
         """Whether the variables are not written yet, as none was accessed since the run's last update."""
@@ -121,10 +126,10 @@ class Dispatcher:
         begins = run.begins
         state, beside = given(run, block.program)
         assert run.variables is not None
-        variables, redo = run.variables, self._engine.again(block.program.call)
+        variables, redo = run.variables, block.program.again
         goes_ahead = block.looks and redo is not None and self._goes_ahead_from(state)
         num = self._num_to_send(block) if goes_ahead else block.num
-        kept = self._engine.copied(state) if num > block.num else state
+        kept = self._copied(state) if num > block.num else state
         arguments = beside, block.data, *block.table.placed
 
         def again(num: int) -> State:
@@ -132,10 +137,11 @@ class Dispatcher:
             return _apart(lambda: redo(kept, *arguments, span(block.first, num, begins))[0])
 
         state, reports = block.program.call(state, *arguments, self._span(block.first, num, begins))
-        numbers, self._handed_out = Numbers(self._engine, reports), block.num
+        numbers, self._handed_out = Numbers(self._devices, reports), block.num
         ahead = _Ahead(run, block, num, numbers, state, variables, again, block.num)
         if goes_ahead:
-            watch = self._engine.watch(variables.all, block.program.captured, self._look, self._lock)
+            assert self._variables.watch is not None
+            watch = self._variables.watch(variables.all, block.program.captured, self._look, self._lock)
             ahead.unwatch, self._ahead = watch.end, ahead
             watch.begin()
         else:
@@ -195,7 +201,7 @@ class Dispatcher:
 
     def _write(self, ahead: _Ahead, state: State) -> None:
         """Write a state to variables and run, before a waiting access continues."""
-        self._engine.write_variables(ahead.variables, state)
+        self._variables.write(ahead.variables, state)
         ahead.run.hold(state)
         ahead.unwatch()
         self._applied.note_written()

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Compiled, Engine
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
@@ -44,7 +44,7 @@ def several(engine: Engine, each: Each, found: Tree | None, length: int, unreach
 
     def program(state: State, given: Tree, data: Tree, rows: Tensor, counts: Tensor, which: Tensor) -> tuple:
         def one(i: Tensor, state: State) -> tuple[State, Tree]:
-            own = engine.gather((rows, counts), which[0] + i)
+            own = engine.ops.gather((rows, counts), which[0] + i)
             return each(state, given, data, *own, ops.where(i == 0, which[2], GOES_ON))
 
         state = state._replace(stopped=ops.where(which[2] > GOES_ON, ops.zeros_like(state.stopped), state.stopped))
@@ -52,17 +52,17 @@ def several(engine: Engine, each: Each, found: Tree | None, length: int, unreach
             state, alone = one(ops.zeros((), "int32"), state)
             return state, keras.tree.map_structure(lambda leaf: leaf[None], alone)
         empty = keras.tree.map_structure(lambda leaf: ops.full((length, *leaf.shape), unreached, leaf.dtype), found)
-        return engine.repeat(one, which[1], state, empty)
+        return engine.ops.repeat(one, which[1], state, empty)
 
     return program
 
 
 def compiled(
     engine: Engine, program: Callable, state: State, given: Tree, data: Tree, table: tuple[int, int], *, repeats: bool
-) -> Callable:
+) -> Compiled:
     """Return a program of `several`, compiled for a table of this shape, (updates, rows)."""
-    rows, counts = engine.place((np.zeros(table, np.int32), np.zeros(table[:1], np.int32)))
-    return engine.compile(program, (state, given, data, rows, counts, engine.place(NONE)), repeats=repeats)
+    rows = engine.devices.place((np.zeros(table, np.int32), np.zeros(table[:1], np.int32), NONE))
+    return engine.programs.compile(program, (state, given, data, *rows), repeats=repeats)
 
 
 def begun(state: State, begins: Tensor, sums: tuple, metrics: list[np.ndarray]) -> State:

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from wholestep.embeddings.tables import Table
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.state import Variables
 from wholestep.tree import Tensor
 
@@ -56,14 +56,14 @@ class Lookups:
     @contextmanager
     def noting(self, params: list) -> Iterator[Noted]:
         """Record lookups, and answer them from the full tables."""
-        frame = self._verbs.frame() if self.tables else None
+        frame = self._verbs.traces.frame() if self.tables else None
         noted = Noted([[] for _ in self.tables])
 
         def note(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
             if hasattr(ids, "row_splits"):  # ragged: the layer reads its table, which is recorded
                 return type(table.layer).call(table.layer, ids)
-            if not self._verbs.is_traced_in(frame, ids):
+            if self._verbs.traces.frame(ids) is not frame:
                 noted.inside.add(number)
             else:
                 noted.calls[number].append(ids)
@@ -122,7 +122,7 @@ class Lookups:
 
     def _found(self, table: Table, rows: Tensor, places: Tensor) -> Tensor:
         """Return the result of the layer: NaN for a row that does not exist."""
-        found = self._verbs.lookup(rows, ops.reshape(places, (-1,)))
+        found = self._verbs.ops.lookup(rows, ops.reshape(places, (-1,)))
         return ops.cast(ops.reshape(found, (*ops.shape(places), rows.shape[1])), table.layer.compute_dtype)
 
     @contextmanager

@@ -5,12 +5,13 @@ from functools import partial
 
 import numpy as np
 from keras import ops
+from keras.optimizers import Optimizer
 
 from wholestep.cut import Cut
 from wholestep.embeddings.lookups import Lookups
 from wholestep.embeddings.rows import RowPlan, find, for_rows, worth_it
 from wholestep.embeddings.tables import TableRows
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.microbatches import over
 from wholestep.model.forward import Forward
 from wholestep.state import State
@@ -22,12 +23,14 @@ class RowPlanner:
 
     Args:
         forward: the model's forward pass with its objective.
+        optimizer: the optimizer of the update; None for evaluation alone.
     """
 
-    def __init__(self, engine: Engine, forward: Forward):
+    def __init__(self, engine: Engine, forward: Forward, optimizer: Optimizer | None):
         self._engine = engine
+        self._optimizer: Optimizer = optimizer
         self._forward = forward
-        self.tables, self._wholes = find(forward.model, engine.optimizer, forward.variables, engine.is_split)
+        self.tables, self._wholes = find(forward.model, optimizer, forward.variables, engine.replicas.is_split)
 
     def scratch(self) -> np.ndarray | tuple[()]:
         """Return the scratch array of `wholestep.embeddings.rows.RowPlan.deduplicate`."""
@@ -37,7 +40,7 @@ class RowPlanner:
     def plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
         """Return the plan of tables whose touched rows alone are updated, and the reasons for other tables."""
         variables, tables, reasons = self._forward.variables, self.tables, dict(self._wholes)
-        tables = [] if self._engine.is_eager else tables  # no further call of an eager objective for speed
+        tables = [] if self._engine.programs.is_eager else tables  # no further call of an eager objective for speed
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
         while tables:
             lookups, found = self._learned(Lookups(tables, self._engine), state, data, rows)
@@ -51,7 +54,7 @@ class RowPlanner:
                 else:
                     kept.append(table)
             if len(kept) == len(tables):
-                return RowPlan(lookups, for_rows(self._engine.optimizer, tables, counts, variables)), reasons
+                return RowPlan(lookups, for_rows(self._optimizer, tables, counts, variables)), reasons
             tables = kept
         return RowPlan(Lookups([])), reasons
 
@@ -59,12 +62,12 @@ class RowPlanner:
         found: list[tuple[Lookups, list[str]]] = []
 
         def look_up(params: list, buffers: list, metrics: list, captured: list, data: Tree, rows: Tensor) -> Tensor:
-            batch = self._engine.batch(data, rows)
+            batch = self._engine.replicas.batch(data, rows)
             found.append(self._forward.lookups(params, buffers, metrics, captured, batch, lookups=lookups))
             return rows
 
-        captured = self._forward.captured_in(state)
-        self._engine.shapes(look_up, self._engine.params(state), state.buffers, state.metrics, captured, data, rows)
+        params, captured = self._engine.variables.params(state), self._forward.captured_in(state)
+        self._engine.programs.shapes(look_up, params, state.buffers, state.metrics, captured, data, rows)
         return found[-1]
 
     def look_up(self, cut: Cut, row_plan: RowPlan) -> Callable:
@@ -73,19 +76,19 @@ class RowPlanner:
         The row numbers mostly depend on the batch only: then the compiler drops the forward pass.
         """
         engine = self._engine
-        ids_of = engine.traced(partial(self._forward.ids, lookups=row_plan.lookups))
+        ids_of = engine.programs.traced(partial(self._forward.ids, lookups=row_plan.lookups))
 
         def look_up(params: list, state: State, data: Tree, rows: Tensor) -> list[Tensor]:
             if not row_plan.tables:
                 return []
             if cut.num_microbatches == 1:
                 values = params, state.buffers, state.metrics, state.captured
-                return ids_of(*values, engine.batch(data, rows), ops.zeros((), "int32"))
+                return ids_of(*values, engine.replicas.batch(data, rows), ops.zeros((), "int32"))
 
             def note(noted: list, piece: tuple) -> list:
                 rows, first, number = piece
                 values = params, state.buffers, state.metrics, state.captured
-                ids = ids_of(*values, engine.batch(data, rows), first)
+                ids = ids_of(*values, engine.replicas.batch(data, rows), first)
                 starts = [number * count for count in row_plan.counts]
                 return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
 
@@ -97,4 +100,4 @@ class RowPlanner:
     def in_hand(self, params: list, touched: list[TableRows]) -> list:
         """Return the parameters, with the touched rows in place of their tables."""
         rows = {t.table.param: t.rows for t in touched}
-        return [self._engine.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)]
+        return [self._engine.ops.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)]

@@ -1,7 +1,9 @@
-"""The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`."""
+"""The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`. Other packages import here."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -9,11 +11,42 @@ import numpy as np
 
 from wholestep.backend import unknown
 from wholestep.checkpoints import Numbers
-from wholestep.engines.listener import Listener
-from wholestep.engines.protocol import Engine
+from wholestep.engines.listening import running, uncollected
+from wholestep.engines.protocol import Compiled, Devices, Engine, Listener, Told
 from wholestep.errors import warn
 from wholestep.processes import Processes, SingleProcess
 from wholestep.tree import Tree
+
+__all__ = [
+    "Compiled",
+    "Devices",
+    "Engine",
+    "Listener",
+    "Told",
+    "as_function",
+    "choose",
+    "connect",
+    "listener",
+    "make_variables",
+    "makes_variables",
+    "num_replicas",
+    "placed",
+    "running",
+    "scope",
+    "uncollected",
+]
+
+
+def _module(suffix: str = "") -> ModuleType:
+    """Return a module of the running Keras backend.
+
+    Raises:
+        SpecificationError: the backend is neither jax nor tensorflow.
+    """
+    backend = keras.backend.backend()
+    if backend not in ("jax", "tensorflow"):
+        raise unknown(backend)
+    return import_module(f"wholestep.engines.{backend}{suffix}")
 
 
 def choose(
@@ -27,28 +60,14 @@ def choose(
     Raises:
         SpecificationError: the backend is neither jax nor tensorflow, or there are too few devices.
     """
-    backend, kinds = keras.backend.backend(), list[Callable[..., Engine]]()
-    if backend == "jax":
-        from wholestep.engines.jax import JaxEngine
-        from wholestep.engines.jax_eager import EagerJaxEngine
-
-        kinds = [JaxEngine, EagerJaxEngine]
-    elif backend == "tensorflow":
-        from wholestep.engines.tensorflow import TensorflowEngine
-        from wholestep.engines.tensorflow_eager import EagerTensorflowEngine
-
-        kinds = [TensorflowEngine, EagerTensorflowEngine]
-    else:
-        raise unknown(backend)
-    compiling, eager = kinds
-    if not getattr(model, "run_eagerly", False):
-        return compiling(optimizer, model, replicas, jit_compile)
-    engine = eager(optimizer, model, replicas, "auto")
-    if engine.num_replicas > 1 or engine.processes.count > 1:
+    make_engine = _module().make_engine
+    if getattr(model, "run_eagerly", False):
+        engine = make_engine(optimizer, model, replicas, "auto", is_eager=True)
+        if engine.devices.num_replicas == 1 and engine.processes.count == 1:
+            return engine
         told = "run_eagerly has no effect: on several devices, or in several processes, an update is always compiled."
         warn(told)
-        return compiling(optimizer, model, replicas, jit_compile)
-    return engine
+    return make_engine(optimizer, model, replicas, jit_compile, is_eager=False)
 
 
 def scope(model: keras.Model) -> AbstractContextManager:
@@ -59,15 +78,7 @@ def scope(model: keras.Model) -> AbstractContextManager:
 
 def num_replicas(model: keras.Model) -> int:
     """Return the number of devices that share the rows of a batch, as set by the model and Keras alone."""
-    if keras.backend.backend() == "jax":
-        from wholestep.engines.mesh import find_layout
-
-        layout = find_layout(None)
-        return 1 if layout is None else layout.num_replicas
-    from wholestep.engines.strategy import find_replicas
-
-    replicas = find_replicas(model, None)
-    return 1 if replicas is None else replicas.count
+    return _module("_devices").find_replicas(model, None).count
 
 
 def makes_variables() -> bool:
@@ -77,18 +88,12 @@ def makes_variables() -> bool:
 
 def as_function(step: Callable) -> Callable:
     """Return a custom step in the form that the engine runs."""
-    if not makes_variables():
-        return step
-    from wholestep.engines import tensorflow_steps
-
-    return tensorflow_steps.as_function(step)
+    return _module("_variables").as_function(step) if makes_variables() else step
 
 
 def make_variables(function: Callable, batch: Tree) -> None:
     """Create the variables of a custom step, `as_function`, for such a batch. Nothing is computed."""
-    from wholestep.engines import tensorflow_steps
-
-    tensorflow_steps.make_variables(function, batch)
+    _module("_variables").make_variables(function, batch)
 
 
 def connect() -> Processes:
@@ -104,23 +109,9 @@ def placed(variable: keras.Variable, numbers: Numbers) -> Any:
     """Return numbers in the placement of a variable; of one sharded over processes, only the local shards are read."""
     if getattr(variable.value, "is_fully_addressable", True):
         return numbers if isinstance(numbers, np.ndarray) else numbers[...]
-    from wholestep.engines import mesh
-
-    return mesh.spread_like(variable.value, numbers)
+    return _module("_devices").spread_like(variable.value, numbers)
 
 
 def listener() -> Listener:
-    """Return the listener of an audit for the running Keras backend.
-
-    Raises:
-        SpecificationError: the backend is neither jax nor tensorflow.
-    """
-    if keras.backend.backend() == "jax":
-        from wholestep.engines.jax_listener import JaxListener
-
-        return JaxListener()
-    if keras.backend.backend() == "tensorflow":
-        from wholestep.engines.tensorflow_listener import TensorflowListener
-
-        return TensorflowListener()
-    raise unknown(keras.backend.backend())
+    """Return the listener of an audit for the running Keras backend."""
+    return _module("_listener").EngineListener()

@@ -1,44 +1,43 @@
-"""Engine methods under `run_eagerly`: functions are called with values, and nothing is traced or compiled."""
+"""Programs under `run_eagerly`, on both engines: functions are called with values, nothing is traced or compiled."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+from wholestep.engines.protocol import Compiled
 from wholestep.tree import Tree
 
+_HOW = "Nothing is compiled: the model says run_eagerly=True, and Python computes operation by operation."
 
-class Eager:
-    """The methods of `wholestep.engines.protocol` that would trace or compile; listed first among an engine's bases."""
+
+class EagerPrograms:
+    """The part `programs` of an engine that compiles nothing.
+
+    Args:
+        undone: makes a context that restores the variables which a custom step assigns.
+    """
 
     is_eager = True
-    loops_once = False
+    always_xla = loops_once = False
+    why_no_xla = ""
+
+    def __init__(self, undone: Callable[[], AbstractContextManager]):
+        self._undone = undone
+
+    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Compiled:
+        """Return the function unchanged; run again, it would repeat its prints."""
+        return Compiled(function, how=_HOW)
+
+    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
+        """Return True: each update is a separate dispatch."""
+        return True
 
     def traced(self, function: Callable) -> Callable:
         """Return the function unchanged."""
         return function
 
-    def inlined(self, function: Callable) -> Callable:
-        """Return the function unchanged."""
-        return function
+    inlined = traced
 
     def shapes(self, function: Callable, *arguments: Tree) -> Tree:
         """Return the function's results: without a trace, only they show the shapes and dtypes."""
-        return function(*arguments)
-
-    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Callable:
-        """Return the function unchanged."""
-        return function
-
-    def again(self, program: Callable) -> Callable | None:
-        """Return None: a program that runs again would repeat its prints."""
-        return None
-
-    def describe(self, program: Callable) -> str:
-        """Return how a program is executed, as text."""
-        return "Nothing is compiled: the model says run_eagerly=True, and Python computes operation by operation."
-
-    def memory(self, program: Callable) -> int | None:
-        """Return None: the memory is not known in advance."""
-        return None
-
-    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
-        """Return True: each update is a separate dispatch."""
-        return True
+        with self._undone():
+            return function(*arguments)

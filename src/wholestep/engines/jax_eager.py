@@ -1,19 +1,17 @@
-"""The engine on JAX where nothing is compiled."""
+"""Operations on JAX where nothing is compiled: user code reads the values of JAX' tracers."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
-from wholestep.engines.eager import Eager
-from wholestep.engines.jax import JaxEngine
-from wholestep.engines.jax_words import JaxWords
+from wholestep.engines.protocol import Operations
 from wholestep.errors import SpecificationError, message
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -26,27 +24,24 @@ _BITWISE = "left_shift", "right_shift", "bitwise_and", "bitwise_or", "bitwise_xo
 _COMPARISONS = "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
 _OPERATORS = {*_ARITHMETIC, *_BITWISE, *_COMPARISONS}  # numpy calls these for `array * tracer`
 _holders: list[None] = []
+_READABLE: ContextVar[bool] = ContextVar("readable", default=False)  # whether this thread may read tracers
 
 
-class EagerJaxEngine(Eager, JaxEngine):
-    """The methods of `wholestep.engines.protocol` on JAX, for one device, without `jax.jit`.
+class EagerJaxOperations:
+    """The part `ops` of the eager engine on JAX: Python's loops, and gradients whose values can be read.
 
     While a gradient is computed, JAX passes values in tracers. Here numpy and Python can read them, but numpy
     functions that would lose the gradient are refused.
     """
 
-    def staged(self, data: Tree) -> Tree:
-        """Return host arrays as arrays of JAX."""
-        return self.place(data)
-
-    def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Return the random words of each row by its place: (rows, words). Compiled, as it calls no user function."""
-        return _words(num_rows, num_words)(seed, stream, first)
+    def __init__(self, ops: Operations):
+        self._differentiate = ops.differentiate
+        self.gather, self.lookup, self.is_finite = ops.gather, ops.lookup, ops.is_finite
 
     def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
-        with _readable():
-            return super().differentiate(function, params)
+        with readable():
+            return self._differentiate(function, params)
 
     def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
         """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
@@ -63,37 +58,12 @@ class EagerJaxEngine(Eager, JaxEngine):
             i += 1
         return state, reports
 
-    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
-        """Return `new` with one optimizer update applied if `ok`, else `state`; nothing is `assigned` here."""
-        if not ok:
-            return state
-        params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
-        return new._replace(params=params, slots=slots)
-
-    def call_step(
-        self,
-        step: Callable,
-        groups: Sequence[list],
-        values: Sequence[list],
-        num: int,
-        data: Tree,
-        note: Callable[[keras.Variable], None],
-    ) -> tuple[Tree, list[list]]:
-        """Call a step with the values of the first `num` groups; return its results and all values after it."""
-        with _readable():
-            return super().call_step(step, groups, values, num, data, note)
-
-
-@lru_cache(maxsize=256)
-def _words(num_rows: int, num_words: int) -> Callable:
-    return jax.jit(partial(JaxWords().words, num_rows=num_rows, num_words=num_words))
-
 
 def _reading(name: str) -> Callable:
-    """Return a method that reads a tracer's concrete value; without one it raises JAX's error."""
+    """Return a method that reads a tracer's concrete value; without one, and in other threads, JAX' own method."""
 
     def read(tracer: jax.core.Tracer, *args: Any, **kwargs: Any) -> Any:
-        value = tracer.to_concrete_value()
+        value = tracer.to_concrete_value() if _READABLE.get() else None
         found = partial(_OWN[name], tracer) if value is None else getattr(np.asarray(value), name)
         return found(*args, **kwargs)
 
@@ -119,7 +89,8 @@ def _looked(found: Any, name: str) -> Any:
     Raises:
         SpecificationError: the result is floating, so that a gradient would be lost.
     """
-    if any(isinstance(leaf, np.ndarray | np.inexact) and leaf.dtype.kind in "fcV" for leaf in jax.tree.leaves(found)):
+    floats = (leaf for leaf in jax.tree.leaves(found) if isinstance(leaf, np.ndarray | np.inexact))
+    if _READABLE.get() and any(leaf.dtype.kind in "fcV" for leaf in floats):
         must = f"A value whose gradient is taken must not go through np.{name}: numpy's result has no gradient."
         try_ = f"keras.ops.{name} or its equivalent there; to read the numbers, np.{name}(np.asarray(x))."
         raise SpecificationError(message(must, "a tracer of JAX, under run_eagerly=True", try_))
@@ -131,15 +102,20 @@ _BEFORE = {name: vars(jax.core.Tracer)[name] for name in _PATCHES if name in var
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
-    """Let numpy and Python read tracers that have a concrete value. The last thread to leave restores JAX."""
+def readable() -> Iterator[None]:
+    """Let numpy and Python read tracers that have a concrete value, in this thread.
+
+    The first thread to enter patches JAX' class, whose methods work as before in other threads; the last restores it.
+    """
     with _LOCK:
         _holders.append(None)
         for name, method in _PATCHES.items():
             setattr(jax.core.Tracer, name, method)
+    token = _READABLE.set(True)
     try:
         yield
     finally:
+        _READABLE.reset(token)
         with _LOCK:
             _holders.pop()
             for name in _PATCHES if not _holders else ():

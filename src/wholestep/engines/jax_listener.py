@@ -7,12 +7,13 @@ import jax
 import keras
 import numpy as np
 
-from wholestep.engines.listener import Told, running
+from wholestep.engines.listening import running
+from wholestep.engines.protocol import Told
 from wholestep.tree import Tensor
 
 
-class JaxListener:
-    """The methods of `wholestep.engines.listener` on JAX."""
+class EngineListener:
+    """The listener on JAX."""
 
     is_deaf_to_xla = False
 
@@ -35,7 +36,7 @@ class JaxListener:
             self._clock += 1
             told(self._clock, [np.asarray(number) for number in numbers])
 
-        if _traced(values):
+        if _kinds(values):
             jax.debug.callback(heard, *values, ordered=True)
         else:
             jax.effects_barrier()  # earlier values are reported first
@@ -77,10 +78,6 @@ class JaxListener:
     def settle(self) -> None:
         """Wait for the device and its reports."""
         jax.effects_barrier()
-
-
-def _traced(values: list[Tensor]) -> bool:
-    return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def _kinds(values: list[Tensor]) -> set[str]:

@@ -1,24 +1,89 @@
-"""Custom steps on JAX: functions of values with Keras' signature (state, data) -> (results, state)."""
+"""Steps on JAX, as functions of values: Keras' optimizer, of whole tables or of touched rows, and custom steps.
+
+Custom steps have Keras' signature (state, data) -> (results, state).
+"""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+from keras.optimizers import Optimizer
 
+from wholestep.embeddings.tables import TableRows
+from wholestep.engines.jax_devices import gather
+from wholestep.engines.protocol import Note
 from wholestep.errors import SpecificationError, message
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 
-Note = Callable[[keras.Variable], None]
+
+class JaxOptimizer:
+    """The part `optimizer` of the engine on JAX.
+
+    Args:
+        optimizer: the Keras optimizer; None for evaluation alone.
+        branch: calls one of two functions, (is_first, first, second) -> their results.
+    """
+
+    keeps_assigned = False  # `keras.Model.fit` drops the parameter values that the forward pass assigns
+
+    def __init__(self, optimizer: Optimizer | None, branch: Callable):
+        self.optimizer: Optimizer = optimizer
+        self._branch = branch
+
+    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+        """Return `new` with one optimizer update applied where `ok`, else `state`; nothing is `assigned` here."""
+
+        def update() -> State:
+            params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
+            return new._replace(params=params, slots=slots)
+
+        # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
+        return self._branch(ok, update, lambda: state)
+
+    def apply_to_rows(
+        self,
+        state: State,
+        new: State,
+        grads: list,
+        ok: Tensor,
+        assigned: dict[int, Tensor],
+        touched: list[TableRows],
+        twin: Optimizer,
+    ) -> State:
+        """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""
+        params, slots = [*state.params], [*state.slots]
+        for table, rows, _ in touched:
+            for values, i in table.places(params, slots):
+                values[i] = gather(values[i], rows)
+        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes nothing.
+        grads = [jnp.where(ok, g, jnp.zeros_like(g)) for g in grads]
+        params, slots = twin.stateless_apply(slots, grads, params)
+        count = next(i for i, v in enumerate(twin.variables) if v is twin.iterations)
+        slots[count] = jnp.where(ok, slots[count], state.slots[count])
+        for table, rows, row_slots in touched:
+            wholes = table.places(state.params, state.slots)
+            for (values, i), (whole, _) in zip(table.places(params, slots), wholes, strict=True):
+                values[i] = whole[i].at[rows].set(gather(values[i], row_slots), mode="promise_in_bounds")
+        parts = (new.buffers, new.metrics, new.sums), (state.buffers, state.metrics, state.sums)
+        buffers, metrics, sums = jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), *parts)
+        return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
 
 
 class JaxSteps:
-    """The methods of `wholestep.engines.protocol` for custom steps."""
+    """The part `steps` of the engine on JAX.
 
-    def call_step(
+    Args:
+        around: makes a context for the call of a step.
+    """
+
+    def __init__(self, around: Callable[[], AbstractContextManager]):
+        self._around = around
+
+    def call(
         self, step: Callable, groups: Sequence[list], values: Sequence[list], num: int, data: Tree, note: Note
     ) -> tuple[Tree, list[list]]:
         """Call a step with the values of the first `num` groups; return its results and all values after it.
@@ -26,7 +91,7 @@ class JaxSteps:
         Values that a step returns unchanged may have been assigned instead.
         """
         pairs = [pair for group, given in zip(groups, values, strict=True) for pair in zip(group, given, strict=True)]
-        with _StepScope(pairs, note) as scope:
+        with self._around(), _StepScope(pairs, note) as scope:
             found, after = _parts(step(tuple(values[:num]), data), values[:num])
             after = [*after, *values[num:]]
             after = [
@@ -34,10 +99,6 @@ class JaxSteps:
                 for of_group in zip(groups, values, after, strict=True)
             ]
             return _with_values(found, groups, after), after
-
-    def trying(self, variables: Variables) -> AbstractContextManager:
-        """Return an empty context: a step assigns in a stateless scope."""
-        return nullcontext()
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
@@ -79,22 +140,17 @@ def _parts(returned: Tree, given: Sequence[list]) -> tuple[Tree, list[list]]:
     """
     is_pair = isinstance(returned, tuple | list) and len(returned) == 2
     state: Any = returned[1] if is_pair else None
-    if not _fits(state, given):
-        sizes = ", ".join(str(len(group)) for group in given)
-        must = f"On JAX a custom step must return (results, state), the state as lists of {sizes} values."
-        received = _described(state) if is_pair else type(returned).__name__
+    sizes, known = _sizes(state), _sizes(given)
+    if sizes != known:
+        must = f"On JAX a custom step must return (results, state), the state as lists of {known} values."
+        received = f"a state that is a {type(state).__name__}" if sizes is None else f"a state of {sizes}"
+        received = received if is_pair else type(returned).__name__
         raise SpecificationError(message(must, received, "return the state as Keras' own step does."))
     return returned[0], [list(group) for group in state]
 
 
-def _fits(state: Tree, given: Sequence[list]) -> bool:
-    if not isinstance(state, tuple | list) or len(state) != len(given):
-        return False
-    pairs = zip(state, given, strict=True)
-    return all(isinstance(one, tuple | list) and len(one) == len(two) for one, two in pairs)
-
-
-def _described(state: Tree) -> str:
+def _sizes(state: Any) -> str | None:
+    """Return the sizes of the groups of a state as text; None if it has no groups."""
     if not isinstance(state, tuple | list):
-        return f"a state that is a {type(state).__name__}"
-    return f"a state of {', '.join(str(len(s)) if isinstance(s, tuple | list) else type(s).__name__ for s in state)}"
+        return None
+    return ", ".join(str(len(s)) if isinstance(s, tuple | list) else type(s).__name__ for s in state)

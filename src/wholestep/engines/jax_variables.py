@@ -1,21 +1,121 @@
 """Keras variables on JAX. They always hold the newest values, in the same arrays that the next program spends."""
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 
-from wholestep.engines.jax_watch import Watch, put
-from wholestep.engines.mesh import MeshLayout
+from wholestep.engines.jax_devices import MeshLayout
 from wholestep.state import State, Variables
-from wholestep.tree import Tree
 
-_copied = jax.jit(partial(jax.tree.map, jnp.copy))
+_WATCH = "_wholestep_watch"
+_KINDS: dict[tuple[type, bool], type] = {}  # classes of watched variables, by original class
+_MARKING = threading.Lock()  # held briefly, and never while waiting for another lock
+
+
+class Watch:
+    """Calls `look` before a variable is read or set, from `begin` to `end`.
+
+    Meanwhile the variables have a subclass of their class.
+
+    Args:
+        variables: reads and writes are reported.
+        given: only writes are reported.
+        look: ends the watch, or raises an error: then the next access is reported as well.
+        lock: held while `look` runs, so that another thread waits for the writes of `look`.
+    """
+
+    def __init__(
+        self,
+        variables: list[keras.Variable],
+        given: list[keras.Variable],
+        look: Callable[[], None],
+        lock: AbstractContextManager,
+    ):
+        self._variables = [*variables, *given]
+        self._num_read = len(variables)
+        self._look = look
+        self._lock = lock
+        self._is_reported = self._has_ended = False
+
+    def begin(self) -> None:
+        """Watch all variables, unless the watch has ended already; end other trainers' watches on them."""
+        while other := self._mark():
+            other.notice()
+            other.end()
+
+    def _mark(self) -> "Watch | None":
+        """Mark all variables and return None, or return another watch on one of them."""
+        with _MARKING:
+            for variable in [] if self._has_ended else self._variables:
+                if (other := vars(variable).get(_WATCH)) is not None:
+                    return other
+            for i, variable in enumerate([] if self._has_ended else self._variables):
+                if _WATCH not in vars(variable):  # else it is listed twice, or both read and given
+                    vars(variable)[_WATCH] = self
+                    variable.__class__ = _watched(type(variable), i < self._num_read)
+            return None
+
+    def end(self) -> None:
+        """Restore the class of the variables."""
+        with _MARKING:
+            self._has_ended = True
+            for variable in self._variables:
+                if vars(variable).get(_WATCH) is self:
+                    variable.__class__ = type(variable).__base__
+                    del vars(variable)[_WATCH]
+
+    def notice(self) -> None:
+        """Call `look`, except from within `look`."""
+        with self._lock:
+            if not self._is_reported:
+                self._is_reported = True
+                try:
+                    self._look()
+                finally:
+                    self._is_reported = False
+
+
+def _put(variable: keras.Variable, value: jax.Array) -> None:
+    """Set a variable without a report."""
+    if _WATCH in vars(variable):
+        vars(variable)["_value"] = value
+    else:
+        variable._value = value
+
+
+def _notice(variable: keras.Variable) -> None:
+    watch = vars(variable).get(_WATCH)
+    if watch is not None:  # else another thread's access has ended it
+        watch.notice()
+
+
+def _watched(kind: type, is_read: bool) -> type:
+    """Return the subclass for watched variables of this class."""
+
+    def read(variable: keras.Variable) -> Any:
+        if is_read:
+            _notice(variable)
+        return vars(variable)["_value"]
+
+    def assign(variable: keras.Variable, value: Any) -> None:
+        _notice(variable)
+        vars(variable)["_value"] = value
+
+    def reduce(variable: keras.Variable, protocol: int) -> Any:
+        _notice(variable)
+        return variable.__reduce_ex__(protocol)
+
+    if (kind, is_read) not in _KINDS:
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        own = {"_value": property(read, assign), "__reduce_ex__": reduce}
+        _KINDS[kind, is_read] = type(kind.__name__, (kind,), names | own)
+    return _KINDS[kind, is_read]
 
 
 class ByVariable(dict[int, Any]):
@@ -34,19 +134,18 @@ def _drop(kept: Callable[[], ByVariable | None], key: int) -> None:
 
 
 class JaxVariables:
-    """The methods of `wholestep.engines.protocol` that read and write Keras variables.
+    """The part `variables` of the engine on JAX."""
 
-    Args:
-        layout: the placement of arrays on several devices; None for one.
-    """
+    watch = Watch  # arrays do not change, so newer values are read through the variable
 
     def __init__(self, layout: MeshLayout | None):
         self.layout = layout
+        self._gives_whole = layout is None or layout.distribution is not None  # to the variables: the state's arrays
         self._given = ByVariable()  # (array of the first device, full array)
         self._seen = ByVariable()
         self._sharing = ByVariable()
 
-    def read_variables(self, variables: Variables) -> tuple[list, list, list]:
+    def read(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers): the variables' arrays, which the next program spends."""
         seen: set[int] = set()
         params, slots, buffers = variables.params, variables.slots, variables.buffers
@@ -67,47 +166,34 @@ class JaxVariables:
         pairs = ((v, given.get(id(v), (None, None)), value) for v, value in zip(known, values, strict=True))
         return all(v._value is alone and whole is value for v, (alone, whole), value in pairs)
 
-    def write_variables(self, variables: Variables, state: State) -> None:
+    def write(self, variables: Variables, state: State) -> None:
         """Write the state to the Keras variables. Does not wait."""
-        self._write([*variables.params, *variables.slots, *variables.buffers], _changed(state))
-        self._write(variables.metrics, state.metrics)
+        self.assign([*variables.params, *variables.slots, *variables.buffers], _changed(state))
+        self.assign(variables.metrics, state.metrics)
 
-    sees_looks = True  # arrays do not change, so newer values are read through the variable
-
-    def watch(self, variables: list, given: list, look: Callable[[], None], lock: AbstractContextManager) -> Watch:
-        """Return a watch that calls `look` under the lock before an access to a variable or a write to `given`."""
-        return Watch(variables, given, look, lock)
-
-    def copied(self, values: Tree) -> Tree:
-        """Return copies of the values."""
-        return _copied(values)
-
-    def write_metrics(self, variables: Variables, metrics: list) -> None:
-        """Write these values to the variables of the Keras metrics. Does not wait."""
-        self._write(variables.metrics, metrics)
-
-    def write_buffers(self, variables: Variables, buffers: list) -> None:
-        """Write these values to the variables that are no parameters. Does not wait."""
-        self._write(variables.buffers, buffers)
-
-    def _write(self, variables: list, values: list) -> None:
+    def assign(self, variables: list, values: list) -> None:
+        """Write these values to these variables. Does not wait."""
         whole = self._gives_whole
         for variable, value in zip(variables, values, strict=True):
-            put(variable, value if whole else self._alone(variable, value))
+            _put(variable, value if whole else self._alone(variable, value))
 
-    def at_rest(self, state: State) -> State:
+    def between_programs(self, state: State) -> State:
         """Return the part of the state that is kept between programs: all of it."""
         return state
 
-    def loaded(self, state: State) -> State:
-        """Return, in a program, the full state from the part kept between programs: the same."""
-        return state
+    def load_and_store(self, function: Callable) -> Callable:
+        """Return the function unchanged: variables are written after the program."""
+        return function
 
-    def stored(self, state: State) -> State:
-        """Return, in a program, the part of the state to keep: all; variables are written after the program."""
-        return state
+    def params(self, state: State, apart: Collection[int] = ()) -> list:
+        """Return the parameters of the state."""
+        return state.params
 
-    def read_captured(self, variables: list, state: State) -> list:
+    def replica_params(self, params: list) -> list:
+        """Return the parameters unchanged: every device has them."""
+        return params
+
+    def captured(self, variables: list, state: State) -> list:
         """Return the values of variables that the trainer does not own. They are not spent.
 
         A variable that shares an array, or a device's part of one, with the state (`target.assign(online)`) is copied.
@@ -129,8 +215,15 @@ class JaxVariables:
         return placed
 
     def changed_outside(self, variables: list) -> list:
-        """Return the variables that were set after `write_variables`."""
+        """Return the variables that were set after `write`."""
         return [v for v in variables if self._given.get(id(v), (None,))[0] is not v.value]
+
+    def sharded(self, variables: list) -> list[str]:
+        """Return the sharded variables, each with the axes of the mesh along which it is cut."""
+        if self.layout is None:
+            return []
+        specs = [(v.path, tuple(self.layout.of(v).spec)) for v in variables]
+        return [f"{path} {spec}" for path, spec in specs if any(axis is not None for axis in spec)]
 
     def _own(self, variables: list, seen: set[int]) -> list:
         """Return the variables' arrays; an array of two variables is copied, as no array can be spent twice."""
@@ -150,11 +243,6 @@ class JaxVariables:
         self._given.keep(variable, (alone, value))
         self._sharing.keep(variable, alone)
         return alone
-
-    @property
-    def _gives_whole(self) -> bool:
-        """Whether variables hold the full arrays of the state."""
-        return self.layout is None or self.layout.distribution is not None
 
     def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         if self.layout is None:

@@ -1,129 +1,120 @@
-"""The engine on TensorFlow: placement of data, and the operations inside a program."""
+"""The engine on TensorFlow: programs are traced functions, which XLA compiles where it is faster."""
 
-import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
-from wholestep import tree
-from wholestep.engines.protocol import Engine
-from wholestep.engines.strategy import Shares, find_replicas
-from wholestep.engines.tensorflow_leaves import array_of, rows_of, tensor_of
-from wholestep.engines.tensorflow_optimizer import TensorflowOptimizer
-from wholestep.engines.tensorflow_programs import TensorflowPrograms, specs_of
-from wholestep.engines.tensorflow_steps import TensorflowSteps
-from wholestep.engines.tensorflow_words import TensorflowWords
+from wholestep.engines.eager import EagerPrograms
+from wholestep.engines.protocol import Compiled, Engine, Programs
+from wholestep.engines.tensorflow_devices import TensorflowDevices, TensorflowReplicas, find_replicas, gather, specs_of
+from wholestep.engines.tensorflow_random import TensorflowRandom
+from wholestep.engines.tensorflow_variables import (
+    TensorflowOptimizer,
+    TensorflowSteps,
+    TensorflowVariables,
+    as_function,
+)
+from wholestep.errors import warn
 from wholestep.processes import SingleProcess
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
 _ONE_OF_SEVERAL = "loop_body"  # the scope in which tf.vectorized_map calls its function once, for all rows
 _BODIES = "WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph"  # called by the loop alone
+# XLA's convolutions on CPU are many times slower than TensorFlow's (measured: 20x); sizes that depend on values fail in
+# the middle of a run; operations in Python cannot be judged by the graph. All others are compiled on trial.
+_NOT_FOR_XLA = ("Conv", "Depthwise", "Unique", "Where", "PyFunc", "EagerPyFunc")
 
 
-class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps, TensorflowWords):
-    """The methods of `wholestep.engines.protocol` on TensorFlow."""
+def make_engine(
+    optimizer: Optimizer | None,
+    model: keras.Model | None,
+    replicas: int | str | None,
+    jit_compile: bool | str,
+    *,
+    is_eager: bool,
+) -> Engine:
+    """Return the engine on TensorFlow; an eager one has one device, and no `tf.function`."""
+    several = find_replicas(model, replicas)
+    variables = TensorflowVariables(several)
 
-    name = "tensorflow"
+    def engine(replicas: TensorflowReplicas, evaluation: Engine | None) -> Engine:
+        programs: Programs = TensorflowPrograms(model, replicas, jit_compile)
+        return Engine(
+            variables=variables,
+            optimizer=TensorflowOptimizer(optimizer, replicas, variables),
+            steps=TensorflowSteps(),
+            programs=EagerPrograms(variables.undone) if is_eager else programs,
+            traces=TensorflowTraces(),
+            ops=TensorflowOperations(replicas),
+            random=TensorflowRandom(),
+            devices=TensorflowDevices(replicas),
+            replicas=replicas,
+            processes=SingleProcess(),
+            evaluation=evaluation,
+        )
+
+    return engine(several, engine(TensorflowReplicas(), None))  # evaluation runs on one device
+
+
+class TensorflowPrograms:
+    """The part `programs` of the engine on TensorFlow.
+
+    Args:
+        model: the model, whose layers and `compile` may rule out XLA; None if there is none.
+        jit_compile: whether the user wants XLA; "auto" leaves the choice to the program.
+    """
+
     is_eager = False
-    freezes_reads = False  # a program reads variables anew whenever it runs
-    closes_over = True  # a function's gradient is traced in the same graph as its value
-    keeps_assigned = True  # `keras.Model.fit` keeps the parameter values that the forward pass assigns
 
-    def __init__(
-        self,
-        optimizer: Optimizer | None,
-        model: keras.Model | None,
-        replicas: int | str | None,
-        jit_compile: bool | str,
-    ):
-        mirrored = find_replicas(model, replicas)
-        TensorflowOptimizer.__init__(self, optimizer, mirrored)
-        TensorflowPrograms.__init__(self, model, mirrored, jit_compile)
-        self.processes = SingleProcess()
-        self.waits = 0
+    def __init__(self, model: keras.Model | None, replicas: TensorflowReplicas, jit_compile: bool | str):
+        self._is_split = replicas.is_split
+        self.always_xla, self.why_no_xla = choose_xla(model, jit_compile)
+        self.loops_once = self.always_xla  # XLA compiles loops only
 
-    @property
-    def num_replicas(self) -> int:
-        """The number of replicas that share the rows of a batch."""
-        return 1 if self.replicas is None else self.replicas.count
+    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Compiled:
+        """Compile the function for arguments such as `examples`; with XLA if it repeats a step many times.
 
-    @property
-    def own_replicas(self) -> list[int]:
-        """The replicas whose rows this process must load: all."""
-        return list(range(self.num_replicas))
+        XLA takes seconds to compile and then halves the time of small steps. The choice depends on the program alone,
+        never on a measurement: the same program must give the same bits again. If it `repeats`, the last argument is
+        the number of repetitions, 0 in `examples`: a call with them only compiles.
+        """
+        specs = specs_of(examples)
+        graph = tf.function(function, autograph=False).get_concrete_function(*specs)
+        if not repeats or self.why_no_xla or self._is_split:
+            return self._without_xla(graph)
+        if why := _why_not_for_xla(graph, specs):
+            return self._without_xla(graph, why)
+        if not self.always_xla and _is_not_for_xla(graph):
+            return self._without_xla(graph)
+        try:
+            again = tf.function(lambda *given: graph(*given), autograph=False, jit_compile=True)  # not traced anew
+            compiled = again.get_concrete_function(*specs)
+            compiled(*examples)
+        except (tf.errors.OpError, ValueError, NotImplementedError) as error:
+            why = f"XLA cannot compile it ({str(error).strip().splitlines()[0][:160]})"
+            return self._without_xla(graph, why)
+        return Compiled(FlatCall(compiled), how="XLA compiles it.")
 
-    @property
-    def is_split(self) -> bool:
-        """Whether every replica sees its rows alone, rather than a part of a global array."""
-        return self.num_replicas > 1
+    def _without_xla(self, graph: tf.types.experimental.ConcreteFunction, why: str = "") -> Compiled:
+        if why and self.always_xla:
+            warn(f"jit_compile=True has no effect: {why}.")
+        self.why_no_xla = why or self.why_no_xla
+        how = f"TensorFlow runs it without XLA: {self.why_no_xla}." if self.why_no_xla else ""
+        return Compiled(graph if self._is_split else FlatCall(graph), how=how)
 
-    @property
-    def can_split(self) -> bool:
-        """Whether replicas may fold their rows separately: they always do."""
-        return self.is_split
-
-    @property
-    def coupling_layers(self) -> list:
-        """The layers that couple the rows of all replicas."""
-        return [] if self.replicas is None else self.replicas.syncing
-
-    def for_evaluation(self) -> Engine:
-        """Return an engine with the same variables for one device, where evaluation runs."""
-        engine = copy.copy(self)
-        engine.replicas = None
-        return engine
-
-    def sharded(self, variables: list) -> list[str]:
-        """Return []: every device holds all variables."""
-        return []
-
-    # ---- Keras variables and values ----
-
-    def params(self, state: State, apart: Collection[int] = ()) -> list:
-        """Return the current parameters; those `apart` as variables, which are not read as a whole."""
-        return [v.value if i in apart else tf.convert_to_tensor(v.value) for i, v in enumerate(self._variables)]
-
-    def place(self, data: Tree) -> Tree:
-        """Put host arrays on the device immediately."""
-        return tree.map_leaves(tensor_of, data)
-
-    def resident(self, data: Tree) -> Tree:
-        """Put host arrays on the device; with several devices, on each."""
-        if self.replicas is None:
-            return self.place(data)
-        put = self.replicas.put
-        return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
-
-    def staged(self, data: Tree) -> Tree:
-        """Return host arrays in the form that is fastest for a program: on the device."""
-        return self.place(data)
-
-    def shard(self, data: Tree, shares: np.ndarray) -> Shares:
-        """Put the rows of host arrays on the replicas that work on them: int (replicas, rows of a replica)."""
-        assert self.replicas is not None
-        put = self.replicas.put
-        return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
-
-    def fetch(self, values: Tree) -> Tree:
-        """Return device values as numpy. The only place that waits."""
-        self.waits += 1
-        return tree.map_leaves(array_of, values)
-
-    def is_ready(self, values: Tree) -> bool:
-        """Whether the values can be fetched without waiting: on a CPU, where calls return after the computation."""
-        flat = tf.nest.flatten(values, expand_composites=True)
-        return all("CPU" in leaf.device for leaf in flat if leaf is not None)
-
-    # ---- inside a program ----
+    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
+        """Return False: no function is known to be slower inside a compiled loop."""
+        return False
 
     def traced(self, function: Callable) -> Callable:
         """Return the function, traced once for each shape of its arguments."""
-        if self.replicas is not None:  # replicas cannot communicate from inside a nested function
+        if self._is_split:  # replicas cannot communicate from inside a nested function
             return function
         return tf.function(function, autograph=False)
 
@@ -135,14 +126,22 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
         """
         return getattr(function, "python_function", function)
 
-    def frame(self) -> object:
-        """Return the identity of the current trace, which is another one in the body of a loop."""
-        return tf.compat.v1.get_default_graph()
+    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
+        """Return the shapes and dtypes of a traced function's results."""
+        return as_function(function).get_concrete_function(*specs_of(arguments)).structured_outputs
 
-    def is_traced_in(self, frame: object, value: Tensor) -> bool:
-        """Whether `frame` is being traced, and not for one row under `tf.vectorized_map`."""
-        scopes = tf.get_current_name_scope().split("/")
-        return self.frame() is frame and not any(scope.startswith(_ONE_OF_SEVERAL) for scope in scopes)
+
+class TensorflowTraces:
+    """The part `traces` of the engine on TensorFlow."""
+
+    freezes_reads = False  # a program reads variables anew whenever it runs
+    closes_over = True  # a function's gradient is traced in the same graph as its value
+
+    def frame(self, value: Tensor | None = None) -> object:
+        """Return the identity of the current trace: another one in a loop's body, or for one row of a map."""
+        scopes = () if value is None else tf.get_current_name_scope().split("/")
+        is_one = any(scope.startswith(_ONE_OF_SEVERAL) for scope in scopes)
+        return object() if is_one else tf.compat.v1.get_default_graph()
 
     def is_kept(self, frame: object) -> bool:
         """Whether a `tf.function` is being traced inside a frame: later it may be called from anywhere."""
@@ -156,53 +155,14 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
         """Return an empty context: every `tf.function` keeps its traces for all callers."""
         return nullcontext()
 
-    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
-        """Return the shapes and dtypes of a traced function's results."""
-        traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
-        return traced.get_concrete_function(*specs_of(arguments)).structured_outputs
 
-    def gather(self, data: Tree, rows: Tensor) -> Tree:
-        """Return these rows of every leaf; row numbers are in range."""
-        return tree.map_leaves(lambda leaf: rows_of(leaf, rows), data)
+class TensorflowOperations:
+    """The part `ops` of the engine on TensorFlow."""
 
-    def batch(self, data: Tree, rows: Tensor) -> Tree:
-        """Return the rows of a (micro)batch, and to a replica its part; for `Shares`, `rows` index the shares."""
-        if self.replicas is None:
-            return self.gather(data, rows)
-        if self.replicas.index is None:
-            return self.replicas.gather(data, rows)
-        return self.gather(data.leaves if isinstance(data, Shares) else data, self.replica_slice(rows))
+    gather = staticmethod(gather)
 
-    def replica_slice(self, rows: Tensor) -> Tensor:
-        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch` returns."""
-        return rows if self.replicas is None else rows[self.replicas.part(rows.shape[0])]
-
-    def replica_start(self, size: int) -> int:
-        """Return the index of the first row that `batch` returns of a (micro)batch of `size` rows."""
-        return 0 if self.replicas is None else self.replicas.part(size).start
-
-    def replica_params(self, params: list) -> list:
-        """Return the parameters of the replica that is being traced."""
-        if self.replicas is None or self.replicas.index is None:
-            return params
-        return [tf.convert_to_tensor(v.value) for v in self._variables]
-
-    def total(
-        self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
-    ) -> tuple[Tree, Tree, Tree]:
-        """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
-
-        With `syncs`, BatchNormalization computes its statistics over all replicas.
-        """
-        if not split or self.replicas is None:
-            return function(data, carried, given)
-        return self.replicas.total(lambda data, carried: function(data, carried, given), data, carried, syncs)
-
-    def lookup(self, table: Tensor, places: Tensor) -> Tensor:
-        """Return these rows of a table; NaN for places beyond the last."""
-        num = table.shape[0]
-        rows = tf.gather(table, tf.minimum(places, num - 1))
-        return tf.where(places[:, None] < num, rows, tf.constant(float("nan"), rows.dtype))
+    def __init__(self, replicas: TensorflowReplicas):
+        self._unrolls = bool(replicas.coupling_layers)  # no communication from inside a loop
 
     def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
@@ -218,7 +178,7 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
         def body(i: Tensor, carry: Tree) -> tuple:
             return i + 1, function(carry, tf.nest.map_structure(lambda leaf: leaf[i], pieces))
 
-        if num == 1 or self.coupling_layers:  # replicas cannot communicate from inside a loop
+        if num == 1 or self._unrolls:
             for i in range(num):
                 _, carry = body(i, carry)
             return carry
@@ -236,6 +196,18 @@ class TensorflowEngine(TensorflowOptimizer, TensorflowPrograms, TensorflowSteps,
 
         return tf.while_loop(goes_on, body, (tf.constant(0), state, reports), parallel_iterations=1)[1:]
 
+    def lookup(self, table: Tensor, places: Tensor) -> Tensor:
+        """Return these rows of a table; NaN for places beyond the last."""
+        num = table.shape[0]
+        rows = tf.gather(table, tf.minimum(places, num - 1))
+        return tf.where(places[:, None] < num, rows, tf.constant(float("nan"), rows.dtype))
+
+    def is_finite(self, values: list) -> Tensor:
+        """Return whether all values are finite."""
+        if not values:
+            return tf.constant(True)
+        return tf.reduce_all(tf.stack([_largest_bits(v) < _bits(tf.constant(np.inf, v.dtype)) for v in values]))
+
 
 def _set(all: tf.Tensor, i: Tensor, one: tf.Tensor) -> tf.Tensor:
     """Return an array with part i replaced."""
@@ -251,3 +223,87 @@ def _dense(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor:
     if isinstance(grad, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(grad.values, grad.indices, param.shape[0])
     return tf.convert_to_tensor(grad)
+
+
+def _bits(value: tf.Tensor) -> tf.Tensor:
+    """Return the bits of floats as integers of their size, without the sign: infinity is above all finite values."""
+    whole = {2: tf.int16, 4: tf.int32, 8: tf.int64}[value.dtype.size]
+    return tf.bitwise.bitwise_and(tf.bitcast(value, whole), whole.max)
+
+
+def _largest_bits(value: tf.Tensor) -> tf.Tensor:
+    """Return the maximum of the bits. Not of the values, as XLA ignores NaN in a maximum.
+
+    Booleans would be correct, but XLA takes several times as long to reduce them.
+    """
+    return tf.reduce_max(_bits(value))
+
+
+# ---- the choice of XLA, and the call of programs ----
+
+
+def choose_xla(model: keras.Model | None, asked: bool | str) -> tuple[bool, str]:
+    """Return (whether every program must be compiled by XLA, why none may be); (False, "") to try each program."""
+    if model is not None and not all(layer.supports_jit for layer in model._flatten_layers()):
+        return False, "a layer does not support XLA (supports_jit=False)"
+    if model is not None and asked == "auto" and getattr(model, "compiled", False):
+        if model.jit_compile:
+            return True, ""
+        # Keras resolves "auto" in `compile` already: without a GPU to False, which is then not the user's choice.
+        asked = "auto" if not model._resolve_auto_jit_compile() else False
+    return asked is True, "" if asked else "jit_compile=False"
+
+
+def _is_not_for_xla(graph: tf.types.experimental.ConcreteFunction) -> bool:
+    """Whether a traced function holds an operation for which XLA is known to be slow or to fail."""
+    definition = graph.graph.as_graph_def()
+    functions = [node for function in definition.library.function for node in function.node_def]
+    return any(node.op.startswith(_NOT_FOR_XLA) for node in [*definition.node, *functions])
+
+
+def _why_not_for_xla(graph: tf.types.experimental.ConcreteFunction, specs: Tree) -> str:
+    """Return why XLA cannot compile a traced function of such arguments; "" if it may."""
+    leaves = [spec for spec in tf.nest.flatten(specs) if spec is not None]
+    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in leaves):
+        return "it takes ragged rows, whose lengths are not static"
+    if any(getattr(spec, "dtype", None) == tf.string for spec in leaves):
+        return "it takes text, which XLA does not support"
+    for function in graph.graph.as_graph_def().library.function:
+        # A length that a loop pops off another list, as in the gradient of a second recurrent layer: XLA would say so
+        # in hundreds of lines of TensorFlow's log.
+        kinds = {node.name: node.op for node in function.node_def}
+        reserves = (node for node in function.node_def if node.op == "TensorListReserve")
+        if any(kinds.get(node.input[1].partition(":")[0]) == "TensorListPopBack" for node in reserves):
+            return "XLA cannot compile it (the gradient of a loop makes lists whose length is not known)"
+    return ""
+
+
+class FlatCall:
+    """A traced function that is called with its flat tensors.
+
+    TensorFlow's handling of nested arguments takes as long as a small update at every call.
+
+    >>> function = tf.function(lambda pair: {"sum": pair[0] + pair[1]})
+    >>> traced = function.get_concrete_function((tf.TensorSpec(()), tf.TensorSpec(())))
+    >>> float(FlatCall(traced)((tf.constant(1.0), tf.constant(2.0)))["sum"])
+    3.0
+    """
+
+    def __init__(self, traced: tf.types.experimental.ConcreteFunction):
+        self.traced = traced
+        self._function = traced.inference_fn
+        self._captured = traced.captured_inputs
+        given = tf.nest.flatten(traced.structured_input_signature)
+        self._has_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in given)
+        results = traced.structured_outputs
+        # Keras packs trees 20 times as fast; it can be used only if it orders the leaves alike.
+        is_same = all(
+            one is two for one, two in zip(keras.tree.flatten(results), tf.nest.flatten(results), strict=True)
+        )
+        self._pack = partial((keras.tree if is_same else tf.nest).pack_sequence_as, results)
+
+    def __call__(self, *arguments: Tree) -> Tree:
+        """Return the function's results, in their nesting."""
+        flat = tf.nest.flatten(arguments, expand_composites=self._has_ragged)
+        tensors = [tensor for tensor in flat if tensor is not None]
+        return self._pack(self._function.call_flat(*tensors, *self._captured))

@@ -10,14 +10,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from wholestep.engines.listener import Told, running, uncollected
+from wholestep.engines.listening import running, uncollected
+from wholestep.engines.protocol import Told
 from wholestep.tree import Tensor
 
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
 
-class TensorflowListener:
-    """The methods of `wholestep.engines.listener` on TensorFlow."""
+class EngineListener:
+    """The listener on TensorFlow."""
 
     is_deaf_to_xla = True
 

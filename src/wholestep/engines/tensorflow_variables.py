@@ -1,90 +1,190 @@
-"""Keras variables on TensorFlow: programs read and write them in place."""
+"""State on TensorFlow: programs, the optimizer and custom steps read and write Keras variables in place."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
+from keras.optimizers import Optimizer
 
+from wholestep import tree
+from wholestep.embeddings.tables import TableRows
+from wholestep.engines.protocol import Note
+from wholestep.engines.tensorflow_devices import TensorflowReplicas, specs_of, tensor_of
 from wholestep.state import State, Variables
-from wholestep.tree import Tree
-
-
-class Unseen:
-    """A watch that reports nothing."""
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
+from wholestep.tree import Tensor, Tree
 
 
 class TensorflowVariables:
-    """The methods of `wholestep.engines.protocol` that read and write Keras variables."""
+    """The part `variables` of the engine on TensorFlow."""
 
-    def __init__(self) -> None:
-        self._variables: list = []  # the parameters
-        self._buffers: list = []
-        self._metrics: list = []
+    watch = None  # a traced function reads a variable without Python
 
-    def read_variables(self, variables: Variables) -> tuple[list, list, list]:
+    def __init__(self, replicas: TensorflowReplicas):
+        self._replicas = replicas
+        self.bound = Variables([], [], [], [])  # the variables that were read last
+
+    def read(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers); the first two stay in their variables."""
-        self._variables[:], self._buffers[:] = variables.params, variables.buffers
-        self._metrics[:] = variables.metrics
+        self.bound = variables
         return [], [], [tf.identity(v.value) for v in variables.buffers]
 
     def read_metrics(self, variables: Variables) -> list:
         """Return the values of the Keras metrics' variables."""
         return [tf.identity(v.value) for v in variables.metrics]
 
+    def captured(self, variables: list, state: State) -> list:
+        """Return []: programs read variables that the trainer does not own themselves."""
+        return []
+
+    def params(self, state: State, apart: Collection[int] = ()) -> list:
+        """Return the current parameters; those `apart` as variables, which are not read as a whole."""
+        return [v.value if i in apart else tf.convert_to_tensor(v.value) for i, v in enumerate(self.bound.params)]
+
+    def replica_params(self, params: list) -> list:
+        """Return the parameters of the replica that is being traced."""
+        return params if self._replicas.index is None else [tf.convert_to_tensor(v.value) for v in self.bound.params]
+
     def holds(self, variables: Variables, state: State) -> bool:
         """Return True: programs read the current values of the variables when they run."""
         return True
-
-    def write_variables(self, variables: Variables, state: State) -> None:
-        """Do nothing: the program has written the state to the Keras variables."""
-
-    sees_looks = False  # a traced function reads a variable without Python
-
-    def watch(self, variables: list, given: list, look: Callable[[], None], lock: AbstractContextManager) -> "Unseen":
-        """Return a watch that reports nothing: accesses are not visible on TensorFlow."""
-        return Unseen()
-
-    def copied(self, values: Tree) -> Tree:
-        """Return copies of the values."""
-        return tf.nest.map_structure(tf.identity, values)
-
-    def write_metrics(self, variables: Variables, metrics: list) -> None:
-        """Write these values to the variables of the Keras metrics."""
-        _assign(variables.metrics, metrics)
-
-    def write_buffers(self, variables: Variables, buffers: list) -> None:
-        """Write these values to the variables that are no parameters."""
-        _assign(variables.buffers, buffers)
-
-    def at_rest(self, state: State) -> State:
-        """Return the part of the state kept between programs: buffers stay in their variables."""
-        return state._replace(buffers=[])
-
-    def loaded(self, state: State) -> State:
-        """Return, in a program, the full state from the part kept between programs and the variables."""
-        return state._replace(buffers=[tf.convert_to_tensor(v.value) for v in self._buffers])
-
-    def stored(self, state: State) -> State:
-        """Return, in a program, the part of the state to keep; write buffers and metrics to their variables."""
-        _assign(self._buffers, state.buffers)
-        _assign(self._metrics, state.metrics)
-        return self.at_rest(state)
-
-    def read_captured(self, variables: list, state: State) -> list:
-        """Return []: programs read variables that the trainer does not own themselves."""
-        return []
 
     def changed_outside(self, variables: list) -> list:
         """Return all variables: assignments by others are not visible."""
         return variables
 
+    def between_programs(self, state: State) -> State:
+        """Return the part of the state kept between programs: buffers stay in their variables."""
+        return state._replace(buffers=[])
 
-def _assign(variables: list, values: list) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.value.assign(value, read_value=False)
+    def load_and_store(self, function: Callable) -> Callable:
+        """Return the function for a program that reads buffers from their variables, and writes them and metrics."""
+
+        def program(state: State, *given: Tree) -> tuple[State, Tree]:
+            bound = self.bound
+            state = state._replace(buffers=[tf.convert_to_tensor(v.value) for v in bound.buffers])
+            state, results = function(state, *given)
+            self.assign(bound.buffers, state.buffers)
+            self.assign(bound.metrics, state.metrics)
+            return self.between_programs(state), results
+
+        return program
+
+    def write(self, variables: Variables, state: State) -> None:
+        """Do nothing: the program has written the state to the Keras variables."""
+
+    def assign(self, variables: list, values: list) -> None:
+        """Write these values to these variables."""
+        for variable, value in zip(variables, values, strict=True):
+            variable.value.assign(value, read_value=False)
+
+    def sharded(self, variables: list) -> list[str]:
+        """Return []: every device holds all variables."""
+        return []
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Return a context that restores the variables, as an eager step assigns them when it is called."""
+        before = [tf.identity(v.value) for v in self.bound.all]
+        try:
+            yield
+        finally:
+            self.assign(self.bound.all, before)
+
+
+class TensorflowOptimizer:
+    """The part `optimizer` of the engine on TensorFlow, which updates the variables in place."""
+
+    keeps_assigned = True  # `keras.Model.fit` keeps the parameter values that the forward pass assigns
+
+    def __init__(self, optimizer: Optimizer | None, replicas: TensorflowReplicas, variables: TensorflowVariables):
+        self.optimizer: Optimizer = optimizer
+        self._replicas = replicas
+        self._variables = variables
+
+    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+        """Return `new` with one optimizer update applied where `ok`, to the `assigned` values; else `state`."""
+
+        def update() -> State:
+            params = self._variables.bound.params
+            for i, value in assigned.items():
+                params[i].value.assign(value, read_value=False)
+            if self._replicas.is_split:
+                self._replicas.apply(self.optimizer, grads, params)
+            else:
+                self.optimizer.apply(grads, params)
+            return new
+
+        return tf.cond(ok, update, lambda: state)
+
+    def apply_to_rows(
+        self,
+        state: State,
+        new: State,
+        grads: list,
+        ok: Tensor,
+        assigned: dict[int, Tensor],
+        touched: list[TableRows],
+        twin: Optimizer,
+    ) -> State:
+        """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""
+        params = self._variables.bound.params
+        for i, value in assigned.items():
+            whole = params[i].value
+            whole.assign(tf.where(ok, value, whole), read_value=False)
+        moves = []
+        for table, rows, row_slots in touched:
+            wholes = table.places(params, self.optimizer.variables)
+            pairs = zip(wholes, table.places(twin._trainable_variables, twin.variables), strict=True)
+            moves += [(whole[i].value, few[i].value, rows, row_slots) for (whole, i), (few, _) in pairs]
+        for whole, few, rows, _ in moves:
+            few.assign(tf.gather(whole, rows))
+        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes nothing.
+        twin.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], twin._trainable_variables)
+        twin.iterations.value.assign_sub(tf.cast(~ok, twin.iterations.dtype))
+        for whole, few, rows, row_slots in moves:
+            whole.scatter_update(tf.IndexedSlices(tf.gather(few, row_slots), rows))
+        return tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state)
+
+
+class TensorflowSteps:
+    """The part `steps` of the engine on TensorFlow: functions of data, with Keras' signature, that assign variables."""
+
+    def call(
+        self, step: Callable, groups: Sequence[list], values: Sequence[list], num: int, data: Tree, note: Note
+    ) -> tuple[Tree, list[list]]:
+        """Call a step; return its results, and the values of the groups that are passed as values."""
+        carried = [(group, given) for group, given in zip(groups, values, strict=True) if given]
+        for group, given in carried:
+            for variable, value in zip(group, given, strict=True):
+                variable.value.assign(value, read_value=False)
+        found = step(data)
+        after = zip(groups, values, strict=True)
+        return found, [[tf.convert_to_tensor(v.value) for v in group] if given else [] for group, given in after]
+
+    def attempt(
+        self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
+    ) -> tuple[State, Tensor, Tree]:
+        """Return the results of (state) -> (state, is_good, results); unless good, restore state and variables."""
+        held = [*variables.params, *variables.slots, *variables.buffers]
+        before = [tf.convert_to_tensor(v.value) for v in held]
+        new, ok, found = function(state)
+
+        def go_back() -> tf.Tensor:
+            pairs = zip([*held, *variables.metrics], [*before, *state.metrics], strict=True)
+            for variable, value in pairs:
+                variable.value.assign(value, read_value=False)
+            return tf.constant(False)
+
+        tf.cond(ok, lambda: tf.constant(True), go_back)
+        return tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state), ok, found
+
+
+def as_function(step: Callable) -> Any:
+    """Return a step as a function that is traced once for each shape, and creates variables in its first trace."""
+    return step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
+
+
+def make_variables(function: Any, batch: Tree) -> None:
+    """Create the variables of a function for such a batch. Nothing is computed."""
+    as_function(function).get_concrete_function(*specs_of((tree.map_leaves(tensor_of, batch),)))

@@ -18,7 +18,7 @@ from wholestep.data.block import Batch, Block, stage
 from wholestep.data.feed import Feed
 from wholestep.data.stack import MOST_STACKED, most_stacked, stack
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.evaluation.scoring import Predicting, Scoring, parted
 from wholestep.model.forward import Forward
 from wholestep.model.misfit import named
@@ -73,14 +73,14 @@ class Evaluation:
         self._learned: dict[tuple, Step] = {}
         self.programs: dict[tuple, Program] = {}
         self.tables: dict = {}  # of loaded batches, the same for every pass
-        self._span = lru_cache(maxsize=1024)(lambda first, num: engine.place(span(first, num)))
+        self._span = lru_cache(maxsize=1024)(lambda first, num: engine.devices.place(span(first, num)))
 
     def state(self, metrics: list[np.ndarray], look: Look) -> State:
         """Return the initial state of a pass: the current values of the variables, these metrics, and empty sums."""
         forward = self._step(look).forward
         summed = ([], ()) if look.predicts else (metrics, EpochSums(forward).empty())
-        (metrics, sums), stopped = self.engine.place((summed, np.int32(0)))
-        params, slots, buffers = self.engine.read_variables(forward.variables)
+        (metrics, sums), stopped = self.engine.devices.place((summed, np.int32(0)))
+        params, slots, buffers = self.engine.variables.read(forward.variables)
         return State(params, slots, buffers, metrics, sums, stopped, [])
 
     def _step(self, look: Look) -> Step:
@@ -89,7 +89,7 @@ class Evaluation:
     def plan(self, run: "PassRun", batches: Batches, look: Look, steps: int | None) -> Callable:
         """Return the function that finds the program of a batch, for a pass over `steps` batches (None: all)."""
         is_resident = batches.arrays is not None and not batches.shapes
-        most = len(batches) if is_resident else MOST_STACKED if self.engine.num_replicas == 1 else 1
+        most = len(batches) if is_resident else MOST_STACKED if self.engine.devices.num_replicas == 1 else 1
         most = 1 if look.one_by_one or steps == 1 else most
         return partial(self._program, run, look, most, len(batches.shapes))
 
@@ -102,30 +102,30 @@ class Evaluation:
             check_same(run.layout, program.layout)
         elif state.sums:
             state = state._replace(sums=EpochSums(forward).fitting(engine, state.sums))
-        moved, rest = parted(forward, state._replace(captured=engine.read_captured(program.captured, state)))
+        moved, rest = parted(forward, state._replace(captured=engine.variables.captured(program.captured, state)))
         which = self._span(block.first, block.num)
         with engine.processes.dispatching("evaluating"), uninterrupted():
             moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
             after = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
             if forward.facts.moves_buffers:
                 after = after._replace(buffers=moved.buffers)
-                engine.write_buffers(forward.variables, moved.buffers)
+                engine.variables.assign(forward.variables.buffers, moved.buffers)
             if moved.metrics:
-                engine.write_metrics(forward.variables, moved.metrics)
+                engine.variables.assign(forward.variables.metrics, moved.metrics)
             run.state, run.number, run.layout = after, run.number + block.num, program.layout
             feed.batches.position = block.end
         return found, block
 
     def logs(self, found: Tensor, block: Block) -> dict[str, Any]:
         """Return the numbers of an evaluation up to the last batch of a block. Waits for the device."""
-        return block.program.layout.unpack(self.engine.fetch(found)[block.num - 1])
+        return block.program.layout.unpack(self.engine.devices.fetch(found)[block.num - 1])
 
     def _program(self, run: "PassRun", look: Look, most: int, num_shapes: int, batch: Batch) -> Program:
         self.compilations.num_batches += 1
         most = most if batch.num_rows == batch.full else 1  # a short batch comes once
         key = self._key(look, most, batch)
         if key not in self.programs:
-            compiling = nullcontext() if self.engine.is_eager else self.compilations.watched(batch, num_shapes)
+            compiling = nullcontext() if self.engine.programs.is_eager else self.compilations.watched(batch, num_shapes)
             with named(batch), compiling, uninterrupted(twice=False):
                 self.engine.processes.set_status("compiling")
                 program = self._compile(run, look, most, batch)
@@ -140,34 +140,34 @@ class Evaluation:
 
     def _compile(self, run: "PassRun", look: Look, most: int, batch: Batch) -> Program:
         engine, cut = self.engine, Cut(((1, batch.num_rows),), batch.num_rows)
-        data, rows = stage(engine, batch, cut)
-        (rows,) = engine.place((rows,))
+        data, rows = stage(engine.devices, batch, cut)
+        (rows,) = engine.devices.place((rows,))
         assert run.state is not None
         state, step = self._learned_step(run.state, look, batch.signature, data, rows)
-        parts = parted(step.forward, state._replace(captured=engine.read_captured(step.forward.inputs, state)))
-        found = None if engine.is_eager else engine.shapes(step, *parts, data, rows)[1]
+        parts = parted(step.forward, state._replace(captured=engine.variables.captured(step.forward.inputs, state)))
+        found = None if engine.programs.is_eager else engine.programs.shapes(step, *parts, data, rows)[1]
         most = most if batch.is_resident else most_stacked(batch, most)
 
         def each(moved: State, rest: State, data: Tree, rows: Tensor, *_: Tensor) -> tuple[State, Tree]:
             return step(moved, rest, data, rows)
 
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
-        loops = found is not None and _can_loop(found) and not engine.loops_slowly(step, *parts, data, rows)
-        length, loops = length if loops else 1, loops and (length > 1 or engine.always_xla)
+        loops = found is not None and _can_loop(found) and not engine.programs.loops_slowly(step, *parts, data, rows)
+        length, loops = length if loops else 1, loops and (length > 1 or engine.programs.always_xla)
         num_stacked = 1 if batch.is_resident else length
         if num_stacked > 1:
-            data = stack(engine, [batch], num_stacked)
+            data = stack(engine.devices, [batch], num_stacked)
         program = several(engine, each, found if loops else None, length)
-        call = compiled(engine, program, *parts, data, (length, cut.places), repeats=engine.always_xla)
+        made = compiled(engine, program, *parts, data, (length, cut.places), repeats=engine.programs.always_xla)
         run.state = state
-        return Program(call, cut, length, num_stacked, None, [], step.forward, step.layout, "")
+        return Program(*made, cut, length, num_stacked, [], step.forward, step.layout)
 
     def _learned_step(self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor) -> tuple[State, Step]:
         """Return the traced function of such a pass for batches like this one, and the state with new variables."""
         engine, step = self.engine, self._step(look)
         before, like = step.forward, (look.predicts, look.is_whole, signature)
         if like not in self._learned:
-            captured = engine.read_captured(before.inputs, state)
+            captured = engine.variables.captured(before.inputs, state)
             step = step.learned(state._replace(captured=captured), data, rows)
             if step.forward.variables is not before.variables:  # unknown to the other functions
                 self._learned = {key: known for key, known in self._learned.items() if key[0] != look.predicts}
@@ -175,7 +175,7 @@ class Evaluation:
         step = self._learned[like]
         self._steps[look.predicts, look.is_whole] = step
         if step.forward.variables is not before.variables:
-            state = state._replace(buffers=engine.read_variables(step.forward.variables)[2])
+            state = state._replace(buffers=engine.variables.read(step.forward.variables)[2])
         if not look.predicts:
             state = state._replace(sums=EpochSums(step.forward).fitting(engine, state.sums))
         return state, step

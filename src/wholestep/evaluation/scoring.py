@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from keras import ops
 
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.model.compiled import unpack
 from wholestep.model.forward import Forward
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
@@ -23,7 +23,7 @@ class Values(NamedTuple):
 
 
 def _values(engine: Engine, state: State) -> Values:
-    return Values(engine.params(state), state.buffers, state.metrics, state.captured)
+    return Values(engine.variables.params(state), state.buffers, state.metrics, state.captured)
 
 
 def parted(forward: Forward, state: State) -> tuple[State, State]:
@@ -60,19 +60,19 @@ class Scoring:
         def trace(forward: Forward) -> None:
             def once(state: State, data: Tree, rows: Tensor) -> Tensor:
                 nonlocal layout
-                batch = self._engine.batch(data, rows)
+                batch = self._engine.replicas.batch(data, rows)
                 logs = first_logs(forward, *_values(self._engine, state), batch, None)
                 layout = ReportLayout.of(logs)
                 return logs["loss"]
 
-            self._engine.shapes(once, state, data, rows)
+            self._engine.programs.shapes(once, state, data, rows)
 
         return Scoring(self._engine, self.forward.learned(trace), layout)
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tensor]:
         """Return the moved state, and the numbers of the data so far."""
         forward, values = self.forward, _values(self._engine, joined(moved, rest))
-        outcome = forward.sums(*values, self._engine.batch(data, rows), None)
+        outcome = forward.sums(*values, self._engine.replicas.batch(data, rows), None)
         once = outcome.extra
         if forward.has_penalty:
             once = once + forward.penalty(values.params, values.captured)
@@ -103,13 +103,13 @@ class Predicting:
 
         def trace(forward: Forward) -> None:
             moved = State([], [], [], [], (), [], [])
-            self._engine.shapes(Predicting(self._engine, forward, self._is_whole), moved, state, data, rows)
+            self._engine.programs.shapes(Predicting(self._engine, forward, self._is_whole), moved, state, data, rows)
 
         return Predicting(self._engine, self.forward.learned(trace), self._is_whole)
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
         """Return the moved state, and the outputs."""
-        batch = self._engine.batch(data, rows)
+        batch = self._engine.replicas.batch(data, rows)
         inputs = unpack(batch)[0] if self._is_whole else batch
         outputs, after = self.forward.predict(*_values(self._engine, joined(moved, rest)), inputs)
         return moved._replace(buffers=after if moved.buffers else []), outputs

@@ -137,7 +137,7 @@ def _build(function: Callable[[keras.Model, Tree, bool], object], model: keras.M
     if _has_ragged(batch):
         for training in (True, False):  # a model may have layers that only one mode calls
             with keras.StatelessScope():  # or a strategy could not copy variables that a graph initialises
-                engines.make_variables(engines.as_function(partial(_traced, function, model, training)), batch)
+                engines.make_variables(partial(_traced, function, model, training), batch)
     else:
         objective.build(function, model, batch)
 

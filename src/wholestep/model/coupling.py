@@ -20,7 +20,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.data.block import Batch
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.model.compiled import layers
 from wholestep.model.findings import Coupling
 from wholestep.model.forward import Forward
@@ -43,7 +43,7 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
         return Coupling(unknown=True)
     size = min(_ROWS, num_rows)
     spread = np.linspace(0, num_rows - 1, min(2 * size, num_rows)).astype(int)
-    few = engine.fetch(engine.place(batch.some(spread)))
+    few = engine.devices.fetch(engine.devices.place(batch.some(spread)))
     run, first = _runner(engine, forward, state), _rows(few, np.arange(size))
     one, moved = run(first), partial(_moved, compute_dtype=_compute_dtype(forward.model))
     other = _rows(few, np.resize(np.append(np.arange(size, len(spread)), 0), size))
@@ -53,7 +53,7 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
     extremes = (0, ALL, -ALL) if forward.facts.draws else (0,)
     couples = any(_sees_others(run, first, other, one, moved, can_move, extreme) for extreme in extremes)
     couples |= any(fact.couples for fact in forward.facts.draws)
-    before = engine.fetch(state.buffers)
+    before = engine.devices.fetch(state.buffers)
     moves = any(
         is_float and not np.array_equal(old, new)
         for is_float, old, new in zip(forward.variables.floats, before, one.buffers, strict=True)
@@ -101,13 +101,13 @@ def _draw_together(run: Callable[..., Rows], batch: Tree, size: int, one: Rows, 
 
 def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether rows of weight 0 add nothing to the metrics, by experiment."""
-    few = engine.place(batch.some(np.arange(_ROWS) % batch.num_rows))
+    few = engine.devices.place(batch.some(np.arange(_ROWS) % batch.num_rows))
 
     def both(state: State, batch: Tree) -> tuple[list, list]:
-        return forward.padded(engine.params(state), state.buffers, state.metrics, batch, _ROWS // 2)
+        return forward.padded(engine.variables.params(state), state.buffers, state.metrics, batch, _ROWS // 2)
 
     try:
-        alone, among = engine.fetch(engine.compile(both, (state, few), spends=False)(state, few))
+        alone, among = engine.devices.fetch(engine.programs.compile(both, (state, few), spends=False).call(state, few))
     except Exception:  # a user-defined metric may fail on row weights; the update raises its other errors
         return False
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(alone, among, strict=True))
@@ -116,17 +116,17 @@ def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch
 def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether the metrics' states are sums over rows, by experiment."""
     size = _ROWS // 2
-    parts = [engine.place(batch.some((np.arange(size) + i) % batch.num_rows)) for i in (0, size)]
+    parts = [engine.devices.place(batch.some((np.arange(size) + i) % batch.num_rows)) for i in (0, size)]
 
     def after(state: State, parts: list) -> tuple[list, list]:
         def update(metrics: list, batch: Tree) -> list:
-            return forward.sums(engine.params(state), state.buffers, metrics, None, batch, None).metrics
+            return forward.sums(engine.variables.params(state), state.buffers, metrics, None, batch, None).metrics
 
         one, two = (update(state.metrics, part) for part in parts)
         both = update(one, parts[1])
         return [b - a for a, b in zip(one, both, strict=True)], [b - a for a, b in zip(state.metrics, two, strict=True)]
 
-    moves = engine.fetch(engine.compile(after, (state, parts), spends=False)(state, parts))
+    moves = engine.devices.fetch(engine.programs.compile(after, (state, parts), spends=False).call(state, parts))
     return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(*moves, strict=True))
 
 
@@ -172,15 +172,15 @@ def _runner(engine: Engine, forward: Forward, state: State) -> Callable[..., Row
     programs: dict[int, Callable] = {}
 
     def function(state: State, batch: Tree, start: Tensor, extreme: Tensor) -> Rows:
-        params = [_wiggled(p) for p in engine.params(state)]
+        params = [_wiggled(p) for p in engine.variables.params(state)]
         return replace(forward, extreme=extreme).rows(params, state.buffers, state.metrics, batch, start)
 
     def run(batch: Tree, start: int = 0, extreme: int = 0) -> Rows:
-        given = engine.place((batch, np.int32(start), np.int32(extreme)))
+        given = engine.devices.place((batch, np.int32(start), np.int32(extreme)))
         arguments, size = (state, *given), tree.num_rows(batch)
         if size not in programs:
-            programs[size] = engine.compile(function, arguments, spends=False)
-        return engine.fetch(programs[size](*arguments))
+            programs[size] = engine.programs.compile(function, arguments, spends=False).call
+        return engine.devices.fetch(programs[size](*arguments))
 
     return run
 

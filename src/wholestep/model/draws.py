@@ -18,7 +18,7 @@ from keras import ops
 from keras.src.backend import random as seam
 from keras.src.random.seed_generator import draw_seed
 
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model import distributions, rejection
 from wholestep.model.draw_facts import Asked, DrawFact
@@ -65,7 +65,7 @@ class Draws:
     def tracing(self) -> AbstractContextManager:
         """Return a context in which separately traced functions are traced again, and so request their draws again."""
         is_asked = self.facts is None or any(fact.is_inside for fact in self.facts)
-        return self.engine.tracing_anew() if is_asked and not self.is_backward else nullcontext()
+        return self.engine.traces.tracing_anew() if is_asked and not self.is_backward else nullcontext()
 
     def draw(self, name: str, keras_own: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
         """Return the numbers of one call of `keras.random`: Keras' own, unless the draw is known to belong to rows.
@@ -73,19 +73,19 @@ class Draws:
         Raises:
             SpecificationError: the place of the first row is not available at this point of the trace.
         """
-        is_kept = self.engine.is_kept(self.frame)
+        is_kept = self.engine.traces.is_kept(self.frame)
         if is_kept or (name == "dropout" and _is_number(given["rate"]) and given["rate"] in (0, 1)):
             return keras_own(**given)
         if name == "dropout":
             given = given | {"noise_shape": _noise_shape(given["inputs"], given["noise_shape"])}
         if name in _OF_TENSORS:
             given = given | {_OF_TENSORS[name]: ops.convert_to_tensor(given[_OF_TENSORS[name]])}
-        asked = _asked(name, given)._replace(is_inside=self.engine.frame() is not self.frame)
+        asked = _asked(name, given)._replace(is_inside=self.engine.traces.frame() is not self.frame)
         self.asked.append(asked)
         if self.facts is None or _is_typed_key(given["seed"]):
             return keras_own(**given)
         fact = self._fact(asked)
-        if self.is_backward and asked.is_inside and not self.engine.closes_over:
+        if self.is_backward and asked.is_inside and not self.engine.traces.closes_over:
             if not fact.is_ours:
                 return keras_own(**given)
             must = "A loop, or a separately compiled function, must draw in its forward pass only."
@@ -95,7 +95,7 @@ class Draws:
         state = seed if ops.is_tensor(seed) else draw_seed(seed)
         if not fact.is_ours:
             return keras_own(**given, seed=_Given(_apart(state, self.first)))
-        if name == "shuffle" and self.engine.shuffles_slices:
+        if name == "shuffle" and self.engine.random.shuffles_slices:
             words = Words(self.engine, state, self.first, self.num_rows, None, self.extreme)
             return distributions.shuffle_slices(words, **given)
         if name == "shuffle" and fact.axis is None:
@@ -235,7 +235,7 @@ def backwards(
     """
     if engine is None:
         return nullcontext()
-    return drawing(Draws(engine, first, num_rows, facts, frame=engine.frame(), is_backward=True))
+    return drawing(Draws(engine, first, num_rows, facts, frame=engine.traces.frame(), is_backward=True))
 
 
 def _instead(name: str, keras_own: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -9,7 +9,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.embeddings.lookups import Lookups
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.model.compiled import own_results, tracked
 from wholestep.model.draw_facts import DrawFact, compare
 from wholestep.model.draws import Draws, drawing
@@ -284,7 +284,7 @@ class Forward:
         if self.draws_by is None or first is None:
             return nullcontext()
         facts = self.facts.draws if self.notes is None else None
-        draws = Draws(self.draws_by, first, tree.num_rows(batch), facts, self.extreme, self.draws_by.frame())
+        draws = Draws(self.draws_by, first, tree.num_rows(batch), facts, self.extreme, self.draws_by.traces.frame())
         if self.notes is not None:
             self.notes.draws = draws
         return drawing(draws)

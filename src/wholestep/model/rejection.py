@@ -64,7 +64,7 @@ def _log_gamma(words: Words, shape: Shape, alpha: Tensor | float, dtype: str, nu
     if not hasattr(alpha, "dtype") or isinstance(alpha, np.ndarray | np.generic):
         return log
     number_drawn = ops.exp(log)
-    slope = words.engine.gamma_slope(fixed, number_drawn) / number_drawn
+    slope = words.engine.random.gamma_slope(fixed, number_drawn) / number_drawn
     return log + (given - fixed) * ops.stop_gradient(ops.where(ops.isfinite(slope), slope, ops.zeros_like(slope)))
 
 

@@ -1,7 +1,7 @@
 """The random words of one draw: a function of the seed, the row's place in the update, and the word's place in the row.
 
 The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), implemented by
-`wholestep.engines.protocol.Engine.words`.
+`wholestep.engines.protocol.RandomWords.words`.
 """
 
 import math
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.tree import Tensor
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -42,13 +42,13 @@ class Words:
     def words(self, shape: tuple[int, ...], stream: Tensor | int = 0) -> Tensor:
         """Return words of this shape, uint32; the words of different streams are independent."""
         if self.axis is None:
-            words = ops.reshape(self.engine.words(self.seed, stream, 0, 1, math.prod(shape)), shape)
+            words = ops.reshape(self.engine.random.words(self.seed, stream, 0, 1, math.prod(shape)), shape)
             extreme = self.extreme
             return words if extreme is None else _at_extremes(words, extreme, PAIRS, _is_in_second_pair(shape), stream)
         before, size, after = shape[: self.axis], shape[self.axis], shape[self.axis + 1 :]
         several = size // max(self.num_rows, 1)
         num = math.prod(before) * several * math.prod(after)
-        rows = self.engine.words(self.seed, stream, self.first, self.num_rows, num)
+        rows = self.engine.random.words(self.seed, stream, self.first, self.num_rows, num)
         if self.extreme is not None:
             is_later = np.arange(self.num_rows)[:, None] >= self.num_rows // 2
             rows = _at_extremes(rows, self.extreme, LATER, is_later, stream)

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from wholestep.data.facts import digest_of
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, message, warn
 from wholestep.reports.report import Report
 from wholestep.run import Run

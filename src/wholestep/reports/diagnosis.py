@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from wholestep.embeddings.rows import Lookups
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, message
 from wholestep.model.terms import Mean
 from wholestep.reports.report import Report
@@ -62,10 +62,11 @@ def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dic
     lookups = Lookups(update.row_planner.tables, engine)
 
     def piece(state: State, data: Tree, rows: Tensor, first: Tensor) -> tuple:
-        batch = engine.batch(data, rows)
-        found = forward.rows(engine.params(state), state.buffers, state.metrics, batch, first, lookups=lookups)
+        batch = engine.replicas.batch(data, rows)
+        params = engine.variables.params(state)
+        found = forward.rows(params, state.buffers, state.metrics, batch, first, lookups=lookups)
         floats = [_floating(forward.variables, buffers) for buffers in (state.buffers, found.buffers)]
-        return found.values, [[engine.is_finite([buffer]) for buffer in buffers] for buffers in floats]
+        return found.values, [[engine.ops.is_finite([buffer]) for buffer in buffers] for buffers in floats]
 
     paths = [variable.path for variable in _floating(forward.variables, forward.variables.buffers)]
     programs: dict[int, Callable] = {}
@@ -73,10 +74,10 @@ def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dic
     spoiled: dict[str, None] = {}
     for start, size in cut.pieces:
         if start < count:
-            arguments = state, block.data, *engine.place((table[start : start + size], np.int32(start)))
+            arguments = state, block.data, *engine.devices.place((table[start : start + size], np.int32(start)))
             if size not in programs:
-                programs[size] = engine.compile(piece, arguments, spends=False)
-            found, (before, after) = engine.fetch(programs[size](*arguments))
+                programs[size] = engine.programs.compile(piece, arguments, spends=False).call
+            found, (before, after) = engine.devices.fetch(programs[size](*arguments))
             for label, values in found.items():
                 own = min(size, count - start) if len(values[0]) == size else None
                 terms.setdefault(label, []).append(tuple(part[:own] for part in values))
@@ -85,13 +86,13 @@ def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dic
 
 
 def _fetched(engine: Engine, function: Callable, state: State) -> Any:
-    return engine.fetch(engine.compile(function, (state,), spends=False)(state))
+    return engine.devices.fetch(engine.programs.compile(function, (state,), spends=False).call(state))
 
 
 def look(engine: Engine, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
     """Return (is finite, has NaN) of every parameter, then of every floating buffer."""
-    values = [*engine.params(state), *_floating(variables, state.buffers)]
-    return [(engine.is_finite([value]), keras.ops.any(value != value)) for value in values]
+    values = [*engine.variables.params(state), *_floating(variables, state.buffers)]
+    return [(engine.ops.is_finite([value]), keras.ops.any(value != value)) for value in values]
 
 
 def unsound(variables: Variables, found: list[tuple], *, are_rows_left: bool) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from wholestep.data.block import Block
-from wholestep.engines.protocol import Engine
+from wholestep.engines import Devices
 from wholestep.errors import NonFiniteError
 from wholestep.reports.layout import ReportLayout
 from wholestep.sums import shown
@@ -17,19 +17,19 @@ from wholestep.update import APPLIED, OWN_LOSS
 class Numbers:
     """The packed logs of all updates of one dispatch, fetched once on first use."""
 
-    def __init__(self, engine: Engine, values: Tensor):
-        self._engine = engine
+    def __init__(self, devices: Devices, values: Tensor):
+        self._devices = devices
         self._on_device = values
 
     @cached_property
     def values(self) -> np.ndarray:
         """One row for each update. Waits for the device."""
-        return self._engine.fetch(self._on_device)
+        return self._devices.fetch(self._on_device)
 
     @property
     def is_ready(self) -> bool:
         """Whether reading the numbers would not wait."""
-        return "values" in vars(self) or self._engine.is_ready(self._on_device)
+        return "values" in vars(self) or self._devices.is_ready(self._on_device)
 
     @property
     def verdict(self) -> Any:

@@ -7,17 +7,13 @@ from wholestep.tree import Tensor
 _PHILOX = 1
 
 
-class TensorflowWords:
-    """The methods of `wholestep.engines.protocol` for random draws."""
+class TensorflowRandom:
+    """The part `random` of the engine on TensorFlow."""
 
     shuffles_slices = True  # `keras.random.shuffle` moves whole slices: all rows in one order
 
     def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Return the words of each row by its place: (rows, words), by Philox-4x32-10.
-
-        Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the next 32 the stream.
-        The first words of a row's blocks come first, then the second words, and so on.
-        """
+        """Return the words of each row by its place: (rows, words), by Philox-4x32-10, see `jax_random`."""
         num = -(-num_words // 4)
         one, two = tf.unstack(tf.bitwise.bitwise_and(tf.cast(seed, tf.int64), 0xFFFFFFFF))
         key = tf.bitwise.bitwise_or(one, tf.bitwise.left_shift(two, tf.constant(32, tf.int64)))

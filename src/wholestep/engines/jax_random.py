@@ -12,30 +12,42 @@ _ROUNDS = 10
 _FEW_BLOCKS = 1 << 14  # up to here in a loop: XLA would fuse words into their use, and recompute them per pixel
 
 
-class JaxWords:
-    """The methods of `wholestep.engines.protocol` for random draws."""
+class JaxRandom:
+    """The part `random` of the engine on JAX.
+
+    Args:
+        is_eager: whether to compile the words apart, as they call no user function.
+    """
 
     shuffles_slices = False  # `jax.random.permutation(independent=True)`: every vector separately
 
-    def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Return the words of each row by its place: (rows, words), by Philox-4x32-10.
+    def __init__(self, *, is_eager: bool):
+        self._is_eager = is_eager
 
-        Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the next 32 the stream.
-        The first words of a row's blocks come first, then the second words, and so on.
-        """
-        num = -(-num_words // 4)
-        places = jnp.asarray(first).astype(jnp.uint32) + jnp.arange(num_rows, dtype=jnp.uint32)
-        high, start = _multiplied(places, num)
-        low = start[:, None] + jnp.arange(num, dtype=jnp.uint32)
-        high = high[:, None] + (low < start[:, None]).astype(jnp.uint32)
-        streams = jnp.broadcast_to(jnp.asarray(stream).astype(jnp.uint32), low.shape)
-        seed = jnp.asarray(seed).astype(jnp.uint32)
-        found = _philox([low, high, streams, jnp.zeros_like(low)], [seed[0], seed[1]])
-        return jnp.concatenate(found, axis=1)[:, :num_words]
+    def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
+        """Return the words of each row by its place: (rows, words), by Philox-4x32-10."""
+        return (_compiled if self._is_eager else _words)(seed, stream, first, num_rows, num_words)
 
     def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
         """Return the derivative of a gamma sample by its parameter."""
         return jax.lax.random_gamma_grad(alpha, sample)
+
+
+def _words(seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
+    # Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the next 32 the stream. The
+    # first words of a row's blocks come first, then the second words, and so on.
+    num = -(-num_words // 4)
+    places = jnp.asarray(first).astype(jnp.uint32) + jnp.arange(num_rows, dtype=jnp.uint32)
+    high, start = _multiplied(places, num)
+    low = start[:, None] + jnp.arange(num, dtype=jnp.uint32)
+    high = high[:, None] + (low < start[:, None]).astype(jnp.uint32)
+    streams = jnp.broadcast_to(jnp.asarray(stream).astype(jnp.uint32), low.shape)
+    seed = jnp.asarray(seed).astype(jnp.uint32)
+    found = _philox([low, high, streams, jnp.zeros_like(low)], [seed[0], seed[1]])
+    return jnp.concatenate(found, axis=1)[:, :num_words]
+
+
+_compiled = jax.jit(_words, static_argnums=(3, 4))
 
 
 def _philox(counter: list, key: list) -> list:
