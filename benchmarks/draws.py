@@ -13,7 +13,7 @@ from keras import layers
 import wholestep as ws
 from benchmarks.speed import epochs_of_a_turn, seconds
 from benchmarks.works import WORKS, Work
-from wholestep.model.draw_facts import DrawFact
+from wholestep.model.draws import DrawFact
 
 _PARTS = 4
 

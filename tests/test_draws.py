@@ -16,11 +16,10 @@ from small import X, Y, model, values
 
 import wholestep as ws
 from wholestep import engines
-from wholestep.model import distributions, rejection
-from wholestep.model.draw_facts import Asked, compare
-from wholestep.model.draws import Draws, drawing
+from wholestep.model import distributions
+from wholestep.model.distributions import Words
+from wholestep.model.draws import Asked, Draws, compare, drawing
 from wholestep.model.forward import Forward
-from wholestep.model.words import Words
 
 JAX = keras.backend.backend() == "jax"
 ROWS, BATCH, TIME, DIM = 20, 8, 5, 4  # batches of 8, 8 and 4 rows
@@ -678,13 +677,13 @@ MOMENTS = {
     "normal": (distributions.normal, {"mean": 2.0, "stddev": 3.0}, 2.0, 9.0),
     "truncated_normal": (distributions.truncated_normal, {}, 0.0, 0.7737),
     "randint": (distributions.randint, {"minval": -3, "maxval": 8}, 2.0, (11**2 - 1) / 12),
-    "gamma": (rejection.gamma, {"alpha": 3.5}, 3.5, 3.5),
-    "small gamma": (rejection.gamma, {"alpha": 0.3}, 0.3, 0.3),
-    "beta": (rejection.beta, {"alpha": 2.0, "beta": 3.0}, 0.4, 0.04),
-    "small beta": (rejection.beta, {"alpha": 0.2, "beta": 0.2}, 0.5, 0.25 / 1.4),
-    "few of binomial": (rejection.binomial, {"counts": 20.0, "probabilities": 0.1}, 2.0, 1.8),
-    "many of binomial": (rejection.binomial, {"counts": 100.0, "probabilities": 0.7}, 70.0, 21.0),
-    "none of binomial": (rejection.binomial, {"counts": 10.0, "probabilities": 0.0}, 0.0, 0.0),
+    "gamma": (distributions.gamma, {"alpha": 3.5}, 3.5, 3.5),
+    "small gamma": (distributions.gamma, {"alpha": 0.3}, 0.3, 0.3),
+    "beta": (distributions.beta, {"alpha": 2.0, "beta": 3.0}, 0.4, 0.04),
+    "small beta": (distributions.beta, {"alpha": 0.2, "beta": 0.2}, 0.5, 0.25 / 1.4),
+    "few of binomial": (distributions.binomial, {"counts": 20.0, "probabilities": 0.1}, 2.0, 1.8),
+    "many of binomial": (distributions.binomial, {"counts": 100.0, "probabilities": 0.7}, 70.0, 21.0),
+    "none of binomial": (distributions.binomial, {"counts": 10.0, "probabilities": 0.0}, 0.0, 0.0),
 }
 
 
@@ -725,7 +724,9 @@ def test_the_gradient_of_a_gamma_number_by_its_parameter():
     def slopes(state):
         alpha = ops.full((40, 500), 2.0)
         words = Words(engine, state, 0, 40, 0)
-        return engine.ops.differentiate(lambda p: (ops.sum(rejection.gamma(words, (40, 500), p[0])), ()), [alpha])[0][0]
+        return engine.ops.differentiate(lambda p: (ops.sum(distributions.gamma(words, (40, 500), p[0])), ()), [alpha])[
+            0
+        ][0]
 
     state = engine.devices.place((state_of(SEED),))
     found = engine.devices.fetch(engine.programs.compile(slopes, state, spends=False).call(*state))
@@ -734,12 +735,12 @@ def test_the_gradient_of_a_gamma_number_by_its_parameter():
 
 @pytest.mark.parametrize("name", ["gamma", "beta", "binomial"])
 def test_a_parameter_that_means_nothing_gives_nan_and_takes_no_longer(name, monkeypatch):
-    monkeypatch.setattr(rejection, "_MOST_TRIALS", 200)  # in place of which it would try
+    monkeypatch.setattr(distributions, "_MOST_TRIALS", 200)  # in place of which it would try
     words = Words(engines.choose(), ops.convert_to_tensor([3, 4], "uint32"), 0, 3, 0)
     parameters = {"gamma": [[2.0, np.nan, -1.0]], "beta": [[2.0, np.nan, -1.0], [3.0, 1.0, 1.0]]}
     parameters["binomial"] = [[100.0, 100.0, -1.0], [0.4, np.nan, 0.4]]
     given = [ops.convert_to_tensor(p, "float32")[:, None] for p in parameters[name]]
-    drawn = ops.convert_to_numpy(getattr(rejection, name)(words, (3, 50), *given, dtype="float32"))
+    drawn = ops.convert_to_numpy(getattr(distributions, name)(words, (3, 50), *given, dtype="float32"))
     assert np.isfinite(drawn[0]).all()
     assert np.isnan(drawn[1:]).all()
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.model.labels import LabelRange, check_labels, label_ranges, warn_of_broadcast
-from wholestep.model.reduction import LossCall
+from wholestep.model.losses import LabelRange, LossCall, check_labels, label_ranges, warn_of_broadcast
 
 ROWS, CLASSES = 6, 4
 LABELS = np.array([0, 3, 1, 2, 0, 3])

@@ -9,8 +9,7 @@ import pytest
 from zoo import BATCH, KINDS, ROWS, Kind
 
 import wholestep as ws
-from wholestep import engines, tree
-from wholestep.model import building
+from wholestep import building, engines, tree
 from wholestep.model.draws import Draws, drawing
 
 ENGINE = keras.backend.backend()

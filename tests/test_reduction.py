@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import wholestep as ws
-from wholestep.model.reduction import LossCall, unreduced
+from wholestep.model.losses import LossCall, unreduced
 from wholestep.model.terms import Whole
 
 Y = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], "float32")

@@ -18,7 +18,7 @@ from shares import later, on, share
 
 import wholestep as ws
 from wholestep import update
-from wholestep.update import Update
+from wholestep.update import ObjectiveUpdate
 
 JAX = keras.backend.backend() == "jax"
 PAIRS = list(itertools.product(WEIGHTINGS, REGULARISERS))
@@ -89,7 +89,7 @@ def test_each_optimizer_of_several_clips_the_gradient_of_all_replicas():
 @only_tensorflow
 def test_a_mean_of_the_replicas_means_is_caught(monkeypatch):
     """The mutant: each replica divides by the weight of its own rows."""
-    monkeypatch.setattr(Update, "_weigh", lambda *_: None)
+    monkeypatch.setattr(ObjectiveUpdate, "_weigh", lambda *_: None)
     with pytest.raises(AssertionError, match="kernel"):
         check(("sample weights", "none", "sgd"), 2, "auto")
 

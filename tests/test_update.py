@@ -12,7 +12,7 @@ from shares import later, on, share
 
 import wholestep as ws
 from wholestep.sums import EpochSums
-from wholestep.update import Update
+from wholestep.update import ObjectiveUpdate
 
 PARTS = (2, 3, 5, 1000)  # 1000: every row alone
 # Every weighting with every regulariser, in such an order that JAX' half has all of both, and all optimizers.
@@ -127,10 +127,10 @@ def test_a_mean_of_means_is_caught(weighting, monkeypatch):
 def test_regularisation_counted_per_microbatch_is_caught(monkeypatch):
     case = ("none", "l2", "sgd")
     whole, _ = one_update(case, "auto")
-    honest = Update._regularise
+    honest = ObjectiveUpdate._regularise
 
     def twice(step, params, grads, scale, captured):
         return honest(step, params, honest(step, params, grads, scale, captured)[0], scale, captured)
 
-    monkeypatch.setattr(Update, "_regularise", twice)
+    monkeypatch.setattr(ObjectiveUpdate, "_regularise", twice)
     assert differing(whole, one_update(case, 8)[0])

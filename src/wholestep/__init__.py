@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from wholestep.audit.watch import audit
     from wholestep.checkpoints import Checkpoints
     from wholestep.data.batches import Batches
-    from wholestep.model.objective import Objective
-    from wholestep.model.terms import Mean, Sum
+    from wholestep.model import Mean, Objective, Sum
     from wholestep.steps import Step
     from wholestep.trainer import Trainer
 
@@ -37,10 +36,10 @@ __all__ = [
 _HOMES = {
     "Batches": "data.batches",
     "Checkpoints": "checkpoints.settings",
-    "Mean": "model.terms",
-    "Objective": "model.objective",
+    "Mean": "model",
+    "Objective": "model",
     "Step": "steps",
-    "Sum": "model.terms",
+    "Sum": "model",
     "Trainer": "trainer",
     "audit": "audit",
 }

@@ -12,7 +12,7 @@ from wholestep.data.batches import Batches
 from wholestep.data.leaves import holds_numbers, is_nest_of_arrays, refuse_lists, without_none
 from wholestep.data.sparse import sliceable
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
-from wholestep.model.objective import Objective
+from wholestep.model import Objective
 from wholestep.program import Options
 from wholestep.tree import Tree
 

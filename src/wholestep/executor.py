@@ -22,9 +22,7 @@ from wholestep.checkpoints import (
     renamed,
     value_facts,
 )
-from wholestep.custom.diagnosis import why_not_applied
-from wholestep.custom.steps import CustomSteps
-from wholestep.custom.update import AnyUpdate, update_of
+from wholestep.custom import CustomSteps, undone, update_of
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, Known
 from wholestep.data.feed import Feed, open_feed
@@ -35,17 +33,24 @@ from wholestep.dispatch.size import DispatchSize
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation.evaluate import Evaluation, Look, Pass, PassRun
-from wholestep.model.compiled import is_overridden, loss_trackers, resets_on_the_host
-from wholestep.model.findings import Findings
-from wholestep.model.forward import Forward
-from wholestep.model.labels import check_labels
-from wholestep.model.losses import CompiledObjective
-from wholestep.model.misfit import check_labels_are_numbers, check_parts, named
-from wholestep.model.objective import Objective
+from wholestep.model import (
+    CompiledObjective,
+    Findings,
+    Forward,
+    Objective,
+    check_labels,
+    check_labels_are_numbers,
+    check_parts,
+    is_overridden,
+    loss_trackers,
+    named,
+    resets_on_the_host,
+)
 from wholestep.plan import Planner
 from wholestep.program import Options, Program, Wanted
 from wholestep.reports.applied import Applied
 from wholestep.reports.compilations import Compilations
+from wholestep.reports.diagnosis import diagnose
 from wholestep.reports.layout import check_same
 from wholestep.reports.report import Report
 from wholestep.run import Run, groups_of
@@ -53,6 +58,7 @@ from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.sums import EpochSums, fresh, names_of
 from wholestep.tree import Tensor
+from wholestep.update import Update
 
 
 class Executor:
@@ -106,7 +112,7 @@ class Executor:
         self.dispatcher = Dispatcher(engine, self.applied)
 
     @property
-    def update(self) -> AnyUpdate:
+    def update(self) -> Update:
         """The update, traced for batches like the last planned one."""
         return self.planner.update
 
@@ -311,7 +317,9 @@ class Executor:
         return not self.dispatcher.is_ahead(run) and self.applied.was_moved
 
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
-        return why_not_applied(self.update, lambda: self._whole(self.refresh(run)), report, i)
+        if self.steps.trains:
+            return undone(report, i)
+        return diagnose(self.update, self._whole(self.refresh(run)), report, i)
 
     def show(self, numbers: dict[str, Any]) -> dict[str, Any]:
         """Return an epoch's numbers as `keras.Model.fit` does."""

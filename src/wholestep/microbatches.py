@@ -9,9 +9,8 @@ from keras import ops
 
 from wholestep.cut import Cut
 from wholestep.engines import Engine
-from wholestep.model.facts import TraceFacts
-from wholestep.model.outcome import Outcome
-from wholestep.state import State
+from wholestep.model import Outcome, TraceFacts
+from wholestep.state import Values
 from wholestep.tree import Tensor, Tree
 
 
@@ -39,13 +38,14 @@ def over(engine: Engine, cut: Cut, function: Callable, carry: Tree, rows: Tensor
     return carry
 
 
-def nothing(facts: TraceFacts, params: list, state: State) -> Totals:
+def nothing(facts: TraceFacts, values: Values) -> Totals:
     """Return the totals of no microbatch."""
+    params, buffers, metrics, _ = values
     grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
     zero = ops.zeros((), keras.config.floatx())
     sums = dict.fromkeys(facts.terms, (zero, zero))
     assigned = [ops.zeros_like(params[i]) for i in facts.assigned]
-    return Totals(grads, sums, zero, [ops.zeros_like(b) for b in state.buffers], state.metrics, assigned)
+    return Totals(grads, sums, zero, [ops.zeros_like(b) for b in buffers], metrics, assigned)
 
 
 def add(floats: list[bool], total: Totals, grads: list, outcome: Outcome, buffers: list, share: Tensor) -> Totals:

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from wholestep.custom.update import AnyUpdate
 from wholestep.cut import Cut
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, stage
@@ -16,10 +15,10 @@ from wholestep.dispatch.repeat import MOST_UPDATES, compiled
 from wholestep.embeddings.rows import describe
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
-from wholestep.model.coupling import inference, metrics_are_additive, metrics_ignore_padding, probe
-from wholestep.model.findings import Coupling, Findings
+from wholestep.model import Coupling, Findings, inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.program import Program, Wanted
 from wholestep.state import State
+from wholestep.update import Update
 
 _MOST_ROW_NUMBERS = 1 << 20
 _MOST_KINDS_LOOPED = 4
@@ -40,13 +39,13 @@ class Planner:
     """
 
     engine: Engine
-    update: AnyUpdate
+    update: Update
     microbatch_size: int | str
     memory_limit: int | None
     findings: Findings
     empty: list[np.ndarray] = field(default_factory=list)
     programs: dict = field(default_factory=dict)
-    _updates: dict[tuple, AnyUpdate] = field(default_factory=dict)
+    _updates: dict[tuple, Update] = field(default_factory=dict)
     _known: dict = field(default_factory=dict)
 
     def adopt(self, findings: Findings) -> None:

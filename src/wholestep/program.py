@@ -8,7 +8,7 @@ from typing import NamedTuple
 import keras
 
 from wholestep.cut import Cut
-from wholestep.model.forward import Forward
+from wholestep.model import Forward
 from wholestep.reports.layout import ReportLayout
 
 

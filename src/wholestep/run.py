@@ -28,7 +28,7 @@ from wholestep.data.batches import Batches
 from wholestep.data.facts import layout_of
 from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.errors import SpecificationError, message
-from wholestep.model.findings import Findings
+from wholestep.model import Findings
 from wholestep.reports.layout import ReportLayout
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor

@@ -8,23 +8,33 @@ from typing import Any, NamedTuple
 import keras
 
 from wholestep import arguments
+from wholestep.building import Builder
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Assigned, Checkpoints, Saver, Snapshot, Unsaved, claimed, leaves_of, put
-from wholestep.custom.checks import check_choices, check_replicas
-from wholestep.custom.steps import CustomSteps
+from wholestep.custom import CustomSteps, check_choices, check_replicas
 from wholestep.data.batches import Batches
 from wholestep.data.class_weight import class_weighted
 from wholestep.data.leaves import is_nest_of_arrays, text_as_arrays, without_none
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
 from wholestep.errors import SpecificationError, message
 from wholestep.executor import Executor
-from wholestep.model import compiled
-from wholestep.model.building import Builder
-from wholestep.model.columns import by_columns, has_columns, open_columns
-from wholestep.model.findings import Coupling, Findings
-from wholestep.model.losses import CompiledObjective
-from wholestep.model.objective import Objective, leave_rows_out
-from wholestep.model.preprocess import Prepare, as_input, in_turn, open_in_sequence, open_prepared, preparation
+from wholestep.model import (
+    CompiledObjective,
+    Coupling,
+    Findings,
+    Objective,
+    Prepare,
+    as_input,
+    by_columns,
+    compiled,
+    has_columns,
+    in_turn,
+    leave_rows_out,
+    open_columns,
+    open_in_sequence,
+    open_prepared,
+    preparation,
+)
 from wholestep.program import Options
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted

@@ -25,6 +25,15 @@ class State(NamedTuple):
     captured: Any = ()
 
 
+class Values(NamedTuple):
+    """The values with which a model is called. `captured`: None to read those variables as they are now."""
+
+    params: list
+    buffers: list
+    metrics: list
+    captured: Any = None
+
+
 @dataclass(frozen=True)
 class Variables:
     """The Keras variables behind a State."""

@@ -8,10 +8,8 @@ import numpy as np
 from keras import ops
 
 from wholestep.engines import Engine
-from wholestep.model.compiled import loss_trackers, own_results
-from wholestep.model.facts import NOTHING_KNOWN
-from wholestep.model.forward import Forward
-from wholestep.model.terms import Mean, accumulate, ratio
+from wholestep.model import NOTHING_KNOWN, Forward, Mean, loss_trackers, own_results
+from wholestep.state import Values
 from wholestep.tree import Tensor, Tree
 
 OWN = "="  # the prefix of results of a custom `get_metrics_result`
@@ -66,26 +64,32 @@ class EpochSums:
         return numbers | {OWN + name: value for name, value in own.items()}
 
 
-def first_logs(
-    forward: Forward,
-    params: list,
-    buffers: list,
-    metrics: list,
-    captured: list,
-    batch: Tree,
-    row_weights: Tensor | None,
-) -> dict[str, Tensor]:
+def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Tensor]:
+    """Add `value` to a running total of two floats, exactly (Knuth's two-sum): a count never stops growing at 2^24."""
+    high, low = total
+    new = high + value
+    back = new - high
+    return new, low + ((high - (new - back)) + (value - back))
+
+
+def ratio(high: Tensor, low: Tensor) -> Tensor:
+    """Return values / weights of running totals of shape (2, ...); 0 where nothing has been weighed yet."""
+    values, weights = high[0] + low[0], high[1] + low[1]
+    return ops.where(weights == 0, ops.zeros_like(weights), values / ops.where(weights == 0, 1.0, weights))
+
+
+def first_logs(forward: Forward, values: Values, batch: Tree, row_weights: Tensor | None) -> dict[str, Tensor]:
     """Call all user functions once, in a trace: the objective, the regularisers, the metrics' results.
 
     Returns:
         The numbers of an epoch, without meaningful values.
     """
-    outcome = forward.sums(params, buffers, metrics, captured, batch, row_weights)
+    outcome = forward.sums(values, batch, row_weights)
     known = forward.so_far()
     if known.has_penalty:
-        known.penalty(params, captured)
+        known.penalty(values.params, values.captured)
     sums = EpochSums(known)
-    return sums.logs(tuple(map(ops.convert_to_tensor, sums.empty())), outcome.metrics, captured)
+    return sums.logs(tuple(map(ops.convert_to_tensor, sums.empty())), outcome.metrics, values.captured)
 
 
 def names_of(engine: Engine, forward: Forward) -> list[str]:

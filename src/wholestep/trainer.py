@@ -17,8 +17,7 @@ from wholestep.evaluation.evaluate import Look
 from wholestep.executor import Executor
 from wholestep.explain import explain
 from wholestep.fit import Epochs, Validation, Watching, fit
-from wholestep.model import compiled
-from wholestep.model.objective import Objective
+from wholestep.model import Objective, compiled
 from wholestep.run import Run
 from wholestep.safety import Guard, check_process
 from wholestep.setup import Given, Setup

@@ -1,15 +1,18 @@
 """ONE update, written once in terms of the engine: weigh, fold, divide once, guard, apply, report.
 
-`whole_update` is the essence. The rest of the module is its parts, and the program of several updates.
+`ObjectiveUpdate.whole_update` is the essence. The rest of the module is its parts, and the program of several updates.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
+from keras.optimizers import LossScaleOptimizer, Optimizer
 
 from wholestep import tree
 from wholestep.cut import Cut
@@ -28,112 +31,49 @@ from wholestep.microbatches import (
     section,
     weights_of_rows,
 )
-from wholestep.model.draws import backwards
-from wholestep.model.forward import Forward
-from wholestep.model.outcome import Outcome
-from wholestep.model.terms import Mean
+from wholestep.model import Forward, Mean, Outcome
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
-from wholestep.state import State
+from wholestep.state import State, Values
 from wholestep.sums import EpochSums, first_logs
 from wholestep.tree import Tensor, Tree
 
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
 
 
-class Update:
-    """The functions of an update of one model, objective and optimizer on one engine.
+class Update(ABC):
+    """One update of one model on one engine, and the program of several.
 
     Args:
-        optimizer: the optimizer of the update; None for evaluation alone.
-        layout: the layout of an update's report, known once the objective is traced.
-        guards_gradients: whether a non-finite gradient stops the update here (a dynamic loss scale does so itself).
+        forward: the model's variables, and the properties of the traced functions.
+        layout: the layout of an update's report, known once the update is traced.
+        optimizer: the optimizer that the update applies; None if a custom step applies its own.
         stops: whether the first non-finite update stops all later ones ("raise"), or is skipped ("skip").
+
+    Attributes:
+        suits_xla: whether XLA may compile the program of several updates.
+        assigns: whether the update assigns the Keras variables itself, where the engine keeps values in them.
     """
 
     suits_xla = True
+    assigns = False
 
     def __init__(
-        self,
-        engine: Engine,
-        forward: Forward,
-        optimizer: keras.optimizers.Optimizer | None,
-        layout: ReportLayout = NOTHING_TOLD,
-        *,
-        scales: bool,
-        guards_gradients: bool,
-        stops: bool,
+        self, engine: Engine, forward: Forward, layout: ReportLayout, optimizer: Optimizer | None, *, stops: bool
     ):
         self.engine = engine
         self.forward = forward
-        self.optimizer: keras.optimizers.Optimizer = optimizer
         self.layout = layout
-        self.scales = scales
-        self.guards_gradients = guards_gradients
         self.stops = stops
         self.epoch_sums = EpochSums(forward)
-        self._sums = engine.programs.traced(forward.sums)
         self.row_planner = RowPlanner(engine, forward, optimizer)
 
+    @abstractmethod
+    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "Update":
+        """Return this update with the properties found by tracing all user functions that it calls."""
+
+    @abstractmethod
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
         """Return the function (state, data, rows, count) -> (state, report): one whole update."""
-        engine = self.engine
-        part, look_up = engine.programs.traced(self._part(cut, row_plan)), self.row_planner.look_up(cut, row_plan)
-        apart = {table.param for table in row_plan.tables}
-
-        def whole_update(state: State, data: Tree, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
-            params = engine.variables.params(state, apart)
-            scale = self._loss_scale(state)
-            state = state._replace(captured=self.forward.captured_in(state))
-            weights = self._weigh(cut, params, state, data, rows, count)
-            scratch, touched, places = row_plan.deduplicate(state.scratch, look_up(params, state, data, rows))
-            params, state = self.row_planner.in_hand(params, touched), state._replace(scratch=scratch)
-
-            def fold(data: Tree, metrics: list, given: tuple) -> tuple[tuple, list, tuple]:
-                params, state, *others = given
-                params, state = engine.variables.replica_params(params), state._replace(metrics=metrics)
-                total = self._fold(cut, part, data, params, state, *others)
-                return (total.grads, total.sums, total.extra), total.metrics, (total.buffers, total.assigned)
-
-            given = params, state, places, weights, scale, rows, count
-            (grads, sums, extra), metrics, alike = engine.replicas.total(
-                fold, data, state.metrics, given, split=cut.split, syncs=True
-            )
-            total = Totals(grads, sums, extra, alike[0], metrics, alike[1])
-            grads, penalty = self._regularise(params, total.grads, scale, state.captured)
-            loss = self.epoch_sums.loss(total.sums, total.extra + penalty)
-            ok = self._is_good(state, loss, grads, total.buffers)
-            sums = self.epoch_sums.add(state.sums, total.sums, total.extra + penalty, count)
-            captured, state = state.captured, state._replace(captured=())
-            state = self._advance(state, total, sums, grads, ok, touched, row_plan.optimizer)
-            return self._reported(state, captured, loss, ok)
-
-        return engine.programs.traced(whole_update)
-
-    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "Update":
-        """Return this update with the properties found by tracing all user functions that it calls.
-
-        These are the objective and the metrics on a microbatch, the regularisers, and the metrics' results.
-        """
-        layout = self.layout
-
-        def trace(forward: Forward, times: int = 1) -> None:
-            def microbatch(params, buffers, metrics, captured, data, rows: Tensor, count: Tensor) -> Tensor:
-                nonlocal layout
-                row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
-                batch = self.engine.replicas.batch(data, rows)
-                logs = first_logs(forward, params, buffers, metrics, captured, batch, row_weights)
-                layout = ReportLayout.of(with_verdict(logs, logs["loss"], logs["loss"]))
-                return logs["loss"]
-
-            values = self.engine.variables.params(state), state.buffers, state.metrics, self.forward.captured_in(state)
-            few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
-            self.engine.programs.shapes(microbatch, *values, data, ops.concatenate(times * [few]), count)
-
-        forward = self.forward.learned(trace, partial(trace, times=2))
-        if layout == self.layout and forward.knows_as(self.forward):
-            return self
-        choices = {"scales": self.scales, "guards_gradients": self.guards_gradients, "stops": self.stops}
-        return Update(self.engine, forward, self.optimizer, layout, **choices)
 
     def program(self, whole_update: Callable, length: int, empty: list[np.ndarray], *, loops: bool) -> Callable:
         """Return the program (state, captured, data, rows, counts, span) -> (state, reports), see `several`.
@@ -141,101 +81,196 @@ class Update:
         Args:
             empty: the metrics' values before the first row.
         """
-        engine = self.engine
 
         def each(state: State, captured: list, data: Tree, rows: Tensor, count: Tensor, begins: Tensor) -> tuple:
             # Not before the loop: there each choice would be a kernel, here the compiler fuses it into another.
             state = begun(state, begins, self.epoch_sums.empty(), empty)
             return whole_update(state._replace(captured=captured), data, rows, count)
 
-        report = self.layout.empty() if loops else None
-        updates = several(engine, each, report, length, unreached=math.nan)
+        updates = several(self.engine, each, self.layout.empty() if loops else None, length, unreached=math.nan)
+        return updates if self.assigns else self.engine.variables.load_and_store(updates)
 
-        return engine.variables.load_and_store(updates)
+    def _reported(self, state: State, logs: dict[str, Tensor], loss: Tensor, ok: Tensor) -> tuple[State, Tensor]:
+        """Return the state, stopped by an update that is not `ok`, and all numbers as one vector."""
+        stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
+        report = self.layout.pack(with_verdict(logs, loss, ops.cast(ok, keras.config.floatx())))
+        return state._replace(stopped=stopped), report
 
-    # ---- the parts of whole_update ----
 
-    def _part(self, cut: Cut, row_plan: RowPlan) -> Callable:
-        """Return the function of one microbatch: its share of the gradient, and its addition to every sum."""
-        sums, own = self._sums, self.forward.sums
-        if row_plan.tables:
-            own = partial(self.forward.sums, lookups=row_plan.lookups)
-            sums = self.engine.programs.traced(own)
-        # The gradient repeats random draws in this function, which knows the place of the first row.
-        sums = own if self.forward.facts.draws else self.engine.programs.inlined(sums)
+class SumInputs(NamedTuple):
+    """The arguments of the sums of an update, the same for every microbatch and replica.
 
-        def part(
-            params, buffers, metrics, captured, places, weights, scale, data, rows, first, count
-        ) -> tuple[list, Outcome]:
-            batch = self.engine.replicas.batch(data, rows)
-            row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, count)
-            own_first = first + self.engine.replicas.part(rows)[1]
+    `places` and `weights` are known after the weights of the full batch, see `Forward.sums` and `EpochSums.loss`.
+    """
 
-            def share(params: list) -> tuple[Tensor, Outcome]:
-                outcome = sums(params, buffers, metrics, captured, batch, row_weights, places, own_first)
-                num_rows = tree.num_rows(batch)
-                extra = outcome.extra * extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
-                outcome = outcome._replace(extra=extra)
-                return self.epoch_sums.loss(outcome.sums, extra, weights) * ops.cast(scale, extra.dtype), outcome
+    values: Values
+    scale: Tensor
+    rows: Tensor
+    count: Tensor
+    places: list | tuple[()] = ()
+    weights: dict[str, Tensor] | None = None
 
-            facts = self.forward.facts.draws
-            with backwards(self.forward.draws_by, facts, tree.num_rows(batch), own_first):
-                return self.engine.ops.differentiate(share, params)
 
-        return part
+class ObjectiveUpdate(Update):
+    """An update by the gradient of an objective, computed in any cut, and the model's optimizer."""
 
-    def _loss_scale(self, state: State) -> Tensor:
-        """Return the factor by which the optimizer scales the loss; its slots may stay in their variables."""
-        one = ops.ones((), "float32")
-        slots = zip(self.forward.variables.slots, state.slots, strict=False)
-        with keras.StatelessScope(list(slots)):
-            return self.optimizer.scale_loss(one) if self.scales else one
+    def __init__(
+        self,
+        engine: Engine,
+        forward: Forward,
+        optimizer: Optimizer | None,
+        layout: ReportLayout = NOTHING_TOLD,
+        *,
+        stops: bool,
+    ):
+        super().__init__(engine, forward, layout, optimizer, stops=stops)
+        self._optimizer: Optimizer = optimizer
+        # A dynamic loss scale stops non-finite gradients itself.
+        self._guards_gradients = not isinstance(optimizer, LossScaleOptimizer)
+        self._scales = not self._guards_gradients or getattr(optimizer, "loss_scale_factor", None) is not None
+        self._sums = engine.programs.traced(forward.sums)
 
-    def _weigh(self, cut: Cut, params: list, state: State, data: Tree, rows: Tensor, count: Tensor) -> dict | None:
+    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "ObjectiveUpdate":
+        """Return this update with the properties found by tracing all user functions that it calls.
+
+        These are the objective and the metrics on a microbatch, the regularisers, and the metrics' results.
+        """
+        layouts = [self.layout]
+        values = Values(
+            self.engine.variables.params(state), state.buffers, state.metrics, self.forward.captured_in(state)
+        )
+        few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
+
+        def trace(forward: Forward, times: int = 1) -> None:
+            def microbatch(values: Values, data: Tree, rows: Tensor, count: Tensor) -> Tensor:
+                row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
+                logs = first_logs(forward, values, self.engine.replicas.batch(data, rows), row_weights)
+                layouts.append(ReportLayout.of(with_verdict(logs, logs["loss"], logs["loss"])))
+                return logs["loss"]
+
+            self.engine.programs.shapes(microbatch, values, data, ops.concatenate(times * [few]), count)
+
+        forward = self.forward.learned(trace, partial(trace, times=2))
+        if layouts[-1] == self.layout and forward.knows_as(self.forward):
+            return self
+        return ObjectiveUpdate(self.engine, forward, self._optimizer, layouts[-1], stops=self.stops)
+
+    def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
+        """Return the function (state, data, rows, count) -> (state, report): one whole update."""
+        engine, look_up = self.engine, self.row_planner.look_up(cut, row_plan)
+        gradient = engine.programs.traced(partial(self._gradient, cut, self._sums_with(row_plan)))
+        apart = {table.param for table in row_plan.tables}
+
+        def whole_update(state: State, data: Tree, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
+            captured, params = self.forward.captured_in(state), engine.variables.params(state, apart)
+            scale = self._loss_scale(state)
+            inputs = SumInputs(Values(params, state.buffers, state.metrics, captured), scale, rows, count)
+            weights = self._weigh(cut, data, inputs)
+            scratch, touched, places = row_plan.deduplicate(state.scratch, look_up(inputs.values, data, rows))
+            params = self.row_planner.in_hand(params, touched)
+            inputs = inputs._replace(values=inputs.values._replace(params=params), places=places, weights=weights)
+            total = self._total(cut, gradient, data, inputs)
+            grads, penalty = self._regularise(params, total.grads, scale, captured)
+            loss = self.epoch_sums.loss(total.sums, total.extra + penalty)
+            ok = self._is_good(state, loss, grads, total.buffers)
+            sums = self.epoch_sums.add(state.sums, total.sums, total.extra + penalty, count)
+            state = state._replace(scratch=scratch, captured=())
+            state = self._advance(state, total, sums, grads, ok, touched, row_plan.optimizer)
+            logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
+            state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
+            return self._reported(state, logs, loss, ok)
+
+        return engine.programs.traced(whole_update)
+
+    # ---- the two sums of whole_update, over microbatches and replicas ----
+
+    def _weigh(self, cut: Cut, data: Tree, inputs: SumInputs) -> dict[str, Tensor] | None:
         """Return the weight of every mean over the full batch, before the first gradient.
 
         The weights depend on the batch alone, so the compiler drops the forward pass. One microbatch weighs itself.
         """
         if cut.num_microbatches == 1 and not cut.split:
             return None
-
-        def weigh(data: Tree, given: tuple, total: dict, piece: tuple) -> dict:
-            (params, state, _, count), (rows, first, _) = given, piece
-            row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, count)
-            values = params, state.buffers, state.metrics, state.captured
-            batch, start = self.engine.replicas.batch(data, rows), self.engine.replicas.part(rows)[1]
-            sums = self._sums(*values, batch, row_weights, (), first + start).sums
-            return {k: total[k] + sums[k][1] for k in total}
-
         means = [k for k, fact in self.forward.facts.terms.items() if fact.kind is Mean]
         total = {k: ops.zeros((), keras.config.floatx()) for k in means}
+        weigh = partial(self._weigh_replica, cut)
+        return self.engine.replicas.total(weigh, data, total, inputs, split=cut.split, syncs=False)[1]
 
-        def weigh_all(data: Tree, total: dict, given: tuple) -> tuple[tuple, dict, tuple]:
-            return (), over(self.engine, cut, partial(weigh, data, given), total, given[2]), ()
+    def _weigh_replica(self, cut: Cut, data: Tree, total: dict, inputs: SumInputs) -> tuple[tuple, dict, tuple]:
+        weigh = partial(self._weigh_microbatch, cut, data, inputs)
+        return (), over(self.engine, cut, weigh, total, inputs.rows), ()
 
-        given = params, state, rows, count
-        return self.engine.replicas.total(weigh_all, data, total, given, split=cut.split, syncs=False)[1]
+    def _weigh_microbatch(self, cut: Cut, data: Tree, inputs: SumInputs, total: dict, piece: tuple) -> dict:
+        rows, first, _ = piece
+        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.count)
+        own_first = first + self.engine.replicas.part(rows)[1]
+        sums = self._sums(inputs.values, self.engine.replicas.batch(data, rows), row_weights, (), own_first).sums
+        return {k: total[k] + sums[k][1] for k in total}
 
-    def _fold(
-        self, cut: Cut, part: Callable, data, params, state: State, places: list, weights, scale, rows, count
-    ) -> Totals:
+    def _total(self, cut: Cut, gradient: Callable, data: Tree, inputs: SumInputs) -> Totals:
+        """Return the sums of gradients, terms and changes over the full batch."""
+        fold, metrics = partial(self._fold_replica, cut, gradient), inputs.values.metrics
+        found = self.engine.replicas.total(fold, data, metrics, inputs, split=cut.split, syncs=True)
+        (grads, sums, extra), metrics, (buffers, assigned) = found
+        return Totals(grads, sums, extra, buffers, metrics, assigned)
+
+    def _fold_replica(self, cut: Cut, gradient: Callable, data: Tree, metrics: list, inputs: SumInputs) -> tuple:
+        """Return the totals of one replica as (sums, metrics, values that are alike on every replica)."""
+        params, before = self.engine.variables.replica_params(inputs.values.params), inputs.values.buffers
+        inputs = inputs._replace(values=inputs.values._replace(params=params, metrics=metrics))
         if cut.num_microbatches == 1:
-            values = params, state.buffers, state.metrics, state.captured
-            grads, outcome = part(*values, places, weights, scale, data, rows, ops.zeros((), "int32"), count)
-            return Totals(grads, *outcome)
+            grads, outcome = gradient(inputs, data, inputs.rows, ops.zeros((), "int32"))
+            total = Totals(grads, *outcome)
+        else:
+            begin = nothing(self.forward.facts, inputs.values)
+            fold = partial(self._fold_microbatch, cut, gradient, data, inputs)
+            total = over(self.engine, cut, fold, begin, inputs.rows)
+            total = total._replace(buffers=list(map(moved, before, total.buffers)))
+        return (total.grads, total.sums, total.extra), total.metrics, (total.buffers, total.assigned)
 
-        floats = self.forward.variables.floats
+    def _fold_microbatch(
+        self, cut: Cut, gradient: Callable, data: Tree, inputs: SumInputs, total: Totals, piece: tuple
+    ) -> Totals:
+        rows, first, number = piece
+        values = inputs.values._replace(metrics=total.metrics)
+        own = inputs._replace(values=values, places=[section(p, number, cut) for p in inputs.places])
+        grads, outcome = gradient(own, data, rows, first)
+        share = row_share(cut, rows.shape[0], first, inputs.count)
+        return add(self.forward.variables.floats, total, grads, outcome, values.buffers, share)
 
-        def add_one(total: Totals, piece: tuple) -> Totals:
-            rows, first, number = piece
-            own = [section(p, number, cut) for p in places]
-            values = params, state.buffers, total.metrics, state.captured
-            grads, outcome = part(*values, own, weights, scale, data, rows, first, count)
-            share = row_share(cut, rows.shape[0], first, count)
-            return add(floats, total, grads, outcome, state.buffers, share)
+    def _loss_scale(self, state: State) -> Tensor:
+        """Return the factor by which the optimizer scales the loss; its slots may stay in their variables."""
+        one = ops.ones((), "float32")
+        slots = zip(self.forward.variables.slots, state.slots, strict=False)
+        with keras.StatelessScope(list(slots)):
+            return self._optimizer.scale_loss(one) if self._scales else one
 
-        total = over(self.engine, cut, add_one, nothing(self.forward.facts, params, state), rows)
-        return total._replace(buffers=[moved(b, move) for b, move in zip(state.buffers, total.buffers, strict=True)])
+    def _sums_with(self, row_plan: RowPlan) -> Callable[..., Outcome]:
+        """Return `Forward.sums` in the form of which the gradient is taken."""
+        own = partial(self.forward.sums, lookups=row_plan.lookups) if row_plan.tables else self.forward.sums
+        # The gradient repeats random draws in the calling function, which knows the place of the first row.
+        if self.forward.facts.draws:
+            return own
+        return self.engine.programs.inlined(self.engine.programs.traced(own) if row_plan.tables else self._sums)
+
+    def _gradient(
+        self, cut: Cut, sums: Callable[..., Outcome], inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor
+    ) -> tuple[list, Outcome]:
+        """Return one microbatch's share of the gradient, and its addition to every sum."""
+        batch = self.engine.replicas.batch(data, rows)
+        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.count)
+        own_first, num_rows = first + self.engine.replicas.part(rows)[1], tree.num_rows(batch)
+
+        def share(params: list) -> tuple[Tensor, Outcome]:
+            outcome = sums(inputs.values._replace(params=params), batch, row_weights, inputs.places, own_first)
+            extra = outcome.extra * extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
+            loss = self.epoch_sums.loss(outcome.sums, extra, inputs.weights)
+            return loss * ops.cast(inputs.scale, extra.dtype), outcome._replace(extra=extra)
+
+        with self.forward.backwards(num_rows, own_first):
+            return self.engine.ops.differentiate(share, inputs.values.params)
+
+    # ---- the rest of whole_update, once for the full batch ----
 
     def _regularise(self, params: list, grads: list, scale: Tensor, captured: list) -> tuple[list, Tensor]:
         """Add the model's weight regularisation, once."""
@@ -251,24 +286,16 @@ class Update:
 
     def _is_good(self, state: State, loss: Tensor, grads: list, buffers: list) -> Tensor:
         good = ops.isfinite(loss) & (state.stopped == 0)
-        values = [*(grads if self.guards_gradients else []), *moved_where_finite(self.forward, state.buffers, buffers)]
+        values = [*(grads if self._guards_gradients else []), *moved_where_finite(self.forward, state.buffers, buffers)]
         return good & self.engine.ops.is_finite(values)
 
-    def _advance(self, state: State, total: Totals, sums, grads: list, ok: Tensor, touched: list, optimizer) -> State:
+    def _advance(self, state: State, total: Totals, sums, grads: list, ok: Tensor, touched: list, twin) -> State:
+        """Return the state after the optimizer's update where `ok`."""
         new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
         assigned = dict(zip(self.forward.facts.assigned, total.assigned, strict=True))
         if touched:
-            state = self.engine.optimizer.apply_to_rows(state, new, grads, ok, assigned, touched, optimizer)
-        else:
-            state = self.engine.optimizer.apply(state, new, grads, ok, assigned)
-        stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
-        return state._replace(stopped=stopped)
-
-    def _reported(self, state: State, captured: list, loss: Tensor, ok: Tensor) -> tuple[State, Tensor]:
-        """Return the state with the epoch's numbers in Keras' loss trackers, and all numbers as one vector."""
-        logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
-        state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
-        return state, self.layout.pack(with_verdict(logs, loss, ops.cast(ok, keras.config.floatx())))
+            return self.engine.optimizer.apply_to_rows(state, new, grads, ok, assigned, touched, twin)
+        return self.engine.optimizer.apply(state, new, grads, ok, assigned)
 
 
 def moved_where_finite(forward: Forward, before: list, after: list) -> list[Tensor]:

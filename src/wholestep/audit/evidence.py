@@ -9,7 +9,7 @@ from wholestep.audit.found import distance
 from wholestep.audit.modes import Modes
 from wholestep.audit.replay import Replay
 from wholestep.audit.windows import PAD, Piece, Update
-from wholestep.model.objective import Objective
+from wholestep.model import Objective
 from wholestep.tree import Tree
 
 NUM_DRAWN = 4  # rows whose gradients stand for all rows' where their size is asked for

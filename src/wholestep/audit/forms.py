@@ -14,7 +14,7 @@ from wholestep import tree
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.meaning import LossObjective, flipped, is_masked
 from wholestep.audit.windows import PAD, Piece
-from wholestep.model.objective import Objective
+from wholestep.model import Objective
 from wholestep.tree import Tensor
 
 _LOSSES = (

@@ -12,7 +12,7 @@ from wholestep.audit.keeping import same
 from wholestep.audit.log import Applied, Called
 from wholestep.audit.replay import Replay
 from wholestep.audit.windows import Piece, Update
-from wholestep.model.objective import Objective
+from wholestep.model import Objective
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
 _ZEROS = "The gradient that is handed over for a trainable variable is zero in every update: something makes it so."

@@ -27,7 +27,7 @@ from wholestep.audit.log import (
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.audit.trainable import flags
 from wholestep.engines import Listener
-from wholestep.model.objective import uncast
+from wholestep.model import uncast
 
 _TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")

@@ -31,7 +31,7 @@ from wholestep.audit.supposing import NoLoss, apart, constant, misfits
 from wholestep.audit.trainable import as_then
 from wholestep.audit.void import without_void
 from wholestep.audit.windows import Rows, Update, Windows, windows
-from wholestep.model.objective import Objective
+from wholestep.model import Objective
 from wholestep.tree import Tree
 
 CARRIED, DROPPED = "window carried over the epoch", "last window dropped"

@@ -11,11 +11,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.errors import SpecificationError, message
-from wholestep.model.compiled import unpack
-from wholestep.model.losses import CompiledObjective
-from wholestep.model.objective import Objective
-from wholestep.model.reduction import LossCall, unreduced
-from wholestep.model.terms import Term, Whole
+from wholestep.model import CompiledObjective, LossCall, Objective, Term, Whole, unpack, unreduced
 from wholestep.tree import Tensor, Tree
 
 NUM_PROBES, NUM_WEIGHED, NUM_COUPLED = 3, 512, 4

@@ -12,8 +12,7 @@ from wholestep.audit.found import COARSE, FINE
 from wholestep.audit.keeping import places
 from wholestep.audit.windows import PAD, Piece
 from wholestep.engines import choose
-from wholestep.model.objective import Objective, read
-from wholestep.model.terms import Mean, Term, Whole, checked
+from wholestep.model import Mean, Objective, Term, Whole, checked, read
 from wholestep.tree import Tensor, Tree
 
 

@@ -11,8 +11,7 @@ from wholestep import tree
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Found, Likely
 from wholestep.audit.gradients import is_along
-from wholestep.model.objective import Objective
-from wholestep.model.terms import Mean
+from wholestep.model import Mean, Objective
 from wholestep.tree import Tree
 
 # What these find is a matter of scale or of what padding means: whoever wrote the loss may have meant it.

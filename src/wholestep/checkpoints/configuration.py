@@ -26,9 +26,7 @@ from wholestep.checkpoints.snapshot import plain
 from wholestep.data.batches import Batches
 from wholestep.data.facts import content_of, layout_of
 from wholestep.engines import Engine
-from wholestep.model.compiled import distinct, layers
-from wholestep.model.losses import CompiledObjective
-from wholestep.model.objective import Objective
+from wholestep.model import CompiledObjective, Objective, distinct, layers
 from wholestep.program import Options
 
 Settings = dict[str, Any]

@@ -12,7 +12,7 @@ from wholestep.checkpoints.manifest import parsed
 from wholestep.checkpoints.pieces import Numbers, Pieces
 from wholestep.checkpoints.place import DataPlace, Place
 from wholestep.errors import DamagedError, SpecificationError, message
-from wholestep.model.findings import Findings
+from wholestep.model import Findings
 
 FACTS = "facts"  # the prefix of arrays that the JSON refers to
 GROUPS = ("params", "slots", "buffers", "metrics")

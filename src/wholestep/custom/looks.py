@@ -6,10 +6,10 @@ from dataclasses import replace
 import keras
 from keras import ops
 
-from wholestep.custom.steps import CustomSteps, logs_of
+from wholestep.custom.steps import CustomSteps, logs_of, with_reads
 from wholestep.engines import Engine
 from wholestep.evaluation.scoring import joined
-from wholestep.model.forward import Forward
+from wholestep.model import Forward
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -48,7 +48,7 @@ class CustomLook:
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomLook":
         """Return this function with the properties that its trace finds."""
-        layout, kept = self.layout, self._engine.variables.between_programs(state)
+        layout, at_rest = self.layout, self._engine.variables.between_programs(state)
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
             nonlocal layout
@@ -56,13 +56,12 @@ class CustomLook:
             layout = self.layout if self._predicts else ReportLayout.of(found)
             return ops.zeros(())
 
-        self._engine.programs.shapes(once, kept, data, rows)
-        known = self.forward.facts.captured
-        new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
-        facts = replace(self.forward.facts, captured=(*known, *new), moved=tuple(range(len(kept.buffers))))
+        self._engine.programs.shapes(once, at_rest, data, rows)
+        forward = with_reads(self.forward, self._read)
+        facts = replace(forward.facts, moved=tuple(range(len(at_rest.buffers))))
         how = {"predicts": self._predicts, "is_whole": self._is_whole}
-        found = CustomLook(self._engine, replace(self.forward, facts=facts), self._steps, **how, layout=layout)
-        found._take = found._take if new else self._take
+        found = CustomLook(self._engine, replace(forward, facts=facts), self._steps, **how, layout=layout)
+        found._take = self._take if forward is self.forward else found._take
         return found
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:

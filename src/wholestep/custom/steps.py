@@ -1,13 +1,14 @@
 """The custom steps of a model, and the variables that they change."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from wholestep.errors import SpecificationError, message
-from wholestep.model.compiled import are_same, is_overridden, layers
+from wholestep.model import Forward, are_same, is_overridden, layers
 from wholestep.tree import Tensor, Tree
 
 _TRAIN, _TEST, _PREDICT = "train_step", "test_step", "predict_step"
@@ -127,6 +128,13 @@ class CustomSteps:
         return {name: value if value.ndim else float(value) for name, value in fresh.items()}
 
 
+def with_reads(forward: Forward, read: list[keras.Variable]) -> Forward:
+    """Return the variables of a step and those it has read beside them; `forward` itself if it knows them all."""
+    known = forward.facts.captured
+    new = [v for v in {id(v): v for v in read}.values() if not any(v is k for k in known)]
+    return replace(forward, facts=replace(forward.facts, captured=(*known, *new))) if new else forward
+
+
 def logs_of(found: Any, name: str) -> dict[str, Tensor]:
     """Return the numbers of a step by name, with nested mappings flattened.
 
@@ -140,3 +148,32 @@ def logs_of(found: Any, name: str) -> dict[str, Tensor]:
     for key, value in (found or {}).items():
         logs |= logs_of(value, name) if isinstance(value, dict) else {key: keras.ops.convert_to_tensor(value)}
     return logs
+
+
+def check_choices(model: keras.Model, **choices: object) -> None:
+    """Refuse settings that have no meaning for a custom train step.
+
+    Raises:
+        SpecificationError: such a setting is given.
+    """
+    own = [name for name in ("train_step", "compute_metrics") if is_overridden(model, name)]
+    given = [f"{name}={value!r}" for name, value in choices.items() if value not in (None, "auto", 1, [])]
+    if own and given:
+        must = f"An update by the model's own `{own[0]}` is run whole, on one device, and feeds its own metrics."
+        attempt = (
+            "leave them out; or write the loss as a wholestep.Objective, as docs/recipes.md shows, and pass "
+            "Trainer(model, MyObjective(), optimizer=...), which may be cut and spread."
+        )
+        raise SpecificationError(message(must, ", ".join(given), attempt))
+
+
+def check_replicas(num_replicas: int) -> None:
+    """Refuse several replicas for a custom train step.
+
+    Raises:
+        SpecificationError: there are several replicas; nothing has been computed.
+    """
+    if num_replicas > 1:
+        must = "An update by the model's own `train_step` is run whole, on one device."
+        attempt = "leave the distribution out, or write the loss as a wholestep.Objective, which may be spread."
+        raise SpecificationError(message(must, f"{num_replicas} replicas", attempt))

@@ -1,63 +1,42 @@
 """ONE update by a model's custom `train_step`: run unchanged, then checked, and undone if it is not finite.
 
-`CustomUpdate` has the methods of `wholestep.update.Update`, and the same program around them.
+`update_of` selects it, or the gradient of an objective.
 """
 
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import keras
 import numpy as np
 from keras import ops
 
-from wholestep.custom.steps import CustomSteps, logs_of
+from wholestep.custom.steps import CustomSteps, logs_of, with_reads
 from wholestep.cut import Cut
-from wholestep.dispatch.repeat import begun, several
-from wholestep.embeddings.lookups import Lookups
 from wholestep.embeddings.rows import RowPlan
 from wholestep.engines import Engine
-from wholestep.model.forward import Forward
+from wholestep.errors import NonFiniteError, message
+from wholestep.model import Forward
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
+from wholestep.reports.report import Report
 from wholestep.state import State
 from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree
-from wholestep.update import Update, with_verdict
+from wholestep.update import ObjectiveUpdate, Update, with_verdict
 
 
-class WholeTables:
-    """Plans no rows of embedding tables, which a custom step updates itself."""
-
-    tables: tuple = ()
-
-    def scratch(self) -> tuple[()]:
-        """Return no scratch."""
-        return ()
-
-    def plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
-        """Return a plan without tables."""
-        return RowPlan(Lookups([])), {}
-
-
-class CustomUpdate:
-    """The functions of an update by the `train_step` of one model on one engine.
+class CustomUpdate(Update):
+    """An update by the `train_step` of one model.
 
     Args:
         forward: the model's variables, and other variables that the step reads; it is not called.
-        layout: the layout of an update's report, known once the step has been traced.
-        stops: whether the first non-finite update stops all later ones ("raise"), or is skipped ("skip").
     """
 
     suits_xla = False  # XLA draws other random numbers than Keras' step without it
+    assigns = True
 
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps, *, stops: bool):
-        self.engine = engine
-        self.forward = forward
-        self.layout: ReportLayout = NOTHING_TOLD
-        self.stops = stops
-        self.epoch_sums = EpochSums(forward)
-        self.row_planner = WholeTables()
+        super().__init__(engine, forward, NOTHING_TOLD, None, stops=stops)
         self._steps = steps
         self._num_own_slots = len(steps.own_slots)
         self._read: list[keras.Variable] = []
@@ -74,15 +53,14 @@ class CustomUpdate:
             return ops.zeros(())
 
         self.engine.programs.shapes(once, self.engine.variables.between_programs(state), data, rows)
-        known = self.forward.facts.captured
-        new = [v for v in {id(v): v for v in self._read}.values() if not any(v is k for k in known)]
-        if layout == self.layout and not new:
+        forward = with_reads(self.forward, self._read)
+        if layout == self.layout and forward is self.forward:
             return self
         found = copy.copy(self)
         found.layout = layout
-        found.forward = replace(self.forward, facts=replace(self.forward.facts, captured=(*known, *new)))
+        found.forward = forward
         found.epoch_sums = EpochSums(found.forward)
-        if new:
+        if forward is not self.forward:
             found._take = self.engine.programs.traced(found._taking(found.forward))
         return found
 
@@ -100,25 +78,10 @@ class CustomUpdate:
                 return new._replace(captured=()), good & (state.stopped == 0), logs
 
             state, ok, logs = engine.steps.attempt(attempt, state._replace(captured=()), self.forward.variables)
-            stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped)) if self.stops else state.stopped
             loss = next((v for k, v in logs.items() if is_loss(k) and v.shape == ()), ops.full((), math.nan))
-            told = with_verdict(logs, loss, ops.cast(ok, keras.config.floatx()))
-            return state._replace(stopped=stopped), self.layout.pack(told)
+            return self._reported(state, logs, loss, ok)
 
         return whole_update
-
-    def program(self, whole_update: Callable, length: int, empty: list[np.ndarray], *, loops: bool) -> Callable:
-        """Return the program (state, captured, data, rows, counts, span) -> (state, reports), see `several`.
-
-        Args:
-            empty: the metrics' values before the first row.
-        """
-
-        def each(state: State, captured: list, data: Tree, rows: Tensor, count: Tensor, begins: Tensor) -> tuple:
-            state = begun(state, begins, self.epoch_sums.empty(), empty)
-            return whole_update(state._replace(captured=captured), data, rows, count)
-
-        return several(self.engine, each, self.layout.empty() if loops else None, length, unreached=math.nan)
 
     def _taking(self, forward: Forward) -> Callable:
         """Return the function (values of groups of variables, batch) -> (logs, values): the step itself."""
@@ -139,23 +102,28 @@ class CustomUpdate:
         return state._replace(params=params, buffers=buffers, slots=[*own, *beside], metrics=metrics), logs
 
 
-AnyUpdate = Update | CustomUpdate
-
-
 def update_of(
-    engine: Engine,
-    forward: Forward,
-    optimizer: keras.optimizers.Optimizer | None,
-    steps: CustomSteps,
-    *,
-    stops: bool,
-) -> AnyUpdate:
+    engine: Engine, forward: Forward, optimizer: keras.optimizers.Optimizer | None, steps: CustomSteps, *, stops: bool
+) -> Update:
     """Return the update of a model: ours, or its custom `train_step`."""
     if steps.trains:
         return CustomUpdate(engine, forward, steps, stops=stops)
-    dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    scales = dynamic or getattr(optimizer, "loss_scale_factor", None) is not None
-    return Update(engine, forward, optimizer, scales=scales, guards_gradients=not dynamic, stops=stops)
+    return ObjectiveUpdate(engine, forward, optimizer, stops=stops)
+
+
+def undone(report: Report, i: int) -> NonFiniteError:
+    """Return the error that explains why update i of a dispatch was undone."""
+    number = report.first + i
+    bad = {k: v for k, v in report.numbers(i).items() if is_loss(k) and not np.all(np.isfinite(v))}
+    received = ", ".join(f"{name}={value}" for name, value in bad.items()) or "weights that are not finite"
+    told = message(
+        f"Update {number} must have a finite loss and finite new weights. It was undone; the weights are those after "
+        f"update {number - 1}.",
+        f"{received}, from the model's train_step, which does not report single rows",
+        'look at the batch, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip"); a '
+        "number that may be NaN needs a name that does not end with 'loss'.",
+    )
+    return NonFiniteError(told, number)
 
 
 def is_loss(name: str) -> bool:

@@ -13,8 +13,8 @@ from wholestep.embeddings.rows import RowPlan, find, for_rows, worth_it
 from wholestep.embeddings.tables import TableRows
 from wholestep.engines import Engine
 from wholestep.microbatches import over
-from wholestep.model.forward import Forward
-from wholestep.state import State
+from wholestep.model import Forward
+from wholestep.state import State, Values
 from wholestep.tree import Tensor, Tree
 
 
@@ -23,13 +23,13 @@ class RowPlanner:
 
     Args:
         forward: the model's forward pass with its objective.
-        optimizer: the optimizer of the update; None for evaluation alone.
+        optimizer: the optimizer of the update; None if the update is a custom step, which touches whole tables.
     """
 
     def __init__(self, engine: Engine, forward: Forward, optimizer: Optimizer | None):
         self._engine = engine
-        self._optimizer: Optimizer = optimizer
         self._forward = forward
+        self._optimizer = optimizer
         self.tables, self._wholes = find(forward.model, optimizer, forward.variables, engine.replicas.is_split)
 
     def scratch(self) -> np.ndarray | tuple[()]:
@@ -61,34 +61,32 @@ class RowPlanner:
     def _learned(self, lookups: Lookups, state: State, data: Tree, rows: Tensor) -> tuple[Lookups, list[str]]:
         found: list[tuple[Lookups, list[str]]] = []
 
-        def look_up(params: list, buffers: list, metrics: list, captured: list, data: Tree, rows: Tensor) -> Tensor:
-            batch = self._engine.replicas.batch(data, rows)
-            found.append(self._forward.lookups(params, buffers, metrics, captured, batch, lookups=lookups))
+        def look_up(values: Values, data: Tree, rows: Tensor) -> Tensor:
+            found.append(self._forward.lookups(values, self._engine.replicas.batch(data, rows), lookups=lookups))
             return rows
 
-        params, captured = self._engine.variables.params(state), self._forward.captured_in(state)
-        self._engine.programs.shapes(look_up, params, state.buffers, state.metrics, captured, data, rows)
+        captured = self._forward.captured_in(state)
+        values = Values(self._engine.variables.params(state), state.buffers, state.metrics, captured)
+        self._engine.programs.shapes(look_up, values, data, rows)
         return found[-1]
 
-    def look_up(self, cut: Cut, row_plan: RowPlan) -> Callable:
-        """Return the function (params, state, data, rows) -> the row numbers of the full batch's lookups, by group.
+    def look_up(self, cut: Cut, row_plan: RowPlan) -> Callable[[Values, Tree, Tensor], list[Tensor]]:
+        """Return the function (values, data, rows) -> the row numbers of the full batch's lookups, by group.
 
         The row numbers mostly depend on the batch only: then the compiler drops the forward pass.
         """
         engine = self._engine
         ids_of = engine.programs.traced(partial(self._forward.ids, lookups=row_plan.lookups))
 
-        def look_up(params: list, state: State, data: Tree, rows: Tensor) -> list[Tensor]:
+        def look_up(values: Values, data: Tree, rows: Tensor) -> list[Tensor]:
             if not row_plan.tables:
                 return []
             if cut.num_microbatches == 1:
-                values = params, state.buffers, state.metrics, state.captured
-                return ids_of(*values, engine.replicas.batch(data, rows), ops.zeros((), "int32"))
+                return ids_of(values, engine.replicas.batch(data, rows), ops.zeros((), "int32"))
 
             def note(noted: list, piece: tuple) -> list:
                 rows, first, number = piece
-                values = params, state.buffers, state.metrics, state.captured
-                ids = ids_of(*values, engine.replicas.batch(data, rows), first)
+                ids = ids_of(values, engine.replicas.batch(data, rows), first)
                 starts = [number * count for count in row_plan.counts]
                 return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
 

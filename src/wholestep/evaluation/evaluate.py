@@ -10,8 +10,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.custom.looks import CustomLook
-from wholestep.custom.steps import CustomSteps
+from wholestep.custom import CustomLook, CustomSteps
 from wholestep.cut import Cut
 from wholestep.data.batches import Batches
 from wholestep.data.block import Batch, Block, stage
@@ -20,8 +19,7 @@ from wholestep.data.stack import MOST_STACKED, most_stacked, stack
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.engines import Engine
 from wholestep.evaluation.scoring import Predicting, Scoring, parted
-from wholestep.model.forward import Forward
-from wholestep.model.misfit import named
+from wholestep.model import Forward, named
 from wholestep.program import Program
 from wholestep.reports.compilations import Compilations
 from wholestep.reports.layout import ReportLayout, check_same

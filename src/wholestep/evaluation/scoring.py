@@ -1,25 +1,13 @@
 """Evaluation and prediction of one batch."""
 
-from typing import NamedTuple
-
 from keras import ops
 
 from wholestep.engines import Engine
-from wholestep.model.compiled import unpack
-from wholestep.model.forward import Forward
+from wholestep.model import Forward, unpack
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
-from wholestep.state import State
+from wholestep.state import State, Values
 from wholestep.sums import EpochSums, first_logs
 from wholestep.tree import Tensor, Tree
-
-
-class Values(NamedTuple):
-    """The values with which a model is called."""
-
-    params: list
-    buffers: list
-    metrics: list
-    captured: list
 
 
 def _values(engine: Engine, state: State) -> Values:
@@ -61,7 +49,7 @@ class Scoring:
             def once(state: State, data: Tree, rows: Tensor) -> Tensor:
                 nonlocal layout
                 batch = self._engine.replicas.batch(data, rows)
-                logs = first_logs(forward, *_values(self._engine, state), batch, None)
+                logs = first_logs(forward, _values(self._engine, state), batch, None)
                 layout = ReportLayout.of(logs)
                 return logs["loss"]
 
@@ -72,7 +60,7 @@ class Scoring:
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tensor]:
         """Return the moved state, and the numbers of the data so far."""
         forward, values = self.forward, _values(self._engine, joined(moved, rest))
-        outcome = forward.sums(*values, self._engine.replicas.batch(data, rows), None)
+        outcome = forward.sums(values, self._engine.replicas.batch(data, rows), None)
         once = outcome.extra
         if forward.has_penalty:
             once = once + forward.penalty(values.params, values.captured)
@@ -111,5 +99,5 @@ class Predicting:
         """Return the moved state, and the outputs."""
         batch = self._engine.replicas.batch(data, rows)
         inputs = unpack(batch)[0] if self._is_whole else batch
-        outputs, after = self.forward.predict(*_values(self._engine, joined(moved, rest)), inputs)
+        outputs, after = self.forward.predict(_values(self._engine, joined(moved, rest)), inputs)
         return moved._replace(buffers=after if moved.buffers else []), outputs

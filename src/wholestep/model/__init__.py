@@ -1,1 +1,76 @@
-"""The user's Keras model: its construction, its preprocessing, its calls, and the coupling of its rows."""
+"""The user's Keras model: its calls, losses, draws and preprocessing, and the coupling of its rows.
+
+Other packages import from here only.
+"""
+
+from wholestep.model import compiled
+from wholestep.model.columns import by_columns, has_columns, open_columns
+from wholestep.model.compiled import (
+    are_same,
+    distinct,
+    is_overridden,
+    layers,
+    loss_trackers,
+    own_results,
+    resets_on_the_host,
+    unpack,
+    without_labels,
+)
+from wholestep.model.coupling import inference, metrics_are_additive, metrics_ignore_padding, probe
+from wholestep.model.findings import Coupling, Findings
+from wholestep.model.forward import Forward, Outcome
+from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
+from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
+from wholestep.model.objective import Objective, leave_rows_out, read, uncast
+from wholestep.model.preprocess import Prepare, as_input, in_turn, open_in_sequence, open_prepared, preparation
+from wholestep.model.terms import Mean, Sum, Term, Whole, checked
+from wholestep.model.trace import NOTHING_KNOWN, TraceFacts
+
+__all__ = [
+    "NOTHING_KNOWN",
+    "CompiledObjective",
+    "Coupling",
+    "Findings",
+    "Forward",
+    "LossCall",
+    "Mean",
+    "Objective",
+    "Outcome",
+    "Prepare",
+    "Sum",
+    "Term",
+    "TraceFacts",
+    "Whole",
+    "are_same",
+    "as_input",
+    "by_columns",
+    "check_labels",
+    "check_labels_are_numbers",
+    "check_parts",
+    "checked",
+    "compiled",
+    "distinct",
+    "explained",
+    "has_columns",
+    "in_turn",
+    "inference",
+    "is_overridden",
+    "layers",
+    "leave_rows_out",
+    "loss_trackers",
+    "metrics_are_additive",
+    "metrics_ignore_padding",
+    "named",
+    "open_columns",
+    "open_in_sequence",
+    "open_prepared",
+    "own_results",
+    "preparation",
+    "probe",
+    "read",
+    "resets_on_the_host",
+    "uncast",
+    "unpack",
+    "unreduced",
+    "without_labels",
+]

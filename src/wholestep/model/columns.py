@@ -63,14 +63,11 @@ def open_columns(source: Any, model: keras.Model, **how: bool) -> tuple[Any, Cal
     """
     if isinstance(source.column_names, dict):
         must = "A model is trained, or evaluated, on one dataset."
-        raise SpecificationError(
-            message(must, f"several: {', '.join(source.column_names)}", "pass one dataset, as in dataset['train'].")
-        )
+        received = f"several: {', '.join(source.column_names)}"
+        raise SpecificationError(message(must, received, "pass one dataset, as in dataset['train']."))
     if not hasattr(source, "__len__"):
-        must, attempt = (
-            "A dataset must have its rows by number.",
-            "yield (x, y) from a generator over dataset.batch(32).",
-        )
+        must = "A dataset must have its rows by number."
+        attempt = "yield (x, y) from a generator over dataset.batch(32)."
         raise SpecificationError(message(must, f"an {type(source).__name__}", attempt))
     columns = find(model, source.column_names, **how)
     return _Rows(source.select_columns(columns.names)), columns

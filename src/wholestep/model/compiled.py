@@ -6,8 +6,7 @@ there.
 
 import keras
 
-from wholestep import tree
-from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor, Tree
 
 
@@ -15,13 +14,8 @@ def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
     """Return (x, y, sample_weight) of a batch; None for a missing part."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if len(parts) > 3:
-        raise SpecificationError(
-            message(
-                "A batch must be x, (x, y) or (x, y, sample_weight).",
-                f"{len(parts)} parts",
-                "nest several inputs in x.",
-            )
-        )
+        must = "A batch must be x, (x, y) or (x, y, sample_weight)."
+        raise SpecificationError(message(must, f"{len(parts)} parts", "nest several inputs in x."))
     return (*parts, None, None, None)[:3]
 
 
@@ -38,55 +32,9 @@ def without_labels(model: keras.Model, batch: Tree) -> str | None:
     return message("A model that was compiled with a loss needs labels.", received, attempt)
 
 
-def build(model: keras.Model, batch: Tree, *, with_optimizer: bool = False) -> None:
-    """Create the variables of the model, its losses and its metrics from the shapes of one batch.
-
-    Args:
-        with_optimizer: whether the optimizer's slots are created too.
-
-    Raises:
-        BatchError: the model was compiled with a loss, and the batch has no labels.
-    """
-    x, y, weight = unpack(batch)
-    if missing := without_labels(model, batch):
-        raise BatchError(missing)
-    if model.run_eagerly:
-        _build_eagerly(model, x, y, weight)
-    optimizer = model.optimizer
-    is_built = with_optimizer or getattr(optimizer, "built", True)
-    try:
-        if not is_built:  # an evaluation needs no slots, and Keras must not make them
-            optimizer.built = True
-        model._symbolic_build(data_batch=tree.map_leaves(symbolic, (x, y, weight)))
-    finally:
-        if not is_built:
-            optimizer.built = False
-
-
 def takes_labels(model: keras.Model) -> bool:
     """Whether a model was compiled with a loss."""
     return getattr(model, "_compile_loss", None) is not None
-
-
-def symbolic(leaf: Tensor) -> keras.KerasTensor:
-    """Return the symbolic tensor of an array, for computing shapes alone."""
-    is_text = leaf.dtype == object
-    return keras.KerasTensor(leaf.shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
-
-
-def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
-    """Do the work of `_symbolic_build` on the batch's values: an eager model may read them."""
-    parts = (*layers(model), model._compile_metrics, model._compile_loss)
-    if all(getattr(part, "built", True) for part in parts):
-        return
-    x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in (x, y, weight))
-    with keras.StatelessScope():  # nothing is moved
-        outputs = model(x, training=False) if model._call_has_training_arg else model(x)
-    with keras.StatelessScope([(v, v.value) for v in model.variables]):  # where Keras looks for regularised variables
-        if not getattr(model._compile_metrics, "built", True):
-            model.compute_metrics(x, y, outputs, sample_weight=weight)
-        if not getattr(model._compile_loss, "built", True):
-            model._compute_loss(x, y, outputs, sample_weight=weight, training=False)
 
 
 def layers(model: keras.Model) -> list[keras.layers.Layer]:

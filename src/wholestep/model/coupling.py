@@ -22,11 +22,10 @@ from wholestep import tree
 from wholestep.data.block import Batch
 from wholestep.engines import Engine
 from wholestep.model.compiled import layers
+from wholestep.model.distributions import ALL, LATER, PAIRS
 from wholestep.model.findings import Coupling
-from wholestep.model.forward import Forward
-from wholestep.model.outcome import Rows
-from wholestep.model.words import ALL, LATER, PAIRS
-from wholestep.state import State
+from wholestep.model.forward import Forward, Rows
+from wholestep.state import State, Values
 from wholestep.tree import Tensor, Tree
 
 _ROWS = 4
@@ -104,7 +103,7 @@ def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch
     few = engine.devices.place(batch.some(np.arange(_ROWS) % batch.num_rows))
 
     def both(state: State, batch: Tree) -> tuple[list, list]:
-        return forward.padded(engine.variables.params(state), state.buffers, state.metrics, batch, _ROWS // 2)
+        return forward.padded(_values(engine, state), batch, _ROWS // 2)
 
     try:
         alone, among = engine.devices.fetch(engine.programs.compile(both, (state, few), spends=False).call(state, few))
@@ -120,7 +119,7 @@ def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: 
 
     def after(state: State, parts: list) -> tuple[list, list]:
         def update(metrics: list, batch: Tree) -> list:
-            return forward.sums(engine.variables.params(state), state.buffers, metrics, None, batch, None).metrics
+            return forward.sums(_values(engine, state)._replace(metrics=metrics), batch, None).metrics
 
         one, two = (update(state.metrics, part) for part in parts)
         both = update(one, parts[1])
@@ -149,6 +148,10 @@ def _without_training(
     return type(layer).call(layer, inputs, training=False, mask=mask)
 
 
+def _values(engine: Engine, state: State) -> Values:
+    return Values(engine.variables.params(state), state.buffers, state.metrics)
+
+
 def _but(batch: Tree, kept: Tree, row: int) -> Tree:
     """Return `batch` with one row replaced by the same row of `kept`."""
     rows = np.arange(tree.num_rows(batch)) == row
@@ -172,8 +175,9 @@ def _runner(engine: Engine, forward: Forward, state: State) -> Callable[..., Row
     programs: dict[int, Callable] = {}
 
     def function(state: State, batch: Tree, start: Tensor, extreme: Tensor) -> Rows:
-        params = [_wiggled(p) for p in engine.variables.params(state)]
-        return replace(forward, extreme=extreme).rows(params, state.buffers, state.metrics, batch, start)
+        values = _values(engine, state)
+        values = values._replace(params=[_wiggled(p) for p in values.params])
+        return replace(forward, extreme=extreme).rows(values, batch, start)
 
     def run(batch: Tree, start: int = 0, extreme: int = 0) -> Rows:
         given = engine.devices.place((batch, np.int32(start), np.int32(extreme)))

@@ -1,6 +1,7 @@
 """Random draws that belong to rows: the numbers depend on the row's place in the update, not on the cut.
 
-Inside `drawing`, the functions of `keras.random` draw so in this thread.
+Inside `drawing`, the functions of `keras.random` draw so in this thread. Traces on two batch sizes show which axis of a
+draw holds rows.
 """
 
 import inspect
@@ -8,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -20,16 +21,14 @@ from keras.src.random.seed_generator import draw_seed
 
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
-from wholestep.model import distributions, rejection
-from wholestep.model.draw_facts import Asked, DrawFact
-from wholestep.model.words import FLOATS, Words
+from wholestep.model import distributions
+from wholestep.model.distributions import FLOATS, Words
 from wholestep.tree import Tensor
 
-_OURS: dict[str, Callable[..., Tensor]] = {
-    **{name: getattr(distributions, name) for name in ("uniform", "normal", "truncated_normal", "randint")},
-    **{name: getattr(distributions, name) for name in ("categorical", "dropout", "shuffle")},
-    **{name: getattr(rejection, name) for name in ("gamma", "beta", "binomial")},
-}
+_OURS = (
+    *("uniform", "normal", "truncated_normal", "randint", "categorical", "dropout", "shuffle"),
+    *("gamma", "beta", "binomial"),
+)
 _WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 _OF_TENSORS = {"categorical": "logits", "shuffle": "x"}
 _APART = 1000003
@@ -37,6 +36,94 @@ _STRAYED = (
     "An objective must make the same random draws for every number of rows. {} was not drawn in the first trace: this "
     "draw and all later draws depend on how the batch is cut."
 )
+
+
+class Asked(NamedTuple):
+    """One call of `keras.random` by an objective.
+
+    Args:
+        name: the function.
+        shape: of the drawn array; None if it is known only when the program runs.
+        along: the axis along which elements change places, of a shuffle.
+        why: why the function cannot be computed from the random words of rows; "" if it can.
+        is_inside: whether a separately traced function, or the body of a loop, made the call.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    along: int | None = None
+    why: str = ""
+    is_inside: bool = False
+
+
+@dataclass(frozen=True)
+class DrawFact:
+    """Properties of one draw.
+
+    Args:
+        axis: the axis that holds rows; None if there is none, or it is not known.
+        couples: whether rows change places.
+        why: why the draw cannot be assigned to rows; "" if it can.
+        is_inside: whether it is drawn in a separately traced function, or in the body of a loop.
+        of_row: the shape of the traced draw, where the axis of rows counts one row.
+    """
+
+    name: str
+    axis: int | None = None
+    couples: bool = False
+    why: str = ""
+    is_inside: bool = False
+    of_row: tuple[int, ...] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether every cut of the batch draws the same numbers."""
+        return not (self.why or self.couples)
+
+    def fits(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
+        """Whether a draw of this shape can be this draw, with equally many numbers for every row."""
+        if shape is None or len(shape) != len(self.of_row):
+            return False
+        return self.axis is None or shape[self.axis] % max(1, num_rows) == 0
+
+    def is_like(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
+        """Whether a draw of this shape has the traced shape, `of_row`, for every row."""
+        if shape is None or not self.fits(shape, num_rows):
+            return False
+        return tuple(size // (max(1, num_rows) if i == self.axis else 1) for i, size in enumerate(shape)) == self.of_row
+
+
+def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) -> tuple[DrawFact, ...]:
+    """Return the properties of draws, from calls on `num_rows` rows and on twice as many (None: refused).
+
+    >>> one = [Asked("uniform", (3, 5)), Asked("normal", (5,)), Asked("uniform", (4, 6))]
+    >>> two = [Asked("uniform", (6, 5)), Asked("normal", (5,)), Asked("uniform", (4, 12))]
+    >>> [fact.axis for fact in compare(one, 3, two)]
+    [0, None, 1]
+    """
+    if two is None or [a.name for a in one] != [a.name for a in two]:
+        why = "of another number of rows the objective draws otherwise"
+        return tuple(DrawFact(asked.name, why=why, is_inside=asked.is_inside) for asked in one)
+    return tuple(replace(_fact(a, b, num_rows), is_inside=a.is_inside) for a, b in zip(one, two, strict=True))
+
+
+def _fact(one: Asked, two: Asked, num_rows: int) -> DrawFact:
+    if one.why:
+        return DrawFact(one.name, why=one.why)
+    if one.shape is None or two.shape is None:
+        return DrawFact(one.name, why="its shape is known only when the program runs")
+    shapes = f"its shape is {one.shape} of {num_rows} rows and {two.shape} of twice as many"
+    if len(one.shape) != len(two.shape):
+        return DrawFact(one.name, why=shapes)
+    differing = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+    if not differing:
+        return DrawFact(one.name, of_row=one.shape)
+    axis = differing[0]
+    is_odd = one.shape[axis] % num_rows or two.shape[axis] != 2 * one.shape[axis]
+    if len(differing) > 1 or is_odd or (one.name == "categorical" and axis):
+        return DrawFact(one.name, why=shapes)
+    of_row = tuple(size // (num_rows if i == axis else 1) for i, size in enumerate(one.shape))
+    return DrawFact(one.name, axis, couples=one.along == axis, of_row=of_row)
 
 
 @dataclass(frozen=True)
@@ -103,7 +190,7 @@ class Draws:
         if "shape" in given:
             given["shape"] = asked.shape
         words = Words(self.engine, state, self.first, self.num_rows, fact.axis, self.extreme)
-        return _OURS[name](words, **given)
+        return getattr(distributions, name)(words, **given)
 
     def _fact(self, asked: Asked) -> DrawFact:
         """Return the properties of the latest draw; once a draw was not recognised, only that it is unknown."""
@@ -148,9 +235,8 @@ def _apart(state: Tensor, first: Tensor | int) -> Tensor:
 
 def _noise_shape(inputs: Tensor, noise_shape: Sequence | None) -> tuple:
     shape = tuple(ops.shape(inputs))
-    return (
-        shape if noise_shape is None else tuple(a if b is None else b for a, b in zip(shape, noise_shape, strict=True))
-    )
+    pairs = zip(shape, shape if noise_shape is None else noise_shape, strict=True)
+    return tuple(a if b is None else b for a, b in pairs)
 
 
 def _asked(name: str, given: dict[str, Any]) -> Asked:
@@ -224,18 +310,6 @@ def drawing(draws: Draws) -> Iterator[Draws]:
             if not _holders:
                 for name, keras_own in _KERAS_OWN.items():
                     setattr(seam, name, keras_own)
-
-
-def backwards(
-    engine: Engine | None, facts: tuple[DrawFact, ...], num_rows: int, first: Tensor | int
-) -> AbstractContextManager:
-    """Return a context in which a gradient's trace repeats the objective's draws: a recomputed function draws again.
-
-    A repeated draw is recognised by its function and shape. `engine`: None to draw as in Keras.
-    """
-    if engine is None:
-        return nullcontext()
-    return drawing(Draws(engine, first, num_rows, facts, frame=engine.traces.frame(), is_backward=True))
 
 
 def _instead(name: str, keras_own: Callable[..., Tensor]) -> Callable[..., Tensor]:

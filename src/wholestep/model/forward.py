@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -10,20 +12,38 @@ from keras import ops
 from wholestep import tree
 from wholestep.embeddings.lookups import Lookups
 from wholestep.engines import Engine
-from wholestep.model.compiled import own_results, tracked
-from wholestep.model.draw_facts import DrawFact, compare
-from wholestep.model.draws import Draws, drawing
-from wholestep.model.facts import NOTHING_KNOWN, Notes, TraceFacts
+from wholestep.model.compiled import are_same, own_results, tracked
+from wholestep.model.draws import DrawFact, Draws, compare, drawing
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import explained
 from wholestep.model.objective import Objective, Reading, read
-from wholestep.model.outcome import Outcome, Rows, values_after, wide
-from wholestep.model.scope import Scope
-from wholestep.model.terms import as_tensor, by_row, checked, refuse_broadcasts
-from wholestep.state import State, Variables
+from wholestep.model.terms import as_tensor, by_row, checked, refuse_broadcasts, wide
+from wholestep.model.trace import NOTHING_KNOWN, Notes, Scope, TraceFacts
+from wholestep.state import State, Values, Variables
 from wholestep.tree import Tensor, Tree
 
 NOTHING = Lookups([])
+
+
+class Outcome(NamedTuple):
+    """The results of one microbatch: sums by term as (value, weight), the model's other losses, and the new state.
+
+    `assigned` are the new values of the parameters that the forward pass assigned, in the order of `facts.assigned`.
+    """
+
+    sums: dict[str, tuple[Tensor, Tensor]]
+    extra: Tensor
+    buffers: list
+    metrics: list
+    assigned: list
+
+
+class Rows(NamedTuple):
+    """The results of each row: (values, weights) by term, both (rows,). For the probe and for naming bad rows."""
+
+    values: dict[str, tuple[Tensor, Tensor]]
+    extra: Tensor
+    buffers: list
 
 
 @dataclass(frozen=True)
@@ -38,7 +58,7 @@ class Forward:
         draws_by: the engine that makes random words, so that draws belong to rows; None: Keras draws.
         facts: the properties of the objective.
         notes: the collector of a trace; None outside of one.
-        extreme: the extreme draws of a probe, see `wholestep.model.words.Words`; None elsewhere.
+        extreme: the extreme draws of a probe, see `wholestep.model.distributions.Words`; None elsewhere.
     """
 
     model: keras.Model
@@ -79,13 +99,8 @@ class Forward:
     def knows_as(self, other: "Forward") -> bool:
         """Whether both have the same properties and the same variables."""
         mine, theirs = self.facts, other.facts
-        same = [a is b for a, b in zip(mine.captured, theirs.captured, strict=False)]
-        return (
-            all(same)
-            and len(mine.captured) == len(theirs.captured)
-            and self.variables is other.variables
-            and replace(mine, captured=()) == replace(theirs, captured=())
-        )
+        has_same = are_same([*mine.captured], [*theirs.captured]) and self.variables is other.variables
+        return has_same and replace(mine, captured=()) == replace(theirs, captured=())
 
     def so_far(self) -> "Forward":
         """Return this function with the properties that its trace has found so far."""
@@ -94,10 +109,7 @@ class Forward:
 
     def sums(
         self,
-        params: list,
-        buffers: list,
-        metrics: list,
-        captured: Sequence[Tensor] | None,
+        values: Values,
         batch: Tree,
         row_weights: Tensor | None,
         places: Sequence[Tensor] = (),
@@ -108,95 +120,68 @@ class Forward:
         """Run the objective on one (micro)batch and return the sums of its terms.
 
         Args:
-            captured: the values of the variables in `facts.captured`; None to read them as they are now.
             places: by group of `lookups`, the index of each lookup's row among the rows that `params` hold of a table.
             first: the first row's place in the update, on which random draws depend.
         """
-        scope = self._scope(params, buffers, metrics, captured, lookups)
-        with scope, lookups.answering(params, places):
+        scope = self._scope(values, lookups)
+        with scope, lookups.answering(values.params, places):
             # A second call needs whole tables, and has been made on them before; here are only rows of them.
-            look_again = None if lookups.tables else lambda: self._scope(params, buffers, metrics, captured)
-            reading = self._read(batch, look_again, first)
+            reading = self._read(batch, None if lookups.tables else values, first)
             for score in reading.scores:
                 score.update(row_weights)
             terms = reading.terms | reading.reported
             sums = {label: tuple(wide(s) for s in term.sums(row_weights)) for label, term in terms.items()}
             extra = self._extra(scope, reading)
         assigned = [scope.get_current_value(self.variables.params[i]) for i in self.facts.assigned]
-        return Outcome(sums, extra, *self._after(scope, buffers, metrics), assigned)
+        return Outcome(sums, extra, *self._after(scope, values), assigned)
 
-    def rows(
-        self,
-        params: list,
-        buffers: list,
-        metrics: list,
-        batch: Tree,
-        first: Tensor | int = 0,
-        *,
-        lookups: Lookups = NOTHING,
-    ) -> Rows:
+    def rows(self, values: Values, batch: Tree, first: Tensor | int = 0, *, lookups: Lookups = NOTHING) -> Rows:
         """Run the objective and return the values and weights of each row; rows missing from a table are NaN."""
-        scope = self._scope(params, buffers, metrics)
-        with scope, lookups.noting(params):
-            reading = self._read(batch, lambda: self._scope(params, buffers, metrics), first)
-            values = {label: by_row(term) for label, term in reading.terms.items()}
+        scope = self._scope(values)
+        with scope, lookups.noting(values.params):
+            reading = self._read(batch, values, first)
+            found = {label: by_row(term) for label, term in reading.terms.items()}
             extra = self._extra(scope, reading)
-        return Rows(values, extra, self._after(scope, buffers, metrics)[0])
+        return Rows(found, extra, self._after(scope, values)[0])
 
-    def ids(
-        self,
-        params: list,
-        buffers: list,
-        metrics: list,
-        captured: Sequence[Tensor],
-        batch: Tree,
-        first: Tensor | int,
-        *,
-        lookups: Lookups,
-    ) -> list[Tensor]:
+    def ids(self, values: Values, batch: Tree, first: Tensor | int, *, lookups: Lookups) -> list[Tensor]:
         """Return the row numbers that the objective looks up on one (micro)batch, by group of `lookups`.
 
         They mostly depend on the batch alone: then the compiler drops the forward pass.
         """
-        scope = self._scope(params, buffers, metrics, captured)
-        with scope, lookups.noting(params) as noted:
+        with self._scope(values), lookups.noting(values.params) as noted:
             self._call(batch, first)
         return lookups.ids(noted)
 
-    def lookups(
-        self, params: list, buffers: list, metrics: list, captured: Sequence[Tensor], batch: Tree, *, lookups: Lookups
-    ) -> tuple[Lookups, list[str]]:
+    def lookups(self, values: Values, batch: Tree, *, lookups: Lookups) -> tuple[Lookups, list[str]]:
         """Return the objective's lookups on one (micro)batch, and the reasons why tables must be passed as a whole."""
-        scope = self._scope(params, buffers, metrics, captured)
-        with scope, lookups.noting(params) as noted:
+        with self._scope(values) as scope, lookups.noting(values.params) as noted:
             self._call(batch, 0)
         return lookups.learned(noted, scope.read, self.variables)
 
-    def padded(self, params: list, buffers: list, metrics: list, batch: Tree, num: int) -> tuple[list, list]:
+    def padded(self, values: Values, batch: Tree, num: int) -> tuple[list, list]:
         """Return the metrics' values after the first `num` rows, and after all rows where the others have weight 0."""
         weights = ops.cast(ops.arange(tree.num_rows(batch)) < num, keras.config.floatx())
         after = []
         for part, row_weights in ((slice(num), None), (slice(None), weights)):
-            with self._scope(params, buffers, metrics) as scope:
-                for score in self._read(batch, lambda: self._scope(params, buffers, metrics), 0).scores:
+            with self._scope(values) as scope:
+                for score in self._read(batch, values, 0).scores:
                     score.part(part).update(row_weights)
-            after.append(self._after(scope, buffers, metrics)[1])
+            after.append(self._after(scope, values)[1])
         return after[0], after[1]
 
-    def predict(
-        self, params: list, buffers: list, metrics: list, captured: Sequence[Tensor], inputs: Tree
-    ) -> tuple[Tree, list]:
+    def predict(self, values: Values, inputs: Tree) -> tuple[Tree, list]:
         """Return the model's outputs, and the buffers after them."""
-        with self._scope(params, buffers, metrics, captured) as scope:
+        with self._scope(values) as scope:
             has_mode = self.model._call_has_training_arg
             with explained(self.model, self.objective, inputs, inputs_only=True):
                 outputs = self.model(inputs, training=False) if has_mode else self.model(inputs)
-        return outputs, values_after(scope, self.variables.buffers, buffers)
+        return outputs, self._after(scope, values)[0]
 
     def results(self, metrics: list, captured: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
         """Return the current results of the Keras metrics, by name."""
         results: dict[str, Tensor] = {}
-        with self._scope([], [], metrics, captured):
+        with self._scope(Values([], [], metrics, captured)):
             for metric in self.metrics:
                 result = metric.result()
                 results |= result if isinstance(result, dict) else {metric.name: result}
@@ -208,7 +193,7 @@ class Forward:
         """Return the current results of a compiled model's custom `get_metrics_result`, by name; {} without one."""
         if not isinstance(self.objective, CompiledObjective):
             return {}
-        with self._scope([], [], metrics, captured) as scope:
+        with self._scope(Values([], [], metrics, captured)) as scope:
             held = tracked(self.model, numbers)
             scope.state_mapping |= {id(v): ops.convert_to_tensor(value, v.dtype) for v, value in held}
             return {name: as_tensor(value) for name, value in own_results(self.model).items()}
@@ -223,7 +208,7 @@ class Forward:
         """Return the weight regularisation, a function of the parameters and the variables that regularisers read."""
         # The params may hold only some rows of an unregularised table, which are no value for its variable.
         pairs = [(v, p) for v, p in zip(self.variables.params, params, strict=True) if v.regularizer is not None]
-        with self._scope([], [], [], captured) as scope:
+        with self._scope(Values([], [], [], captured)) as scope:
             scope.state_mapping |= {id(v): p for v, p in pairs}
             return sum(wide(v.regularizer(p)) for v, p in pairs)
 
@@ -232,20 +217,14 @@ class Forward:
         """Whether any trainable variable is regularised by the update."""
         return not self.facts.is_complete and any(v.regularizer is not None for v in self.variables.params)
 
-    def _scope(
-        self,
-        params: list,
-        buffers: list,
-        metrics: list,
-        captured: Sequence[Tensor] | None = None,
-        lookups: Lookups = NOTHING,
-    ) -> Scope:
+    def _scope(self, values: Values, lookups: Lookups = NOTHING) -> Scope:
         """Return the scope in which variables have these values; variables of an empty group must not be read."""
         v, apart = self.variables, {table.param for table in lookups.tables}
-        pairs = [(v.params, params), (v.buffers, buffers), (v.metrics, metrics), (self.facts.captured, captured or ())]
-        mapping = [pair for known, values in pairs for pair in zip(known, values, strict=False)]
+        groups = v.params, v.buffers, v.metrics, self.facts.captured
+        given = values._replace(captured=values.captured or ())
+        mapping = [pair for known, held in zip(groups, given, strict=True) for pair in zip(known, held, strict=False)]
         mapping = [pair for i, pair in enumerate(mapping) if i not in apart]
-        tells_reads = self.freezes_reads and (self.notes is not None or captured is not None)
+        tells_reads = self.freezes_reads and (self.notes is not None or values.captured is not None)
         keeps = {"keeps_assigned": self.keeps_assigned, "tells_reads": tells_reads}
         return Scope(mapping, v, self.notes, {id(v.params[i]) for i in apart}, **keeps)
 
@@ -260,14 +239,13 @@ class Forward:
         slots = {id(v) for v in self.variables.slots} if self.training else set()
         return [v for v in self.facts.captured if id(v) not in slots]
 
-    def _read(
-        self, batch: Tree, fresh_scope: Callable[[], keras.StatelessScope] | None, first: Tensor | int
-    ) -> Reading:
+    def _read(self, batch: Tree, again: Values | None, first: Tensor | int) -> Reading:
+        """Call the objective and check its terms; `again`: the values for a second call, None to make none."""
         reading, num_rows = self._call(batch, first), tree.num_rows(batch)
         terms, reported = (checked(terms, num_rows) for terms in (reading.terms, reading.reported))
         squares = [k for k, t in terms.items() if len(t.values.shape) > 1 and t.values.shape[1] == num_rows > 1]
-        if squares and fresh_scope is not None:
-            with fresh_scope():
+        if squares and again is not None:
+            with self._scope(again):
                 shorter = self._call(tree.map_leaves(lambda leaf: leaf[:-1], batch), None)
             refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
         reading = reading._replace(terms=terms, reported=reported)
@@ -289,12 +267,26 @@ class Forward:
             self.notes.draws = draws
         return drawing(draws)
 
+    def backwards(self, num_rows: int, first: Tensor | int) -> AbstractContextManager:
+        """Return a context in which a gradient's trace repeats the draws of these rows: recomputed functions do."""
+        if self.draws_by is None:
+            return nullcontext()
+        facts, frame = self.facts.draws, self.draws_by.traces.frame()
+        return drawing(Draws(self.draws_by, first, num_rows, facts, frame=frame, is_backward=True))
+
     def _extra(self, scope: keras.StatelessScope, reading: Reading) -> Tensor:
         losses = [] if reading.is_complete else scope.losses
         if self.notes is not None:
             self.notes.has_extra |= bool(losses)
         return sum((wide(ops.sum(loss)) for loss in losses), ops.zeros((), keras.config.floatx()))
 
-    def _after(self, scope: keras.StatelessScope, buffers: list, metrics: list) -> tuple[list, list]:
-        v = self.variables
-        return values_after(scope, v.buffers, buffers), values_after(scope, v.metrics, metrics)
+    def _after(self, scope: keras.StatelessScope, values: Values) -> tuple[list, list]:
+        """Return the values of buffers and metrics at the end of a scope; unassigned variables keep theirs."""
+        pairs = (self.variables.buffers, values.buffers), (self.variables.metrics, values.metrics)
+        buffers, metrics = (list(map(partial(_value_after, scope), *pair)) for pair in pairs)
+        return buffers, metrics
+
+
+def _value_after(scope: keras.StatelessScope, variable: keras.Variable, before: Tensor) -> Tensor:
+    value = scope.get_current_value(variable)
+    return before if value is None else value

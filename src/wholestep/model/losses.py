@@ -3,21 +3,53 @@
 Keras matches outputs, labels and losses; we take over before its reduction (keras/src/losses/loss.py).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from wholestep import tree
-from wholestep.errors import SpecificationError, message, warn
+from wholestep.errors import BatchError, SpecificationError, message, warn
 from wholestep.model.compiled import distinct, is_overridden, unpack
-from wholestep.model.labels import LabelRange, label_ranges, warn_of_broadcast
 from wholestep.model.objective import Objective, Reading, Score
-from wholestep.model.reduction import LossCall, unreduced
-from wholestep.model.terms import Whole
+from wholestep.model.terms import Mean, Sum, Term, Whole, lengthened, selected
 from wholestep.tree import Tensor, Tree
+
+# Keras' losses that compare element by element; its others check shapes themselves, or take other shapes by design.
+_ELEMENTWISE = (
+    *("mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_logarithmic_error"),
+    *(
+        "cosine_similarity",
+        "huber",
+        "log_cosh",
+        "hinge",
+        "squared_hinge",
+        "categorical_hinge",
+        "kl_divergence",
+        "poisson",
+    ),
+)
+
+
+class LossCall(NamedTuple):
+    """One loss with the arguments of Keras' call and its coefficient."""
+
+    loss: keras.losses.Loss
+    coefficient: float
+    name: str
+    y_true: Tensor
+    y_pred: Tensor
+    weight: Tensor
+
+
+class LabelRange(NamedTuple):
+    """The class numbers that one leaf of the labels may hold."""
+
+    leaf: int
+    num_classes: int
+    ignored: int | None
 
 
 class CompiledObjective(Objective):
@@ -68,25 +100,17 @@ class CompiledObjective(Objective):
         return calls[:1]
 
 
-class _Entry(Protocol):
-    """Keras' record of one loss, a named tuple."""
-
-    loss: keras.losses.Loss
-    loss_weights: float | None
-    name: str
-
-    def _replace(self, **fields: object) -> "_Entry": ...
-
-
-@contextmanager
-def _recording(model: keras.Model, calls: list[LossCall]) -> Iterator[None]:
+def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
     """Let Keras match outputs, labels and weights, but record each loss call instead of reducing it."""
-    compile_loss = model._compile_loss
+    compile_loss, calls = model._compile_loss, list[LossCall]()
+    if compile_loss is None:
+        return calls
     entries, metrics = compile_loss._flat_losses, compile_loss._metrics
 
-    def recorder(entry: _Entry) -> _Entry:
+    def recorder(entry: Any) -> Any:
         def record(y_true: Tensor, y_pred: Tensor, weight: Tensor = None) -> float:
-            calls.append(LossCall(entry.loss, _coefficient(entry.loss_weights), entry.name, y_true, y_pred, weight))
+            coefficient = 1.0 if entry.loss_weights is None else entry.loss_weights
+            calls.append(LossCall(entry.loss, coefficient, entry.name, y_true, y_pred, weight))
             return 0.0
 
         return entry._replace(loss=record, loss_weights=None)
@@ -94,9 +118,10 @@ def _recording(model: keras.Model, calls: list[LossCall]) -> Iterator[None]:
     compile_loss._flat_losses = [recorder(entry) for entry in entries]
     compile_loss._metrics = [None] * len(entries)
     try:
-        yield
+        compile_loss(y, y_pred, weight)
     finally:
         compile_loss._flat_losses, compile_loss._metrics = entries, metrics
+    return calls
 
 
 def _own_loss(model: keras.Model, loss: Tensor | None) -> Whole:
@@ -104,22 +129,9 @@ def _own_loss(model: keras.Model, loss: Tensor | None) -> Whole:
     if shape != ():
         received = "None" if shape is None else f"shape {shape}"
         attempt = "return keras.ops.mean(...) there; or write the loss as a wholestep.Objective, which may be cut."
-        raise SpecificationError(
-            message(f"`compute_loss` of {type(model).__name__} must return one number.", received, attempt)
-        )
+        must = f"`compute_loss` of {type(model).__name__} must return one number."
+        raise SpecificationError(message(must, received, attempt))
     return Whole(ops.convert_to_tensor(loss))
-
-
-def _coefficient(given: float | None) -> float:
-    return 1.0 if given is None else given
-
-
-def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
-    calls: list[LossCall] = []
-    if model._compile_loss is not None:
-        with _recording(model, calls):
-            model._compile_loss(y, y_pred, weight)
-    return calls
 
 
 def _scores(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Score]:
@@ -132,3 +144,135 @@ def _scores(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Sco
     plain = [(group, t, p, None) for group, t, p in zip(compiled._flat_metrics, y_true, y_pred, strict=False)]
     weighted = list(zip(compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=False))
     return [Score(m, t, p, w) for group, t, p, w in plain + weighted if group for m in group.metrics]
+
+
+# ---- one loss before its reduction: its values, with Keras' divisor as weights ----
+
+
+def unreduced(call: LossCall) -> Term:
+    """Return one compiled loss before its reduction, with Keras' divisor as weights."""
+    loss, dtype = call.loss, call.loss.dtype
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        return Whole(loss(call.y_true, call.y_pred, call.weight), call.coefficient)
+    y_pred = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_pred)
+    y_true = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_true)
+    values = loss.call(y_true, y_pred)
+    if len(getattr(values, "shape", ())) == 0:  # a Python number, of an output that does not count
+        return Whole(ops.cast(loss(call.y_true, call.y_pred, call.weight), dtype), call.coefficient)
+    mask = _both(get_keras_mask(call.y_pred), get_keras_mask(values))
+    return _reduce(ops.cast(values, dtype), _checked(_fit(call.weight, values), values), _fit(mask, values), call)
+
+
+def _reduce(values: Tensor, weight: Tensor, mask: Tensor, call: LossCall) -> Term:
+    reduction = call.loss.reduction
+    if reduction == "sum":
+        return Sum(values, _product(weight, mask, values), call.coefficient)
+    if reduction == "mean_with_sample_weight":
+        weights = _product(weight, mask, values)
+        return Mean(_sum_broadcast(values, weights), weights, call.coefficient)
+    if reduction in ("sum_over_batch_size", "mean"):
+        # Keras weighs the values by sample_weight and divides by the count of unmasked values, not by their weight.
+        values = values if weight is None else selected(values, lengthened(weight, len(values.shape)))
+        return Mean(values, mask, call.coefficient)
+    must = f"The loss {call.name!r} must have a reduction."
+    attempt = 'use "sum_over_batch_size", "mean_with_sample_weight" or "sum".'
+    raise SpecificationError(message(must, f"reduction={reduction!r}", attempt))
+
+
+def _both(a: Tensor, b: Tensor) -> Tensor:
+    return a & b if a is not None and b is not None else (b if a is None else a)
+
+
+def _fit(weight: Tensor, values: Tensor) -> Tensor:
+    """Drop the trailing axes of length 1 that Keras would squeeze, so that weights lead the values' axes."""
+    while weight is not None and len(weight.shape) > len(values.shape) and weight.shape[-1] == 1:
+        weight = ops.squeeze(weight, axis=-1)
+    return None if weight is None else ops.cast(weight, values.dtype)
+
+
+def _checked(weight: Tensor, values: Tensor) -> Tensor:
+    """Refuse weights of more axes than the values: weights of a single row would broadcast."""
+    if weight is not None and len(weight.shape) > len(values.shape):
+        must = "sample_weight must hold one number for each row, or for each of the places that the loss tells apart."
+        received = f"weights of shape {tuple(weight.shape)} beside losses of shape {tuple(values.shape)}"
+        raise BatchError(message(must, received, "pass weights of shape (rows,)."))
+    return weight
+
+
+def _product(weight: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    if weight is None or mask is None:
+        return mask if weight is None else weight
+    rank = max(len(weight.shape), len(mask.shape))
+    return lengthened(weight, rank) * lengthened(mask, rank)
+
+
+def _sum_broadcast(values: Tensor, weights: Tensor) -> Tensor:
+    """Sum the values over the axes that the weights lack: Keras divides by the sum of the unbroadcast weights."""
+    if weights is None:
+        return values
+    axes = [a for a in range(1, len(values.shape)) if a >= len(weights.shape) or weights.shape[a] == 1]
+    values = ops.sum(values, axis=[a for a in axes if a < len(weights.shape)], keepdims=True) if axes else values
+    return ops.sum(values, axis=[a for a in axes if a >= len(weights.shape)]) if axes else values
+
+
+# ---- labels that do not fit the outputs ----
+
+
+def label_ranges(call: LossCall, labels: list) -> list[LabelRange]:
+    """Return the range of class numbers that a loss has outputs for, by leaf of the labels that it is called with."""
+    if getattr(call.loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
+        return []
+    options, found = call.loss._fn_kwargs, [i for i, leaf in enumerate(labels) if leaf is call.y_true]
+    axis, ignored = options.get("axis", -1), options.get("ignore_class")
+    return [LabelRange(i, int(call.y_pred.shape[axis]), ignored) for i in found]
+
+
+def warn_of_broadcast(call: LossCall) -> bool:
+    """Warn if one of Keras' losses broadcasts labels against an output; return whether it does."""
+    is_elementwise = any(getattr(call.loss, "fn", None) is getattr(keras.losses, name) for name in _ELEMENTWISE)
+    given, made = (tuple(getattr(each, "shape", ())) for each in (call.y_true, call.y_pred))
+    if not is_elementwise or _are_alike(given, made):
+        return False
+    shapes = [f"({', '.join(['rows', *map(str, shape[1:])])})" for shape in (given, made)]
+    must = f"The labels of the loss {call.name!r} must have the shape of the output."
+    received = f"labels of shape {shapes[0]}, outputs of shape {shapes[1]}: the loss broadcasts them, as in Keras"
+    warn(message(must, received, "pass labels of the output's shape, or give the last layer as many units as labels."))
+    return True
+
+
+def _are_alike(given: tuple, made: tuple) -> bool:
+    """Whether shapes are equal as far as they are known; Keras adds or drops a last axis of length 1."""
+    if abs(len(given) - len(made)) == 1:
+        longer = max(given, made, key=len)
+        given, made = (shape[:-1] if shape is longer and shape[-1] == 1 else shape for shape in (given, made))
+    pairs = list(zip(given[1:], made[1:], strict=False))
+    return len(given) == len(made) and all(a == b or a is None or b is None for a, b in pairs)
+
+
+def check_labels(ranges: list[LabelRange], batch: Tree, numbers: np.ndarray | None = None) -> None:
+    """Refuse class numbers that the model has no output for: backends would count them as nothing, or as garbage.
+
+    Args:
+        numbers: the row numbers to report; None to count from 0.
+
+    Raises:
+        BatchError: a class number has no output; the message names the first such row.
+    """
+    leaves = tree.leaves(unpack(batch)[1]) if ranges else []
+    for place, num_classes, ignored in ranges:
+        values = leaves[place]
+        if values.dtype.kind in "iu" and values.min() >= 0 and values.max() < num_classes:
+            continue
+        label, _ = tree.named_leaves(unpack(batch)[1], "y")[place]
+        good = (values >= 0) & (values < num_classes)
+        good = good if values.dtype.kind != "f" else good & (values == np.floor(values))
+        good = good if ignored is None else good | (values == ignored)
+        bad = np.flatnonzero(~np.reshape(good, (len(values), -1)).all(axis=1))
+        if bad.size:
+            must = (
+                f"Class numbers in {label} must be whole and lie in 0..{num_classes - 1}: the model has {num_classes} "
+            )
+            must += "outputs."
+            received = f"{values[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
+            attempt = "renumber the classes, widen the last layer, or set ignore_class."
+            raise BatchError(message(must, received, attempt))

@@ -3,10 +3,9 @@
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -18,8 +17,7 @@ from keras.src.backend.common.masking import set_keras_mask
 
 from wholestep import tree
 from wholestep.errors import SpecificationError, message
-from wholestep.model.compiled import symbolic
-from wholestep.model.terms import Mean, Sum, Term
+from wholestep.model.terms import Mean, Sum, Term, lengthened
 from wholestep.tree import Tensor, Tree
 
 
@@ -55,26 +53,6 @@ class Objective(ABC):
 def uncast() -> AbstractContextManager:
     """Return a scope in which variables are read in their own dtype, not in the layer's compute dtype."""
     return backend.AutocastScope(None)
-
-
-def build(objective: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:
-    """Create the variables that an objective needs, from the shapes of one batch. No variable is changed.
-
-    Nothing is computed, unless the model runs eagerly: then its layers may read the batch's values.
-    """
-
-    def call(batch: Tree, training: bool) -> Tensor:
-        objective(model, batch, training)
-        return ops.zeros(())
-
-    if model.run_eagerly:
-        with keras.StatelessScope():
-            for training in (True, False):
-                call(tree.map_leaves(ops.convert_to_tensor, batch), training)
-        return
-    shapes = tree.map_leaves(symbolic, batch)
-    for training in (True, False):  # a model may have parts that only one of them calls
-        backend.compute_output_spec(partial(call, training=training), shapes)
 
 
 @dataclass(frozen=True)
@@ -116,10 +94,10 @@ class Score:
             self.metric.update_state(self.y_true, self.y_pred)
             return
         rank = max(self._least_rank, *(len(w.shape) for w in given))
-        weight = math.prod(ops.cast(_lengthen(w, rank), keras.config.floatx()) for w in given)
+        weight = math.prod(ops.cast(lengthened(w, rank), keras.config.floatx()) for w in given)
         if isinstance(self.metric, keras.metrics.IoU):  # which flattens labels and weights
             shape = self._shape_of_classes(rank)
-            weight = ops.broadcast_to(_lengthen(weight, len(shape)), shape)
+            weight = ops.broadcast_to(lengthened(weight, len(shape)), shape)
             weight = weight if self.weight is not None else ops.cast(weight, self.metric.dtype)
         self.metric.update_state(self.y_true, self.y_pred, sample_weight=weight)
 
@@ -152,11 +130,6 @@ def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
     return True if all(type(m).update_state.__module__.split(".")[0] == "keras" for m in metrics) else None
 
 
-def _lengthen(weight: Tensor, rank: int) -> Tensor:
-    """Give row weights the rank of a mask: Keras multiplies them without aligning their axes."""
-    return ops.reshape(weight, tuple(weight.shape) + (1,) * (rank - len(weight.shape)))
-
-
 class Reading(NamedTuple):
     """The normalised result of an objective: loss terms, terms that are only reported, and metric updates.
 
@@ -184,9 +157,8 @@ def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:
     scores = [_score(label, given, metrics) for label, given in extra.items() if label not in reported]
     clash = {"loss", *(label for label in terms if label)} & (set(extra) | ({"loss"} & set(terms)))
     if clash:
-        raise SpecificationError(
-            message("Terms and metrics must have distinct names.", sorted(clash), "rename them ('loss' is the total).")
-        )
+        must, attempt = "Terms and metrics must have distinct names.", "rename them ('loss' is the total)."
+        raise SpecificationError(message(must, sorted(clash), attempt))
     return Reading(terms, reported, scores)
 
 
@@ -195,22 +167,14 @@ def _term(term: object, label: str) -> Term:
         return term
     shape = getattr(term, "shape", None)
     received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
-    raise SpecificationError(
-        message(
-            f"An objective must return a Mean, a Sum or a mapping of them{f' (term {label!r})' if label else ''}.",
-            received,
-            "return Mean(values, weights) with one unreduced value per row; the update divides once.",
-        )
-    )
+    must = f"An objective must return a Mean, a Sum or a mapping of them{f' (term {label!r})' if label else ''}."
+    attempt = "return Mean(values, weights) with one unreduced value per row; the update divides once."
+    raise SpecificationError(message(must, received, attempt))
 
 
 def _score(label: str, given: object, metrics: dict[str, keras.metrics.Metric]) -> Score:
     if label not in metrics or not isinstance(given, tuple):
-        raise SpecificationError(
-            message(
-                f"The metric {label!r} must be a Mean, a Sum, or a tuple for a Keras metric of that name.",
-                type(given).__name__,
-                f"pass Trainer(metrics=[...]) with one named {label!r}; it has {sorted(metrics)}.",
-            )
-        )
+        must = f"The metric {label!r} must be a Mean, a Sum, or a tuple for a Keras metric of that name."
+        attempt = f"pass Trainer(metrics=[...]) with one named {label!r}; it has {sorted(metrics)}."
+        raise SpecificationError(message(must, type(given).__name__, attempt))
     return Score(metrics[label], *given)

@@ -79,54 +79,23 @@ def as_input(x: Tree) -> Any:
 
 
 class Prepared(Batches):
-    """The batches of another source, each prepared; both have the same position."""
+    """The batches of another source, each prepared; both share all their attributes, and so their position."""
+
+    __slots__ = "_batches", "_prepare"
 
     def __init__(self, batches: Batches, prepare: Prepare):
+        self.__dict__ = vars(batches)
         self._batches = batches
         self._prepare = prepare
-        self.source, self.is_ready = batches.source, batches.is_ready
-        if hasattr(batches, "sampler"):
-            self.sampler = batches.sampler
 
     @property
     def arrays(self) -> None:
         """None: the arrays' rows are not the rows that the model gets."""
         return None
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """The position of the other batches."""
-        return self._batches.position
-
-    @position.setter
-    def position(self, position: tuple[int, int]) -> None:
-        self._batches.position = position
-
-    @property
-    def unused(self) -> list:
-        """The batches that were loaded, and prepared, but not used."""
-        return self._batches.unused
-
-    @unused.setter
-    def unused(self, blocks: list) -> None:
-        self._batches.unused = blocks
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._batches, name)
-
-    def is_spent(self) -> bool:
-        """Return whether the other batches are exhausted, as `Batches.is_spent`."""
-        return self._batches.is_spent()
-
-    def seek(self, epoch: int, step: int = 0) -> None:
-        """Go to a position, as `Batches.seek`."""
-        self._batches.seek(epoch, step)
-
     def run_forward(self, epoch: int, step: int) -> None:
-        """Advance from the beginning to a position, as `Batches.run_forward`."""
-        self._batches.run_forward(epoch, step)
+        """Run from the beginning to a position, as `Batches.run_forward`. No batch is returned to be compared."""
+        super().run_forward(epoch, step)
 
     def in_order(self) -> Batches:
         """Return the same batches in one order, prepared."""

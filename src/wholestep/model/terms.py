@@ -4,7 +4,8 @@ A loss never returns a mean. It returns values and weights with a leading row ax
 microbatches, replicas and hosts, and divided once.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import keras
 from keras import ops
@@ -46,8 +47,8 @@ class Mean(_Shown):
         """Return (sum of values * weights, sum of weights), two scalars; `row_weights` is (rows,) or None."""
         weights = _weigh(self.values, self.weights, row_weights)
         if weights is None:
-            return ops.sum(self.values), ops.cast(_size(self.values), self.values.dtype)
-        return _dot(self.values, weights), ops.sum(weights)
+            return ops.sum(self.values), ops.cast(math.prod(ops.shape(self.values)), self.values.dtype)
+        return ops.sum(selected(self.values, weights)), ops.sum(weights)
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +67,7 @@ class Sum(_Shown):
     def sums(self, row_weights: Tensor = None) -> tuple[Tensor, Tensor]:
         """Return (sum of values * weights, 1), two scalars."""
         weights = _weigh(self.values, self.weights, row_weights)
-        total = ops.sum(self.values) if weights is None else _dot(self.values, weights)
+        total = ops.sum(self.values if weights is None else selected(self.values, weights))
         return total, ops.ones((), total.dtype)
 
 
@@ -92,51 +93,27 @@ def check(term: Term, label: str, num_rows: int) -> Term:
     Raises:
         SpecificationError: no leading row axis, or weights that do not fit.
     """
-    term = _with_rows(term, num_rows)
+    term = replace(term, values=_counted(term.values, num_rows), weights=_counted(term.weights, num_rows))
     shape = tuple(term.values.shape)
     if not shape or shape[0] != num_rows:
-        raise SpecificationError(
-            message(
-                f"The values of {label} must have the {num_rows} rows of the batch on their leading axis.",
-                f"values of shape {shape}",
-                "return the losses unreduced, one per row, e.g. Mean(keras.losses.mean_squared_error(y, prediction)).",
-            )
-        )
-    _check_weights(term, label, shape)
-    if "float" not in str(term.values.dtype):
-        return type(term)(ops.cast(term.values, "float32"), weights=term.weights, coefficient=term.coefficient)
-    return term
-
-
-def _with_rows(term: Term, num_rows: int) -> Term:
-    """Return the term with a static number of rows, where a layer has lost it."""
-    weights = term.weights
-    if isinstance(term, Whole) or None not in (term.values.shape[:1] + (() if weights is None else weights.shape[:1])):
-        return term
-    weights = None if weights is None else _counted(weights, num_rows)
-    return type(term)(_counted(term.values, num_rows), weights=weights, coefficient=term.coefficient)
+        must = f"The values of {label} must have the {num_rows} rows of the batch on their leading axis."
+        attempt = "return the losses unreduced, one per row, e.g. Mean(keras.losses.mean_squared_error(y, prediction))."
+        raise SpecificationError(message(must, f"values of shape {shape}", attempt))
+    weights = shape if term.weights is None else tuple(term.weights.shape)
+    fits = 0 < len(weights) <= len(shape) and all(map(_may_fit, weights[1:], shape[1:]))
+    if not fits or weights[0] != shape[0]:
+        must = f"The weights of {label} must have the shape of its values, or its leading part."
+        attempt = "return weights of shape (rows,) or of the values' own shape."
+        raise SpecificationError(message(must, f"values of shape {shape} and weights of shape {weights}", attempt))
+    is_float = "float" in str(term.values.dtype)
+    return term if is_float else replace(term, values=ops.cast(term.values, "float32"))
 
 
 def _counted(values: Tensor, num_rows: int) -> Tensor:
-    """Return values with the static number of rows set if it is unknown; other unknown sizes stay unknown."""
-    if len(values.shape) == 0 or values.shape[0] is not None:
+    """Return values with the static number of rows, which a layer may have lost; other unknown sizes stay unknown."""
+    if values is None or len(values.shape) == 0 or values.shape[0] is not None:
         return values
     return ops.reshape(values, (num_rows, *ops.shape(values)[1:]))  # not -1, which could mix rows
-
-
-def _check_weights(term: Term, label: str, shape: tuple) -> None:
-    if term.weights is None:
-        return
-    weights = tuple(term.weights.shape)
-    fits = 0 < len(weights) <= len(shape) and all(map(_may_fit, weights[1:], shape[1:]))
-    if not fits or weights[0] != shape[0]:
-        raise SpecificationError(
-            message(
-                f"The weights of {label} must have the shape of its values, or its leading part.",
-                f"values of shape {shape} and weights of shape {weights}",
-                "return weights of shape (rows,) or of the values' own shape.",
-            )
-        )
 
 
 def _may_fit(weights: int | None, values: int | None) -> bool:
@@ -144,17 +121,9 @@ def _may_fit(weights: int | None, values: int | None) -> bool:
     return weights in (None, 1, values) or values is None
 
 
-def _size(values: Tensor) -> Tensor | int:
-    size = 1
-    for length in ops.shape(values):
-        size *= length
-    return size
-
-
 def _align(weights: Tensor, values: Tensor) -> Tensor:
     """Broadcast weights of shape (rows, ...) to the values: their axes are the leading ones."""
-    missing = len(values.shape) - len(weights.shape)
-    weights = ops.reshape(weights, ops.shape(weights) + (1,) * missing)
+    weights = lengthened(weights, len(values.shape))
     return ops.broadcast_to(ops.cast(weights, values.dtype), ops.shape(values))
 
 
@@ -165,28 +134,24 @@ def _weigh(values: Tensor, weights: Tensor, row_weights: Tensor) -> Tensor:
     return given[0] if len(given) == 1 else given[0] * given[1]
 
 
-def _dot(values: Tensor, weights: Tensor) -> Tensor:
-    # By selection, not by multiplication alone: 0 * NaN is NaN.
-    return ops.sum(ops.where(weights == 0, ops.zeros_like(values), values) * weights)
+def selected(values: Tensor, weights: Tensor) -> Tensor:
+    """Return values * weights, and 0 for a value of weight 0: by selection, as 0 * NaN is NaN."""
+    return ops.where(weights == 0, ops.zeros_like(values), values) * weights
 
 
-def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Tensor]:
-    """Add `value` to a running total of two floats, exactly (Knuth's two-sum): a count never stops growing at 2^24."""
-    high, low = total
-    new = high + value
-    back = new - high
-    return new, low + ((high - (new - back)) + (value - back))
-
-
-def ratio(high: Tensor, low: Tensor) -> Tensor:
-    """Return values / weights of running totals of shape (2, ...); 0 where nothing has been weighed yet."""
-    values, weights = high[0] + low[0], high[1] + low[1]
-    return ops.where(weights == 0, ops.zeros_like(weights), values / ops.where(weights == 0, 1.0, weights))
+def lengthened(weights: Tensor, rank: int) -> Tensor:
+    """Return weights with axes of length 1 added at the end, so that theirs are the leading axes of the values."""
+    return ops.reshape(weights, tuple(ops.shape(weights)) + (1,) * (rank - len(weights.shape)))
 
 
 def as_tensor(value: Tensor) -> Tensor:
     """Return a number as a tensor. Keras takes TensorFlow's variables for tensors, and reads them out of scope."""
     return ops.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)
+
+
+def wide(value: Tensor) -> Tensor:
+    """Return a sum in floatx or wider, independent of the model's compute dtype."""
+    return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())
 
 
 def checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
@@ -198,14 +163,10 @@ def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
     """Refuse values whose second axis grows with the rows: labels (rows,) broadcast against predictions (rows, 1)."""
     for label, term in shorter.items():
         if term.values.shape[1] == num_rows - 1:
-            raise SpecificationError(
-                message(
-                    f"The values of {_label(label)} must be one per row; labels of shape (rows,) broadcast against "
-                    "predictions of shape (rows, 1) to (rows, rows).",
-                    f"values of shape {(num_rows, num_rows)}",
-                    "give labels and predictions the same rank; for a loss over pairs, sum over the second axis.",
-                )
-            )
+            must = f"The values of {_label(label)} must be one per row; labels of shape (rows,) broadcast against "
+            must += "predictions of shape (rows, 1) to (rows, rows)."
+            attempt = "give labels and predictions the same rank; for a loss over pairs, sum over the second axis."
+            raise SpecificationError(message(must, f"values of shape {(num_rows, num_rows)}", attempt))
 
 
 def by_row(term: Term) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ import numpy as np
 from wholestep.embeddings.rows import Lookups
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, message
-from wholestep.model.terms import Mean
+from wholestep.model import Mean
 from wholestep.reports.report import Report
-from wholestep.state import State, Variables
+from wholestep.state import State, Values, Variables
 from wholestep.tree import Tensor, Tree
 from wholestep.update import Update
 
@@ -63,8 +63,8 @@ def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dic
 
     def piece(state: State, data: Tree, rows: Tensor, first: Tensor) -> tuple:
         batch = engine.replicas.batch(data, rows)
-        params = engine.variables.params(state)
-        found = forward.rows(params, state.buffers, state.metrics, batch, first, lookups=lookups)
+        values = Values(engine.variables.params(state), state.buffers, state.metrics)
+        found = forward.rows(values, batch, first, lookups=lookups)
         floats = [_floating(forward.variables, buffers) for buffers in (state.buffers, found.buffers)]
         return found.values, [[engine.ops.is_finite([buffer]) for buffer in buffers] for buffers in floats]
 

@@ -4,18 +4,19 @@ from collections.abc import Callable
 from functools import partial
 
 import keras
+from keras import ops
+from keras.src.backend import compute_output_spec
 
 from wholestep import engines, tree
-from wholestep.custom.steps import CustomSteps
+from wholestep.custom import CustomSteps
 from wholestep.data.batches import Batches
 from wholestep.engines import scope
-from wholestep.errors import SpecificationError, message
-from wholestep.model import compiled, objective
-from wholestep.model.misfit import check_labels_are_numbers, explained
-from wholestep.model.objective import Objective
+from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.model import Objective, are_same, check_labels_are_numbers, explained, layers, unpack, without_labels
 from wholestep.safety import uninterrupted
 from wholestep.tree import Tensor, Tree
 
+Function = Callable[[keras.Model, Tree, bool], object]
 _OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."
 _OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, MyObjective(), optimizer=...)."
 
@@ -47,40 +48,24 @@ class Builder:
         if name and self._build_custom(name, batches):
             return
         if (predicts or self.given is None) and not _has_call(self.model):
-            raise SpecificationError(
-                message(
-                    "The model must have a `call`.",
-                    f"{type(self.model).__name__}, which has none",
-                    _OF_A_PART if predicts else _OBJECTIVE,
-                )
-            )
+            received, attempt = f"{type(self.model).__name__}, which has none", _OF_A_PART if predicts else _OBJECTIVE
+            raise SpecificationError(message("The model must have a `call`.", received, attempt))
         with scope(self.model):
             if self.given is None and not predicts:
-                if not self._compiled_is_built():
+                if not _is_built(self.model):
                     example = batches.example()
                     with uninterrupted(), explained(self.model, None, example):
-                        self._build_compiled(example)
+                        check_labels_are_numbers(self.model, example)
+                        if any(map(tree.is_ragged, tree.leaves(example))):
+                            _build(_compute_compiled, self.model, example)
+                        else:
+                            build_compiled(self.model, example)
             elif unbuilt := self._unbuilt():
                 example = batches.example()
-                example = compiled.unpack(example)[0] if predicts and are_whole else example
+                example = unpack(example)[0] if predicts and are_whole else example
                 with uninterrupted(), explained(self.model, self.given, example, inputs_only=predicts):
                     _build(_call if predicts or self.given is None else self.given, self.model, example)
                 self._unused = [layer for layer in unbuilt if not layer.built]
-
-    def _build_compiled(self, example: Tree) -> None:
-        """Create the variables of a compiled model, of its losses and of its metrics."""
-        model = self.model
-        check_labels_are_numbers(model, example)
-        if _has_ragged(example):
-            _build(_compute_compiled, model, example)
-        else:
-            compiled.build(model, example)
-
-    def _compiled_is_built(self) -> bool:
-        """Whether a compiled model, its losses and its metrics have all their variables, so that no batch is loaded."""
-        model = self.model
-        parts = [*compiled.layers(model), model._compile_loss, model._compile_metrics]
-        return all(part is None or part.built for part in parts)
 
     def _custom(self, *, trains: bool, predicts: bool) -> str:
         """Return the name of the custom step that will run; "" if there is none."""
@@ -102,60 +87,112 @@ class Builder:
             steps.remember()
             return True
         steps.remember()
-        inner, has_call = compiled.layers(self.model)[1:], _has_call(self.model)
+        inner, has_call = layers(self.model)[1:], _has_call(self.model)
         if not has_call and not all(layer.built for layer in inner):
             must = "On JAX a model without a `call` must have parts that are built."
             received = f"not built: {', '.join(layer.name for layer in inner if not layer.built)}"
             raise SpecificationError(message(must, received, "call each on a batch, or part.build(shape)."))
-        if has_call and self._compiled_is_built():
+        if has_call and _is_built(self.model):
             return True
-        x, y, _ = compiled.unpack(batches.example())
+        x, y, _ = unpack(batches.example())
         if has_call and y is None and not self.model.built:
             with uninterrupted():
-                objective.build(_call, self.model, x)
+                _build(_call, self.model, x)
         return not has_call or y is None  # a custom step may need no labels
 
     def _make_variables(self, steps: CustomSteps, name: str, example: Tree) -> None:
         """Create the variables that a step needs on TensorFlow. An eager step is traced only as a last resort."""
-        x, y, _ = compiled.unpack(example)
+        x, y, _ = unpack(example)
         if self.model.run_eagerly and _has_call(self.model):
             if y is None:
-                objective.build(_call, self.model, x)
+                _build(_call, self.model, x)
             else:
-                compiled.build(self.model, example, with_optimizer=True)
+                build_compiled(self.model, example, with_optimizer=True)
         if not steps.are_built:
             engines.make_variables(steps.function(name), example)
 
     def _unbuilt(self) -> list:
         """Return the unbuilt layers; an empty list if they are the same layers that the last build left unused."""
-        unbuilt = [layer for layer in compiled.layers(self.model) if not layer.built]
-        return [] if compiled.are_same(unbuilt, self._unused) else unbuilt
+        unbuilt = [layer for layer in layers(self.model) if not layer.built]
+        return [] if are_same(unbuilt, self._unused) else unbuilt
 
 
-def _build(function: Callable[[keras.Model, Tree, bool], object], model: keras.Model, batch: Tree) -> None:
-    """Create the variables that `function` needs; ragged rows are traced, as their shapes do not suffice."""
-    if _has_ragged(batch):
-        for training in (True, False):  # a model may have layers that only one mode calls
+def _build(function: Function, model: keras.Model, batch: Tree) -> None:
+    """Create the variables that a function needs, from the shapes of one batch. No variable is changed.
+
+    Nothing is computed, unless the model runs eagerly: then its layers may read the batch's values. Ragged rows are
+    traced, as their shapes do not suffice.
+    """
+
+    def call(batch: Tree, training: bool) -> Tensor:
+        function(model, batch, training)
+        return ops.zeros(())
+
+    for training in (True, False):  # a model may have parts that only one mode calls
+        in_mode = partial(call, training=training)
+        if any(map(tree.is_ragged, tree.leaves(batch))):
             with keras.StatelessScope():  # or a strategy could not copy variables that a graph initialises
-                engines.make_variables(partial(_traced, function, model, training), batch)
-    else:
-        objective.build(function, model, batch)
+                engines.make_variables(in_mode, batch)
+        elif model.run_eagerly:
+            with keras.StatelessScope():
+                in_mode(tree.map_leaves(ops.convert_to_tensor, batch))
+        else:
+            compute_output_spec(in_mode, tree.map_leaves(_symbolic, batch))
 
 
-def _traced(
-    function: Callable[[keras.Model, Tree, bool], object], model: keras.Model, training: bool, batch: Tree
-) -> Tensor:
-    """Call the function, and return a scalar that every program can return."""
-    function(model, batch, training)
-    return keras.ops.zeros(())
+def build_compiled(model: keras.Model, batch: Tree, *, with_optimizer: bool = False) -> None:
+    """Create the variables of the model, its losses and its metrics from the shapes of one batch.
+
+    Args:
+        with_optimizer: whether the optimizer's slots are created too.
+
+    Raises:
+        BatchError: the model was compiled with a loss, and the batch has no labels.
+    """
+    x, y, weight = unpack(batch)
+    if missing := without_labels(model, batch):
+        raise BatchError(missing)
+    if model.run_eagerly:
+        _build_eagerly(model, x, y, weight)
+    optimizer = model.optimizer
+    is_built = with_optimizer or getattr(optimizer, "built", True)
+    try:
+        if not is_built:  # an evaluation needs no slots, and Keras must not make them
+            optimizer.built = True
+        model._symbolic_build(data_batch=tree.map_leaves(_symbolic, (x, y, weight)))
+    finally:
+        if not is_built:
+            optimizer.built = False
 
 
-def _has_ragged(batch: Tree) -> bool:
-    return any(map(tree.is_ragged, tree.leaves(batch)))
+def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
+    """Do the work of `_symbolic_build` on the batch's values: an eager model may read them."""
+    if _is_built(model):
+        return
+    x, y, weight = (tree.map_leaves(ops.convert_to_tensor, part) for part in (x, y, weight))
+    with keras.StatelessScope():  # nothing is moved
+        outputs = _call(model, x, training=False)
+    with keras.StatelessScope([(v, v.value) for v in model.variables]):  # where Keras looks for regularised variables
+        if not getattr(model._compile_metrics, "built", True):
+            model.compute_metrics(x, y, outputs, sample_weight=weight)
+        if not getattr(model._compile_loss, "built", True):
+            model._compute_loss(x, y, outputs, sample_weight=weight, training=False)
+
+
+def _is_built(model: keras.Model) -> bool:
+    """Whether a compiled model, its losses and its metrics have all their variables, so that no batch is loaded."""
+    parts = (*layers(model), model._compile_loss, model._compile_metrics)
+    return all(getattr(part, "built", True) for part in parts)
+
+
+def _symbolic(leaf: Tensor) -> keras.KerasTensor:
+    """Return the symbolic tensor of an array, for computing shapes alone."""
+    is_text = leaf.dtype == object
+    return keras.KerasTensor(leaf.shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
 
 
 def _compute_compiled(model: keras.Model, batch: Tree, training: bool) -> None:
-    x, y, weight = compiled.unpack(batch)
+    x, y, weight = unpack(batch)
     outputs = _call(model, x, training)
     model.compute_metrics(x, y, outputs, sample_weight=weight)
     model._compute_loss(x, y, outputs, sample_weight=weight, training=training)

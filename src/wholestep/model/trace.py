@@ -1,16 +1,17 @@
-"""Properties of an objective, collected while it is traced and frozen afterwards."""
+"""The trace of an objective: the scope in which it runs, and the properties that the trace finds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import keras
+from keras import ops
 
 from wholestep.errors import SpecificationError, message
-from wholestep.model.draw_facts import DrawFact
-from wholestep.model.draws import Draws
+from wholestep.model.draws import DrawFact, Draws
 from wholestep.model.objective import Reading
 from wholestep.model.terms import Term, Whole
 from wholestep.state import Variables
+from wholestep.tree import Tensor
 
 
 @dataclass(frozen=True)
@@ -82,28 +83,28 @@ class Notes:
         Raises:
             SpecificationError: a metric's result or a regulariser reads the model's own variables.
         """
-        if any(
-            variable is known for group in (variables.params, variables.buffers, variables.metrics) for known in group
-        ):
+        if _place(variable, [*variables.params, *variables.buffers, *variables.metrics]) is not None:
             must = "A metric's result and a regulariser must not read other variables of the model."
             attempt = "let the objective report it: return (loss, {name: Mean(...)})."
             raise SpecificationError(message(must, variable.path, attempt))
-        if not any(variable is known for known in self.captured):
+        if _place(variable, self.captured) is None:
             self.captured.append(variable)
 
     def note_written(self, variable: keras.Variable, variables: Variables) -> None:
         """Record the assignment of a variable that is no parameter; a foreign variable becomes state."""
-        if any(variable is known for known in variables.metrics):
+        if _place(variable, variables.metrics) is not None:
             return
-        if not any(variable is known for known in (*variables.buffers, *self.written)):
+        known = [*variables.buffers, *self.written]
+        place = _place(variable, known)
+        if place is None:
             self.written.append(variable)
-        place = next(i for i, known in enumerate((*variables.buffers, *self.written)) if known is variable)
+            place = len(known)
         if place not in self.moved:
             self.moved.append(place)
 
     def facts(self) -> TraceFacts:
         """Return the properties collected so far. An assigned variable is state, not an input."""
-        captured = tuple(v for v in self.captured if not any(v is known for known in self.written))
+        captured = tuple(v for v in self.captured if _place(v, self.written) is None)
         found = (self.has_extra, self.has_whole, self.is_complete, tuple(self.moved))
         return TraceFacts(dict(self.terms), *found, tuple(self.assigned), captured)
 
@@ -113,3 +114,79 @@ def _term_facts(terms: dict[str, Term], *, counts: bool) -> dict[str, TermFact]:
 
 
 NOTHING_KNOWN = TraceFacts()
+
+
+class Scope(keras.StatelessScope):
+    """A pure function's view of variables.
+
+    Args:
+        mapping: pairs (variable, value).
+        variables: the variables of the state.
+        notes: the collector of a trace; None outside of one.
+        apart: the ids of parameters that have no value here, and must not be read.
+        keeps_assigned: whether an assignment to a parameter persists.
+        tells_reads: whether the read of a variable without a value is recorded, or refused outside of a trace.
+    """
+
+    def __init__(
+        self,
+        mapping: list,
+        variables: Variables,
+        notes: Notes | None,
+        apart: set[int],
+        *,
+        keeps_assigned: bool,
+        tells_reads: bool,
+    ):
+        super().__init__(mapping, collect_losses=True)
+        self.read: set[int] = set()
+        self._variables = variables
+        self._notes = notes
+        self._apart = apart
+        self._keeps_assigned = keeps_assigned
+        self._tells_reads = tells_reads
+
+    def get_current_value(self, variable: keras.Variable) -> Tensor | None:
+        """Return the variable's value in this scope; None if it has none.
+
+        Raises:
+            SpecificationError: the read is new since the trace, and the program would freeze the current value; or a
+                metric's result or a regulariser reads the model's variables.
+        """
+        assert id(variable) not in self._apart, f"{variable.path} is read, but only some of its rows are here"
+        self.read.add(id(variable))
+        value = super().get_current_value(variable)
+        if value is None and self._tells_reads:
+            if self._notes is None:
+                must = "An objective must read the same variables for batches of any number of rows."
+                attempt = "read them in every call, whatever the batch."
+                raise SpecificationError(message(must, f"{variable.path}, which it did not read before", attempt))
+            self._notes.note_read(variable, self._variables)
+        return value
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        """Assign a variable within this scope.
+
+        Raises:
+            SpecificationError: the variable is the optimizer's.
+        """
+        variable, value = update
+        own = self._variables
+        if _place(variable, own.slots) is not None:
+            must = "An objective must not assign the optimizer's variables, which the update computes."
+            raise SpecificationError(message(must, variable.path, "assign it between updates, or in a callback."))
+        place = _place(variable, own.params)
+        if place is None and self._notes is not None:
+            self._notes.note_written(variable, own)
+        if place is not None and self._keeps_assigned:
+            if self._notes is not None and place not in self._notes.assigned:
+                self._notes.assigned.append(place)
+            # The gradient passes through the assigned value to the parameter, as in Keras on TensorFlow.
+            current = self.state_mapping[id(variable)]
+            value = ops.stop_gradient(ops.cast(value, current.dtype)) + (current - ops.stop_gradient(current))
+        super().add_update((variable, value))
+
+
+def _place(variable: keras.Variable, known: Sequence) -> int | None:
+    """Return the index of a variable among others; None if it is none of them."""
+    return next((i for i, other in enumerate(known) if other is variable), None)
