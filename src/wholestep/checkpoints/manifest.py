@@ -82,8 +82,9 @@ def read(folder: Path) -> Manifest:
 
 
 def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
-    """Return the manifest entry of a file, or of an array in a file."""
-    return {key: value for key, value in asdict(part).items() if value is not None}
+    """Return the manifest entry of a file, or of an array in a file, as JSON."""
+    said = {key: value for key, value in asdict(part).items() if value is not None}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
 
 
 def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
