@@ -9,7 +9,7 @@ from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerEr
 if TYPE_CHECKING:
     from wholestep.audit.watch import audit
     from wholestep.checkpoints import Checkpoints
-    from wholestep.data.batches import Batches
+    from wholestep.data import Batches
     from wholestep.model.objective import Objective
     from wholestep.model.terms import Mean, Sum
     from wholestep.steps import Step
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batches": "data.batches",
+    "Batches": "data",
     "Checkpoints": "checkpoints.settings",
     "Mean": "model.terms",
     "Objective": "model.objective",

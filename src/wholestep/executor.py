@@ -25,10 +25,7 @@ from wholestep.checkpoints import (
 from wholestep.custom.diagnosis import why_not_applied
 from wholestep.custom.steps import CustomSteps
 from wholestep.custom.update import AnyUpdate, update_of
-from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, Known
-from wholestep.data.feed import Feed, open_feed
-from wholestep.data.weights import check_weights
+from wholestep.data import Batch, Batches, Block, Feed, Known, check_weights, open_feed
 from wholestep.dispatch.dispatcher import Dispatcher
 from wholestep.dispatch.repeat import EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize

@@ -7,7 +7,7 @@ import keras
 
 from wholestep import engines, tree
 from wholestep.custom.steps import CustomSteps
-from wholestep.data.batches import Batches
+from wholestep.data import Batches
 from wholestep.engines import scope
 from wholestep.errors import SpecificationError, message
 from wholestep.model import compiled, objective
