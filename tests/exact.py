@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import wholestep as ws
-from wholestep.data.class_weight import class_weighted
+from wholestep.data.weights import class_weighted
 
 TIME, FEATURES, OUTPUTS = 4, 4, 4
 WEIGHTINGS = ("none", "sample weights", "weighted mean", "masks", "class weights", "two outputs")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wholestep as ws
-from wholestep.data.batches import sized
+from wholestep.data import classify, open_batches
 
 BY_LENGTH = {"tokens": 16, "length": [4] * 9}
 
@@ -152,8 +152,8 @@ def test_a_tf_dataset():
 
 
 def test_a_size_leaves_ready_batches_their_size():
-    assert sized(Ready(), 7).is_ready
-    assert sized(np.zeros(9), 7).sampler.size == 7
+    assert open_batches(classify(Ready()), 7).is_ready
+    assert open_batches(classify(np.zeros(9)), 7).sampler.size == 7
 
 
 @pytest.mark.parametrize(

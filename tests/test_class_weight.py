@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.data.class_weight import class_weighted
+from wholestep.data.weights import class_weighted
 
 
 def test_class_weights_of_numbers_and_one_hot_labels():

@@ -11,7 +11,7 @@ from shares import on
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep.data.epochs import go_to_epoch
+from wholestep.data import go_to_epoch
 
 
 def batches(num, position=(0, 0)):

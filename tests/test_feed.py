@@ -12,9 +12,7 @@ import wholestep as ws
 from wholestep import engines
 from wholestep.cut import Cut
 from wholestep.data.block import Batch, share_out, stage
-from wholestep.data.feed import open_feed
-from wholestep.data.loaded import Loaded
-from wholestep.data.resident import Resident
+from wholestep.data.feed import Loaded, Resident, open_feed
 
 
 class Host:

@@ -46,19 +46,17 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     },
 ]
 FLOORS_OF_DATA = [  # the same inside of the package, where one module may use another of its floor only by name
-    {"sparse", "workers", "forks"},
-    {"__init__", "order", "leaves", "class_weight", "weights"},
-    {"ready"},
+    {"sparse", "workers", "order", "shapes", "weights"},
+    {"leaves"},
+    {"stream", "kinds"},
     {"source"},
-    {"shapes", "sequences", "stream"},
-    {"lengths"},
+    {"sequences"},
     {"buckets"},
     {"packing"},
     {"sampler"},
-    {"batches", "block", "ahead"},
-    {"stack"},
-    {"resident", "loaded", "epochs", "facts"},
-    {"feed"},
+    {"batches", "block"},
+    {"facts", "feed", "opening"},
+    {"__init__"},
 ]
 FLOORS_OF_MODEL = [
     {"terms", "compiled", "findings"},
@@ -73,7 +71,7 @@ ENGINE_OF = dict.fromkeys(("group.py", "store.py", "heartbeat.py", *(p.name for 
 ENGINE_OF |= dict.fromkeys((p.name for p in SOURCE.glob("*/tensorflow*.py")), "tensorflow")
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
-ROOMS = ("checkpoints", "engines", "processes", "safety")  # others import from their doors only
+ROOMS = ("checkpoints", "data", "engines", "processes", "safety")  # others import from their doors only
 
 
 def names_in(door):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.data.leaves import by_leaf, is_nest_of_arrays, numpy_batch, stack, to_numpy, with_arrays, without_none
+from wholestep.data.kinds import is_nest_of_arrays
+from wholestep.data.leaves import by_leaf, numpy_batch, stack_column, to_numpy, with_arrays, without_none
 
 
 def test_floats_become_floatx_and_integers_stay():
@@ -69,12 +70,12 @@ def test_rows_are_taken_apart_by_leaf():
 
 def test_a_leaf_has_one_shape_in_all_rows():
     rows = np.array([7, 8])
-    assert stack(("a",), rows, [[1], [2]], "").tolist() == [[1], [2]]
-    assert stack(("a",), rows, [None, None], "") is None
+    assert stack_column(("a",), rows, [[1], [2]], "").tolist() == [[1], [2]]
+    assert stack_column(("a",), rows, [None, None], "") is None
     with pytest.raises(
         ws.BatchError, match=r"row\['a'\] must have one shape.*\(2,\) in row 8, \(1,\) in row 7.*Try: pad"
     ):
-        stack(("a",), rows, [[1], [2, 3]], "pad them.")
+        stack_column(("a",), rows, [[1], [2, 3]], "pad them.")
 
 
 def test_a_nest_of_anything_else_is_no_nest_of_arrays():

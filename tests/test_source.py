@@ -4,14 +4,20 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.data.source import Arrays, BatchStream, IndexedBatches, IndexedRows, open_source
+from wholestep.data import classify
+from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, open_source
+from wholestep.data.stream import BatchStream
+
+
+def opened(source, transform=None):
+    return open_source(classify(source), transform)
 
 
 def test_kinds():
-    assert isinstance(open_source(np.zeros(3)), Arrays)
-    assert isinstance(open_source((np.zeros(3), {"a": np.zeros(3)}, None)), Arrays)
-    assert isinstance(open_source([{"x": 1}, {"x": 2}]), IndexedRows)
-    assert isinstance(open_source(iter([np.zeros(3)])), BatchStream)
+    assert isinstance(opened(np.zeros(3)), Arrays)
+    assert isinstance(opened((np.zeros(3), {"a": np.zeros(3)}, None)), Arrays)
+    assert isinstance(opened([{"x": 1}, {"x": 2}]), IndexedRows)
+    assert isinstance(opened(iter([np.zeros(3)])), BatchStream)
     assert IndexedBatches.__doc__
 
 
@@ -27,13 +33,13 @@ class Rows:
 
 
 def test_a_list_of_numbers_is_an_array_in_every_row():
-    batch = open_source(Rows([{"x": [1, 2, 3], "y": 4}, {"x": [5, 6, 7], "y": 8}])).load(np.arange(2))
+    batch = opened(Rows([{"x": [1, 2, 3], "y": 4}, {"x": [5, 6, 7], "y": 8}])).load(np.arange(2))
     assert batch["x"].tolist() == [[1, 2, 3], [5, 6, 7]]
     assert batch["y"].tolist() == [4, 8]
 
 
 def test_what_is_none_in_every_row_is_none():
-    batch = open_source(Rows([({"x": np.ones(2), "mask": None}, 4.0), ({"x": np.zeros(2), "mask": None}, 5.0)]))
+    batch = opened(Rows([({"x": np.ones(2), "mask": None}, 4.0), ({"x": np.zeros(2), "mask": None}, 5.0)]))
     assert isinstance(batch, IndexedRows)
     x, y = batch.load(np.arange(2))
     assert x["mask"] is None
@@ -42,7 +48,7 @@ def test_what_is_none_in_every_row_is_none():
 
 def test_a_transform_may_make_numbers_of_strings():
     rows = [{"text": "ab"}, {"text": "abc"}]
-    counted = open_source(rows, lambda batch: {"num": np.array([len(t) for t in batch["text"]])})
+    counted = opened(rows, lambda batch: {"num": np.array([len(t) for t in batch["text"]])})
     assert counted.load(np.arange(2))["num"].tolist() == [2, 3]
 
 
@@ -51,7 +57,7 @@ def test_columns_of_uneven_lists_name_the_row():
         def __getitems__(self, numbers):
             return {"x": [self.rows[number] for number in numbers]}
 
-    columns = open_source(Columns([[1], [2], [3, 4]]))
+    columns = opened(Columns([[1], [2], [3, 4]]))
     assert columns.load(np.array([1, 0]))["x"].tolist() == [[2], [1]]
     with pytest.raises(ws.BatchError, match=r"row\['x'\] must have one shape .* \(2,\) in row 2, \(1,\) in row 1"):
         columns.load(np.array([1, 2]))
@@ -59,11 +65,11 @@ def test_columns_of_uneven_lists_name_the_row():
 
 def test_inputs_that_are_arrays_and_nests_are_one_nest():
     x = np.arange(12.0).reshape(4, 3)
-    source = open_source([{"a": x}, x[:, :1]])
+    source = opened([{"a": x}, x[:, :1]])
     assert isinstance(source, Arrays)
     assert source.num_rows == 4
-    assert isinstance(open_source([{"a": x}, {"a": x}]), IndexedRows)
-    assert isinstance(open_source([(x[0], 1.0), (x[1], 2.0)]), IndexedRows)
+    assert isinstance(opened([{"a": x}, {"a": x}]), IndexedRows)
+    assert isinstance(opened([(x[0], 1.0), (x[1], 2.0)]), IndexedRows)
 
 
 class Column:
@@ -79,7 +85,7 @@ class Column:
 
 
 def test_columns_of_a_data_set_are_arrays():
-    source = open_source((Column(), np.zeros(2)))
+    source = opened((Column(), np.zeros(2)))
     assert source.arrays[0].dtype == "float32"
     np.testing.assert_array_equal(source.load(np.array([1]))[0], [[3.0, 4.0]])
 
@@ -119,7 +125,7 @@ class RowMapDataset(BatchMapDataset):
 def test_items_of_a_grain_data_set_that_batches_are_batches(make):
     batches = list(ws.Batches(make()))
     assert [batch.shape for batch in batches] == [(2, 3), (2, 3)]
-    assert isinstance(open_source(RowMapDataset()), IndexedRows)
+    assert isinstance(opened(RowMapDataset()), IndexedRows)
 
 
 @pytest.mark.parametrize("text", [np.array([b"a", None], object), np.array(["a", 2], object)])
@@ -137,4 +143,4 @@ def test_data_that_a_strategy_has_shared_out_are_refused(how):
     else:
         shared = strategy.distribute_datasets_from_function(lambda context: data)
     with pytest.raises(ws.BatchError, match=r"must be whole.*a Distributed\w+, which a strategy has shared out"):
-        open_source(shared)
+        opened(shared)

@@ -10,7 +10,7 @@ from small import X, Y, model, same
 
 import wholestep as ws
 from wholestep.cut import Cut
-from wholestep.data.loaded import Loaded
+from wholestep.data.feed import Loaded
 from wholestep.executor import Executor
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from wholestep.data.ready import BatchStream
-from wholestep.data.stream import Stream
+from wholestep.data.stream import BatchStream
 
 
 class Counted:
@@ -19,7 +18,7 @@ class Counted:
 
 
 def of(batches):
-    return Stream(BatchStream(batches, lambda batch: batch["x"].tolist()))
+    return BatchStream(batches, lambda batch: batch["x"].tolist())
 
 
 def test_what_was_looked_at_is_drawn_next():

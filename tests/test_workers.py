@@ -16,7 +16,7 @@ import pytest
 from scripts import lean
 
 import wholestep as ws
-from wholestep.data import forks
+from wholestep.data import workers
 from wholestep.data.workers import Threads, Workers
 
 SECONDS = 0.02
@@ -235,7 +235,7 @@ def load_on(pool):
 
 
 def test_a_process_that_is_killed_while_nobody_waits_is_told():
-    pool = forks.Forks(lambda number: os.getpid(), 2)
+    pool = workers.Forks(lambda number: os.getpid(), 2)
     for _ in range(30):  # the one that is killed may hold or await anything
         os.kill(pool.result(pool.submit(0)), signal.SIGKILL)
         with pytest.raises(ws.BatchError, match="processes of a PyDataset must live"):
@@ -253,7 +253,7 @@ def test_a_process_that_waits_for_ever_is_told_of_and_ended(monkeypatch):
             return super().__getitem__(number)
 
     parent = os.getpid()
-    monkeypatch.setattr(forks, "_PATIENCE", 0.2)
+    monkeypatch.setattr(workers, "_PATIENCE_WITH_FORKS", 0.2)
     batches = ws.Batches(Waits(), shuffle=False)
     next(batches), next(batches)
     with pytest.warns(UserWarning, match="a fork cannot use keras.ops"):
@@ -267,7 +267,7 @@ def test_a_process_that_waits_for_ever_is_told_of_and_ended(monkeypatch):
 ORPHANS = """
 import os, signal
 import numpy as np
-from wholestep.data.forks import Forks
+from wholestep.data.workers import Forks
 forks = Forks(lambda number: os.getpid(), 1)
 print(forks.submit(0).result(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerEr
 if TYPE_CHECKING:
     from wholestep.audit.watch import audit
     from wholestep.checkpoints import Checkpoints
-    from wholestep.data.batches import Batches
+    from wholestep.data import Batches
     from wholestep.model import Mean, Objective, Sum
     from wholestep.steps import Step
     from wholestep.trainer import Trainer
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batches": "data.batches",
+    "Batches": "data",
     "Checkpoints": "checkpoints.settings",
     "Mean": "model",
     "Objective": "model",

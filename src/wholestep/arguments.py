@@ -1,6 +1,7 @@
 """The checks of a trainer's arguments, made before anything runs."""
 
 import sys
+from operator import itemgetter
 
 import keras
 from keras.optimizers import Optimizer
@@ -8,9 +9,7 @@ from keras.optimizers import Optimizer
 from wholestep import tree
 from wholestep.checkpoints import Checkpoints
 from wholestep.checks import count, is_count, is_number
-from wholestep.data.batches import Batches
-from wholestep.data.leaves import holds_numbers, is_nest_of_arrays, refuse_lists, without_none
-from wholestep.data.sparse import sliceable
+from wholestep.data import Batches, Data, holds_numbers, refuse_lists, sliceable, text_as_arrays, without_none
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.model import Objective
 from wholestep.program import Options
@@ -20,31 +19,19 @@ from wholestep.tree import Tree
 def check_model(model: object, objective: object) -> None:
     """Refuse a model or an objective of another type."""
     if not isinstance(model, keras.Model):
-        raise SpecificationError(
-            message(
-                "model must be a keras.Model.",
-                type(model).__name__,
-                "wrap the layers in keras.Sequential or keras.Model.",
-            )
-        )
+        must, received = "model must be a keras.Model.", type(model).__name__
+        raise SpecificationError(message(must, received, "wrap the layers in keras.Sequential or keras.Model."))
     if objective is not None and not isinstance(objective, Objective):
-        raise SpecificationError(
-            message(
-                "objective must be a wholestep.Objective.", type(objective).__name__, "subclass it and write __call__."
-            )
-        )
+        must = "objective must be a wholestep.Objective."
+        raise SpecificationError(message(must, type(objective).__name__, "subclass it and write __call__."))
 
 
 def check_compiled(model: keras.Model, objective: Objective | None) -> None:
     """Refuse to train or evaluate a model without a loss; prediction needs none."""
     if objective is None and not model.compiled:
-        raise SpecificationError(
-            message(
-                "To train and to evaluate, a trainer needs a compiled model or an objective.",
-                "a model that is not compiled",
-                "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...).",
-            )
-        )
+        must = "To train and to evaluate, a trainer needs a compiled model or an objective."
+        attempt = "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...)."
+        raise SpecificationError(message(must, "a model that is not compiled", attempt))
 
 
 def options(
@@ -81,14 +68,10 @@ def check_optimizer(optimizer: Optimizer | None) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     steps = getattr(inner, "gradient_accumulation_steps", None)
     if steps:
-        raise SpecificationError(
-            message(
-                "The optimizer must not accumulate gradients itself: that is a mean of means, and counts schedules and "
-                "moving averages once per microbatch.",
-                f"gradient_accumulation_steps={steps}",
-                f"leave it out, make batch_size {steps} times as large, and pass Trainer(model, microbatch_size=...).",
-            )
-        )
+        must = "The optimizer must not accumulate gradients itself: that is a mean of means, and counts schedules and "
+        must += "moving averages once per microbatch."
+        attempt = f"leave it out, make batch_size {steps} times as large, and pass Trainer(model, microbatch_size=...)."
+        raise SpecificationError(message(must, f"gradient_accumulation_steps={steps}", attempt))
 
 
 def check_trainable(model: keras.Model, optimizer: Optimizer | None) -> None:
@@ -99,13 +82,9 @@ def check_trainable(model: keras.Model, optimizer: Optimizer | None) -> None:
     known = {id(v) for v in inner._trainable_variables}
     changed = [v.path for v in model.trainable_variables if id(v) not in known]
     if changed or len(known) != len(model.trainable_variables):
-        raise SpecificationError(
-            message(
-                "The optimizer must know just the model's trainable variables.",
-                f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: {changed[:3]}",
-                "compile the model again after changing `trainable`.",
-            )
-        )
+        must = "The optimizer must know just the model's trainable variables."
+        received = f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: {changed[:3]}"
+        raise SpecificationError(message(must, received, "compile the model again after changing `trainable`."))
 
 
 def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:
@@ -115,31 +94,21 @@ def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:
     return keras.optimizers.LossScaleOptimizer(optimizer)
 
 
-def split(arrays: tuple, fraction: float) -> tuple[tuple, tuple]:
-    """Split off the last rows for validation, before any shuffling."""
-    if not is_number(fraction) or not 0 < fraction < 1 or not is_nest_of_arrays(without_none(arrays)):
-        raise SpecificationError(
-            message(
-                "validation_split must lie between 0 and 1, and needs arrays.",
-                f"validation_split={shown(fraction)} of {type(arrays[0]).__name__}",
-                "pass arrays, np.asarray(x) of a list, or validation_data.",
-            )
-        )
-    arrays = tuple(None if part is None else tree.map_leaves(sliceable, part) for part in arrays)
+def split(x: Data, y: Tree, sample_weight: Tree, fraction: float) -> tuple[tuple, tuple]:
+    """Split off the last rows of arrays for validation, before any shuffling; return both parts as (x, y, weight)."""
+    parts = tuple(map(text_as_arrays, (x.content, y, sample_weight)))
+    if not is_number(fraction) or not 0 < fraction < 1 or not x.with_labels(y, sample_weight).are_arrays:
+        must = "validation_split must lie between 0 and 1, and needs arrays."
+        received = f"validation_split={shown(fraction)} of {type(x.content).__name__}"
+        raise SpecificationError(message(must, received, "pass arrays, np.asarray(x) of a list, or validation_data."))
+    arrays = tree.map_leaves(sliceable, parts)
     num_rows = int(tree.leaves(arrays[0])[0].shape[0])
     at = int(num_rows * (1 - fraction))
     if at in (0, num_rows):
-        raise SpecificationError(
-            message(
-                "Both parts of the split must have rows.", f"{num_rows} rows", "pass validation_data, or more rows."
-            )
-        )
-    first, last = _part(arrays, slice(0, at)), _part(arrays, slice(at, None))
+        must = "Both parts of the split must have rows."
+        raise SpecificationError(message(must, f"{num_rows} rows", "pass validation_data, or more rows."))
+    first, last = (tree.map_leaves(itemgetter(rows), arrays) for rows in (slice(0, at), slice(at, None)))
     return first, without_none(last)
-
-
-def _part(arrays: tuple, places: slice) -> tuple:
-    return tuple(None if part is None else tree.map_leaves(lambda leaf: leaf[places], part) for part in arrays)
 
 
 def is_due(epoch: int, frequency: int | list[int] | tuple[int, ...] | set[int]) -> bool:
@@ -169,8 +138,7 @@ def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
     limit, wished = keras.config.max_steps_per_epoch(), steps or num_batches
     if not limit or (wished is not None and wished <= limit):
         return steps
-    told = f"Limiting an epoch to {limit} batches: keras.config.max_steps_per_epoch()."
-    warn(told)
+    warn(f"Limiting an epoch to {limit} batches: keras.config.max_steps_per_epoch().")
     return limit
 
 
@@ -182,13 +150,13 @@ def check_frequency(validation_freq: object) -> None:
         raise SpecificationError(message(must, shown(validation_freq), "validation_freq=1, after every epoch."))
 
 
-def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
+def check_data(x: Data, y: Tree, sample_weight: Tree) -> None:
     """Refuse lists of numbers in place of arrays, and labels passed with a data set.
 
     Raises:
         BatchError: an argument is of such a kind.
     """
-    for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+    for name, part in (("x", x.content), ("y", y), ("sample_weight", sample_weight)):
         inner = part.values() if isinstance(part, dict) else part
         if isinstance(part, list | tuple | dict) and all(each is None for each in inner):
             received = f"a {type(part).__name__} of None" if part else f"an empty {type(part).__name__}"
@@ -196,14 +164,10 @@ def check_data(x: Tree, y: Tree, sample_weight: Tree) -> None:
             raise BatchError(message(f"{name} must hold arrays.", received, attempt))
         if name != "x" or y is not None or sample_weight is not None or holds_numbers(part, depth=1):
             refuse_lists(part, name)
-    if not is_nest_of_arrays(x) and (y is not None or sample_weight is not None):
-        raise BatchError(
-            message(
-                "Labels and weights can be passed with arrays only; a data set must contain them.",
-                f"{type(x).__name__} and {'y' if y is not None else 'sample_weight'}",
-                "let the data set yield (x, y) or (x, y, sample_weight).",
-            )
-        )
+    if not x.are_arrays and (y is not None or sample_weight is not None):
+        must = "Labels and weights can be passed with arrays only; a data set must contain them."
+        received = f"{type(x.content).__name__} and {'y' if y is not None else 'sample_weight'}"
+        raise BatchError(message(must, received, "let the data set yield (x, y) or (x, y, sample_weight)."))
 
 
 def check_row_order(batches: Batches) -> None:
@@ -213,29 +177,17 @@ def check_row_order(batches: Batches) -> None:
         SpecificationError: the batches are grouped by length.
     """
     if batches.shapes:
-        raise SpecificationError(
-            message(
-                "Predictions must be in the order of the rows, and equally long.",
-                "Batches under a token budget",
-                "predict Batches(source, batch_size), or call the model on each of these batches.",
-            )
-        )
+        must = "Predictions must be in the order of the rows, and equally long."
+        attempt = "predict Batches(source, batch_size), or call the model on each of these batches."
+        raise SpecificationError(message(must, "Batches under a token budget", attempt))
 
 
 def refuse(**arguments: object) -> None:
     """Refuse arguments that Batches already define."""
     given = [name for name, value in arguments.items() if value is not None]
     if given:
-        raise SpecificationError(
-            message(
-                "Batches define these arguments themselves.", f"{', '.join(given)} as well", "pass them to the Batches."
-            )
-        )
-
-
-def say_no_effect(setting: str, why: str) -> None:
-    """Warn that a setting has no effect."""
-    warn(f"{setting} has no effect: {why}.")
+        must = "Batches define these arguments themselves."
+        raise SpecificationError(message(must, f"{', '.join(given)} as well", "pass them to the Batches."))
 
 
 def check_trains(model: keras.Model) -> None:

@@ -9,7 +9,7 @@ from keras.src.backend import compute_output_spec
 
 from wholestep import engines, tree
 from wholestep.custom import CustomSteps
-from wholestep.data.batches import Batches
+from wholestep.data import Batches
 from wholestep.engines import scope
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.model import Objective, are_same, check_labels_are_numbers, explained, layers, unpack, without_labels

@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from wholestep.checkpoints import Checkpoints
-from wholestep.data.batches import Batches
+from wholestep.data import Batches
 from wholestep.trainer import Trainer
 
 matplotlib.use("Agg")

@@ -13,8 +13,7 @@ import keras
 
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Saver, Unsaved
-from wholestep.data.block import Block
-from wholestep.data.feed import Feed
+from wholestep.data import Block, Feed
 from wholestep.dispatch.repeat import MOST_UPDATES
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation.evaluate import Pass, join

@@ -23,10 +23,7 @@ from wholestep.checkpoints import (
     value_facts,
 )
 from wholestep.custom import CustomSteps, undone, update_of
-from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, Known
-from wholestep.data.feed import Feed, open_feed
-from wholestep.data.weights import check_weights
+from wholestep.data import Batch, Batches, Block, Feed, Known, check_weights, open_feed
 from wholestep.dispatch.dispatcher import Dispatcher
 from wholestep.dispatch.repeat import EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize

@@ -10,9 +10,7 @@ from wholestep import arguments
 from wholestep.callbacks import CallbackRunner, refuse_backup
 from wholestep.checkpoints import Checkpoints, Saver, Snapshot, Unsaved
 from wholestep.checks import count
-from wholestep.data.batches import Batches
-from wholestep.data.epochs import go_to_epoch, kept
-from wholestep.data.leaves import text_as_arrays
+from wholestep.data import Batches, classify, go_to_epoch, kept
 from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation.evaluate import Look, Pass
@@ -64,8 +62,8 @@ def fit(
 ) -> keras.callbacks.History:
     """Train for `epochs`; see `Trainer.fit`."""
     if validation.split and validation.data is None:
-        parts, held_out = arguments.split(text_as_arrays((given.x, given.y, given.sample_weight)), validation.split)
-        given = given._replace(x=parts[0], y=parts[1], sample_weight=parts[2])
+        parts, held_out = arguments.split(given.x, given.y, given.sample_weight, validation.split)
+        given = given._replace(x=classify(parts[0]), y=parts[1], sample_weight=parts[2])
         validation = validation._replace(data=held_out)
     if watching.checkpoints is not None:
         refuse_backup(watching.callbacks)
@@ -79,7 +77,7 @@ def fit(
         how = {"steps_per_epoch": epochs.steps, "class_weight": given.class_weight, "shuffle": given.shuffle}
         saver.open(executor, watch, **how, **({} if validate is None else validate.settings))
         also = {"callbacks": watch, **saver.also}
-        with setup.run.under_way("fit", batches, are_given=isinstance(given.x, Batches), also=also) as resumed:
+        with setup.run.under_way("fit", batches, are_given=given.x.keeps_position, also=also) as resumed:
             limited, once = Epochs(last, epochs.begin, steps), epochs.steps is None
             logs = _run_epochs(setup, batches, limited, validate, watch, saver, resumed, once=once)
             watch.callbacks.on_train_end(logs)
@@ -155,7 +153,7 @@ class Validating:
     def __init__(self, setup: Setup, asked: Validation, batch_size: int | None):
         self._setup = setup
         self._freq = asked.freq
-        self._batches = kept(setup.validation_batches(asked.data, asked.batch_size, batch_size))
+        self._batches = kept(setup.validation_batches(classify(asked.data), asked.batch_size, batch_size))
         self._steps = arguments.limit_steps(asked.steps, self._batches.num_batches)
         self._open: tuple[Executor, Pass] | None = None
 

@@ -8,9 +8,7 @@ import keras
 import numpy as np
 
 from wholestep.cut import Cut
-from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, stage
-from wholestep.data.stack import MOST_STACKED, most_stacked, stack
+from wholestep.data import MOST_STACKED, Batch, Batches, most_stacked, stack, stage
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled
 from wholestep.embeddings.rows import describe
 from wholestep.engines import Engine

@@ -24,8 +24,7 @@ from wholestep.checkpoints import (
     put_together,
     taken_apart,
 )
-from wholestep.data.batches import Batches
-from wholestep.data.facts import layout_of
+from wholestep.data import Batches, layout_of
 from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.errors import SpecificationError, message
 from wholestep.model import Findings

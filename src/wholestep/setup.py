@@ -12,11 +12,9 @@ from wholestep.building import Builder
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Assigned, Checkpoints, Saver, Snapshot, Unsaved, claimed, leaves_of, put
 from wholestep.custom import CustomSteps, check_choices, check_replicas
-from wholestep.data.batches import Batches
-from wholestep.data.class_weight import class_weighted
-from wholestep.data.leaves import is_nest_of_arrays, text_as_arrays, without_none
+from wholestep.data import Batches, Data, class_weighted, classify, in_turn, open_batches
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, warn
 from wholestep.executor import Executor
 from wholestep.model import (
     CompiledObjective,
@@ -24,15 +22,9 @@ from wholestep.model import (
     Findings,
     Objective,
     Prepare,
-    as_input,
-    by_columns,
     compiled,
-    has_columns,
-    in_turn,
     leave_rows_out,
     open_columns,
-    open_in_sequence,
-    open_prepared,
     preparation,
 )
 from wholestep.program import Options
@@ -45,7 +37,7 @@ from wholestep.tree import Tree
 class Given(NamedTuple):
     """The data arguments of `fit` or `evaluate`."""
 
-    x: Tree
+    x: Data
     y: Tree = None
     sample_weight: Tree = None
     batch_size: int | None = None
@@ -103,55 +95,64 @@ class Setup:
         """Return the batches of a call of `method`, with the preprocessing of the model's method."""
         arguments.check_compiled(self.model, self.objective)
         x, y, sample_weight, batch_size, shuffle, class_weight = given
-        if isinstance(x, Batches):
+        if x.keeps_position:
             if method == "fit" and shuffle is not True:
-                arguments.say_no_effect(f"shuffle={shuffle!r}", "Batches say in which order their rows come")
+                warn(f"shuffle={shuffle!r} has no effect: Batches say in which order their rows come.")
             arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
-            return open_prepared(x, None, self._preparation(method))
-        prepare = self._preparation(method)
-        x, y, take = text_as_arrays(x), text_as_arrays(y), None
-        if has_columns(x) and not self._is_own:
+            return open_batches(x, prepare=self._preparation(method))
+        prepare, take = self._preparation(method), None
+        if x.has_columns and not self._is_own:
             x, take = open_columns(x, self.model, is_prepared=prepare is not None)
         arguments.check_data(x, y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
-        alone = y is None and sample_weight is None and (self.objective is not None or not is_nest_of_arrays(x))
+        alone = y is None and sample_weight is None and (self.objective is not None or not x.are_arrays)
         is_custom = self.steps.trains if method == "fit" else self.steps.tests
-        alone |= is_custom and y is sample_weight is None and not isinstance(x, list | tuple)  # as in Keras
-        source = x if alone else without_none((x, y, sample_weight))
-        prepare, transform = in_turn(take, prepare), None if class_weight is None else class_weighted(class_weight)
-        how = {"seed": self.seed, "shuffle": shuffle if shuffle == "batch" else bool(shuffle), "transform": transform}
-        batches = open_prepared(source, batch_size, prepare, **how)
-        if batches.is_ready and batch_size is not None:
-            arguments.say_no_effect(f"batch_size={batch_size}", "these batches are ready-made")
+        alone |= is_custom and y is sample_weight is None and not isinstance(x.content, list | tuple)  # as in Keras
+        data = x if alone else x.with_labels(y, sample_weight)
+        batches = open_batches(
+            data,
+            batch_size,
+            prepare=in_turn(take, prepare),
+            transform=None if class_weight is None else class_weighted(class_weight),
+            seed=self.seed,
+            shuffle=shuffle if shuffle == "batch" else bool(shuffle),
+        )
+        if data.are_ready and batch_size is not None:
+            warn(f"batch_size={batch_size} has no effect: these batches are ready-made.")
         return batches
 
-    def ready_batches(self, data: Tree) -> Batches:
+    def ready_batches(self, data: Data) -> Batches:
         """Return the batches for `steps` or `update`."""
         arguments.check_compiled(self.model, self.objective)
         data = self._by_columns(data, None, shuffle=True, seed=self.seed)
-        return open_prepared(data, None, self._preparation("fit"), seed=self.seed)
+        return open_batches(data, prepare=self._preparation("fit"), seed=self.seed)
 
-    def validation_batches(self, data: Tree, asked: int | None, batch_size: int | None) -> Batches:
+    def validation_batches(self, data: Data, asked: int | None, batch_size: int | None) -> Batches:
         """Return the batches of validation data, in sequence, of size `asked` or else `batch_size`."""
         size = asked or batch_size
-        batches = open_in_sequence(self._by_columns(data, size), size, self._preparation("evaluate"))
-        if asked is not None and (batches.is_ready or isinstance(data, Batches)):
-            named = f"validation_batch_size={asked}"
-            arguments.say_no_effect(named, "the validation data come in batches already")
+        prepare = self._preparation("evaluate")
+        batches = open_batches(self._by_columns(data, size), size, prepare=prepare, shuffle=False)
+        if asked is not None and data.are_ready:
+            warn(f"validation_batch_size={asked} has no effect: the validation data come in batches already.")
         return batches
 
-    def inputs(self, x: Tree, batch_size: int | None) -> tuple[Batches, bool]:
+    def inputs(self, x: Data, batch_size: int | None) -> tuple[Batches, bool]:
         """Return the batches to predict, and whether each is a tuple (x, ...) with x as the input."""
         x, prepare = self._by_columns(x, batch_size, inputs_only=True), preparation(self.model, "predict")
-        whole = isinstance(x, Batches) or prepare is not None
-        batches = open_in_sequence(x if prepare is None else as_input(x), batch_size, prepare).in_order()
+        is_whole = x.keeps_position or prepare is not None
+        x = x.with_labels(None, None) if prepare is not None and x.are_arrays else x
+        batches = open_batches(x, batch_size, prepare=prepare, shuffle=False).in_order()
         arguments.check_row_order(batches)
-        return batches, whole or batches.is_ready
+        return batches, is_whole or batches.is_ready
 
-    def _by_columns(self, data: Tree, batch_size: int | None, **how: Any) -> Tree:
-        if not self._is_own and has_columns(data):
-            how["is_prepared"] = self._preparation("fit") is not None
-        return data if self._is_own else by_columns(data, self.model, batch_size, **how)
+    def _by_columns(
+        self, data: Data, batch_size: int | None, *, shuffle: bool = False, seed: int = 0, **how: bool
+    ) -> Data:
+        """Return the batches of a Hugging Face dataset by the names of its columns; other data unchanged."""
+        if self._is_own or not data.has_columns:
+            return data
+        rows, take = open_columns(data, self.model, is_prepared=self._preparation("fit") is not None, **how)
+        return classify(Batches(rows, batch_size, shuffle=shuffle, seed=seed, transform=take))
 
     def _preparation(self, method: str) -> Prepare | None:
         """Return the preprocessing of the model's `method`; None if there is none, or an objective replaces it."""

@@ -10,12 +10,7 @@ import keras
 
 from wholestep import arguments, tree
 from wholestep.checkpoints import Saver, Snapshot, Unsaved
-from wholestep.data.batches import Batches
-from wholestep.data.class_weight import class_weighted
-from wholestep.data.epochs import ending_workers
-from wholestep.data.leaves import numpy_batch
-from wholestep.data.loaded import Loaded
-from wholestep.data.sparse import dense, is_sparse
+from wholestep.data import Batches, Loaded, class_weighted, classify, dense, is_sparse, numpy_batch
 from wholestep.drive import step_epoch
 from wholestep.engines import connect
 from wholestep.executor import Executor
@@ -106,7 +101,7 @@ def run_steps(
             resumed = None
             continue
         resumed = None
-        with ending_workers(batches), closing(step_epoch(executor, run, feed, saver, guard)) as reports:
+        with closing(batches), closing(step_epoch(executor, run, feed, saver, guard)) as reports:
             for report in reports:
                 yield Step(report.first, *report.block.start, report)
         executor.meet(feed)
@@ -208,7 +203,7 @@ class OnBatch(ABC):
         >>> trainer.train_on_batch(x, y)
         [4.0, 2.0]
         """
-        arguments.check_data(x, y, sample_weight)
+        arguments.check_data(classify(x), y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
         batch = _batch(x, y, sample_weight)
         if class_weight is not None:
@@ -218,7 +213,7 @@ class OnBatch(ABC):
 
     def test_on_batch(self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False) -> Any:
         """Return the loss and the metrics of one batch, as `keras.Model.test_on_batch` does."""
-        arguments.check_data(x, y, sample_weight)
+        arguments.check_data(classify(x), y, sample_weight)
         return self.evaluate(iter([_batch(x, y, sample_weight)]), verbose=0, steps=1, return_dict=return_dict)
 
     def predict_on_batch(self, x: Tree) -> Any:

@@ -10,7 +10,7 @@ import keras
 from wholestep import arguments
 from wholestep.checkpoints import Checkpoints, read_one, save_once
 from wholestep.checks import count, takes
-from wholestep.data.batches import Batches
+from wholestep.data import Batches, classify
 from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
 from wholestep.evaluation.evaluate import Look
@@ -142,7 +142,7 @@ class Trainer(OnBatch):
             NonFiniteError: a loss, gradient or moving statistic was not finite; that update was not applied.
             CheckpointError: a checkpoint could not be written, or none could be read.
         """
-        given = Given(x, y, sample_weight, batch_size, shuffle, class_weight)
+        given = Given(classify(x), y, sample_weight, batch_size, shuffle, class_weight)
         asked = Epochs(epochs, initial_epoch, steps_per_epoch).checked()
         validation = Validation(
             validation_data, validation_split, validation_batch_size, validation_steps, validation_freq
@@ -177,9 +177,9 @@ class Trainer(OnBatch):
                 update: up to two more steps may be yielded before, but none if the update's numbers were read.
         """
         epochs = count("epochs", epochs, "epochs=1; labels are part of the data: steps(Batches((x, y))).", least=0)
-        asked, are_given = Checkpoints.of(checkpoints), isinstance(data, Batches)
+        asked, given = Checkpoints.of(checkpoints), classify(data)
         arguments.check_saves_steps(asked)
-        return self._steps(self._setup.ready_batches(data), are_given, epochs, asked)
+        return self._steps(self._setup.ready_batches(given), given.keeps_position, epochs, asked)
 
     def _steps(self, batches: Batches, are_given: bool, epochs: int, asked: Checkpoints | None) -> Iterator[Step]:
         with self._setup.saver(asked, "steps", batches) as saver:
@@ -213,7 +213,7 @@ class Trainer(OnBatch):
                 read, or by the trainer's next call; printed to stderr at the script's end if neither happens.
         """
         with self._guard:
-            batches = self._setup.ready_batches(iter([batch]))
+            batches = self._setup.ready_batches(classify(iter([batch])))
             executor = self._setup.executor_to_train(batches)
             executor.applied.recount(self.run)
             return run_update(executor, self.run, batches)
@@ -239,7 +239,7 @@ class Trainer(OnBatch):
         """
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
-            batches = self._setup.batches("evaluate", Given(x, y, sample_weight, batch_size))
+            batches = self._setup.batches("evaluate", Given(classify(x), y, sample_weight, batch_size))
             executor = self._setup.executor_for(batches)
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}
@@ -259,7 +259,7 @@ class Trainer(OnBatch):
         """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict` does."""
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
-            batches, are_whole = self._setup.inputs(x, batch_size)
+            batches, are_whole = self._setup.inputs(classify(x), batch_size)
             executor = self._setup.executor_for(batches, predicts=True, are_whole=are_whole)
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}

@@ -12,7 +12,7 @@ from wholestep.audit.log import Called
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.surroundings import Named, is_stream
 from wholestep.audit.windows import Rows
-from wholestep.data.class_weight import class_weighted
+from wholestep.data import class_weighted
 from wholestep.tree import Tree
 
 _LABELS = ("y", "label", "target", "count", "output")

@@ -23,8 +23,7 @@ import xxhash
 
 from wholestep import tree
 from wholestep.checkpoints.snapshot import plain
-from wholestep.data.batches import Batches
-from wholestep.data.facts import content_of, layout_of
+from wholestep.data import Batches, content_of, layout_of
 from wholestep.engines import Engine
 from wholestep.model import CompiledObjective, Objective, distinct, layers
 from wholestep.program import Options

@@ -1,8 +1,7 @@
 """The data of a resumed run: check that they are the same, and move them to the saved position."""
 
 from wholestep.checkpoints.place import DataPlace, Place
-from wholestep.data.batches import Batches
-from wholestep.data.facts import digest_of, layout_of
+from wholestep.data import Batches, digest_of, layout_of
 from wholestep.errors import BatchError, SpecificationError, message
 
 

@@ -19,8 +19,7 @@ from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, hollow
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
-from wholestep.data.batches import Batches
-from wholestep.data.facts import content_of
+from wholestep.data import Batches, content_of
 from wholestep.engines import connect
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
 from wholestep.run import Run

@@ -25,7 +25,7 @@ from wholestep.checkpoints.resume import Check, Start
 from wholestep.checkpoints.settings import Checkpoints, Value
 from wholestep.checkpoints.snapshot import taken_apart
 from wholestep.checkpoints.writer import Room, Writer
-from wholestep.data.batches import Batches
+from wholestep.data import Batches
 from wholestep.engines import connect
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.executor import Executor

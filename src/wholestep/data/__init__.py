@@ -1,1 +1,54 @@
-"""Data: a source, a sampler and a position in it, on their way to the device."""
+"""Data: a source, a sampler and a position in it, on their way to the device. Other packages import from here."""
+
+from wholestep.data.batches import Batches
+from wholestep.data.block import MOST_STACKED, Batch, Block, Known, most_stacked, stack, stage
+from wholestep.data.facts import content_of, digest_of, layout_of
+from wholestep.data.feed import Feed, Loaded, open_feed
+from wholestep.data.kinds import Data, classify
+from wholestep.data.leaves import (
+    NUMBER_CLASSES,
+    holds_numbers,
+    numpy_batch,
+    refuse_lists,
+    text_as_arrays,
+    to_numpy,
+    without_none,
+)
+from wholestep.data.opening import go_to_epoch, in_turn, kept, open_batches
+from wholestep.data.sparse import dense, is_sparse, sliceable
+from wholestep.data.weights import check_weights, class_weighted
+
+__all__ = [
+    "MOST_STACKED",
+    "NUMBER_CLASSES",
+    "Batch",
+    "Batches",
+    "Block",
+    "Data",
+    "Feed",
+    "Known",
+    "Loaded",
+    "check_weights",
+    "class_weighted",
+    "classify",
+    "content_of",
+    "dense",
+    "digest_of",
+    "go_to_epoch",
+    "holds_numbers",
+    "in_turn",
+    "is_sparse",
+    "kept",
+    "layout_of",
+    "most_stacked",
+    "numpy_batch",
+    "open_batches",
+    "open_feed",
+    "refuse_lists",
+    "sliceable",
+    "stack",
+    "stage",
+    "text_as_arrays",
+    "to_numpy",
+    "without_none",
+]

@@ -1,6 +1,7 @@
 """Batches: a source, an order and a position in it. The position is two integers."""
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Any
@@ -9,16 +10,20 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.checks import is_count, takes
-from wholestep.data.ready import BatchStream, IndexedBatches, RowError
-from wholestep.data.sampler import LengthOptions, Sampler, by_length, fixed_size, refuse_sizes
-from wholestep.data.source import Arrays, Source, open_source
-from wholestep.data.stream import Stream
+from wholestep.data.kinds import KeepsPosition, classify
+from wholestep.data.packing import Packs
+from wholestep.data.sampler import Sampler, open_sampler, refuse_sizes
+from wholestep.data.shapes import LengthOptions
+from wholestep.data.source import Arrays, IndexedBatches, RowError, Source, Transform, open_source
+from wholestep.data.stream import BatchStream
 from wholestep.errors import BatchError, SpecificationError, message, shown
 from wholestep.safety import waiting
 from wholestep.tree import Tree
 
+Position = tuple[int, int]
 
-class Batches:
+
+class Batches(KeepsPosition):
     """The batches of a source, epoch after epoch.
 
     The rows of update t of epoch e are a pure function of (seed, e, t): each epoch is a new permutation of all rows,
@@ -94,51 +99,78 @@ class Batches:
     ):
         if not isinstance(seed, Integral) or isinstance(seed, bool):
             raise SpecificationError(message("seed must be a whole number.", shown(seed), "seed=0."))
-        seed = int(seed)
-        self.source: Source = open_source(source, transform, by_length=tokens is not None)
-        self.is_ready: bool = isinstance(self.source, IndexedBatches | BatchStream)
+        self.source: Source = open_source(classify(source), transform, by_length=tokens is not None)
+        self._stream: BatchStream | None = self.source if isinstance(self.source, BatchStream) else None
+        self._numbered: IndexedBatches | None = self.source if isinstance(self.source, IndexedBatches) else None
+        self._at: list[int] = [0, 0]
+        self.unused: list = []  # ready-made batches that a feed loaded and its loop did not use
+        self._prepare: Transform | None = None
         options = LengthOptions(length, boundaries, pad, truncate, pack)
         refuse_sizes(self.is_ready, batch_size, tokens, options)
         self.sampler: Sampler
-        if tokens is not None:
-            self.sampler = by_length(self.source, tokens, options, seed, bool(shuffle))
-        elif not isinstance(self.source, BatchStream):
-            self.sampler = fixed_size(self.source, batch_size, seed, shuffle)
-        self.position: tuple[int, int] = (0, 0)
-        self._stream: Stream | None = Stream(self.source) if isinstance(self.source, BatchStream) else None
-        self.unused: list = []  # ready-made batches that a feed loaded and its loop did not use
+        if self._stream is None:
+            self.sampler = open_sampler(self.source, batch_size, tokens, options, int(seed), shuffle)
 
     def __repr__(self) -> str:
         num = "an unknown number of batches" if self.num_batches is None else f"{self.num_batches} batches"
         return f"<Batches: {num} an epoch; next: batch {self.position[1]} of epoch {self.position[0]}>"
 
     @property
+    def position(self) -> Position:
+        """The epoch and the number of the next batch in it."""
+        return self._at[0], self._at[1]
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._at[:] = position  # in place, as batches share it with their prepared form
+
+    @property
     def arrays(self) -> Tree | None:
-        """The source's arrays; None for any other source."""
-        return self.source.arrays if isinstance(self.source, Arrays) else None
+        """The source's arrays, if their rows are the rows of batches; None for any other source."""
+        return self.source.arrays if isinstance(self.source, Arrays) and self._prepare is None else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the batches come ready-made."""
+        return self._stream is not None or self._numbered is not None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the batches come one after the other, without random access."""
+        return self._stream is not None
+
+    @property
+    def is_iterator(self) -> bool:
+        """Whether the batches are an iterator's, which cannot restart."""
+        return self._stream is not None and not self._stream.begins_again
+
+    @property
+    def may_depend_on_updates(self) -> bool:
+        """Whether a batch may depend on the updates before it, as of a generator."""
+        return self._stream is not None and not self._stream.prefetches
 
     @property
     def num_batches(self) -> int | None:
         """The number of batches in an epoch; None if unknown."""
-        if isinstance(self.source, IndexedBatches | BatchStream):
-            return self.source.num_batches
-        return self.sampler.num_batches
+        return self.sampler.num_batches if self._stream is None else self._stream.num_batches
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The rows of a full batch and the padded length of each sequence, for every shape under a token budget."""
-        return [] if isinstance(self.source, BatchStream) else self.sampler.batch_shapes
+        return [] if self._stream is not None else self.sampler.batch_shapes
 
     @property
     def comes_short(self) -> bool:
         """Whether a batch may have fewer rows than the others of its shape."""
-        return self.is_ready or self.sampler.comes_short
+        return self._stream is not None or self.sampler.comes_short
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
         if (num := self.num_batches) is None:
             raise TypeError("This source has no known number of batches.")
         return num
+
+    # ---- the position ----
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go to a position: the next batch is batch `step` of `epoch`. A stream runs forward to it.
@@ -153,16 +185,16 @@ class Batches:
             raise _no_such_place(epoch, step, num)
         position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
         if self._stream is None:
-            self.unused = []
-        elif self._stream.begins_again:
+            self.unused.clear()
+        elif not self.is_iterator:
             self._run_to(self._stream, *position)
         self.position = position
 
-    def _run_to(self, stream: Stream, epoch: int, step: int) -> Tree:
+    def _run_to(self, stream: BatchStream, epoch: int, step: int) -> Tree:
         """Restart a stream, unless it is at its beginning, and run forward to a step."""
         if self.position[1] or self.unused:
             stream.restart()
-            self.unused = []
+            self.unused.clear()
         self.position = (epoch, 0)
         with waiting():
             done, last = stream.skip(step)
@@ -173,20 +205,23 @@ class Batches:
     def run_forward(self, epoch: int, step: int) -> Tree:
         """Run from the beginning to a position, with all side effects of the data. Return a stream's last batch.
 
-        The epoch hooks of a data set are called for every epoch, as they may shuffle; a stream runs every pass.
+        The epoch hooks of a data set are called for every epoch, as they may shuffle; a stream runs every pass. Batches
+        that are prepared are not returned.
 
         Raises:
             BatchError: there is no such position.
         """
-        if isinstance(self.source, IndexedBatches):
-            self.source.run_forward(epoch, step)
+        if self._numbered is not None:
+            self._numbered.run_forward(epoch, step)
         if self._stream is None:
             return self.seek(epoch, step)
+        last = None
         with waiting():
-            last = self._stream.run_through(epoch)
+            for _ in range(epoch):
+                last = self._stream.skip(sys.maxsize)[1]
         last = self._run_to(self._stream, epoch, step) if step else last
         self.position = (epoch, step)
-        return last
+        return last if self._prepare is None else None
 
     @property
     def stream_state(self) -> Any:
@@ -198,7 +233,7 @@ class Batches:
         with waiting():
             return None if self._stream is None else self._stream.known_state(self.position[1])
 
-    def go_on(self, position: tuple[int, int], state: object) -> None:
+    def go_on(self, position: Position, state: object) -> None:
         """Restore a stream's position and the state that it had there."""
         assert self._stream is not None
         self._stream.go_on(state)
@@ -206,44 +241,60 @@ class Batches:
 
     def rewind(self) -> None:
         """Go to the first batch of the first epoch; an iterator stays where it is."""
-        if self._stream is None or self._stream.begins_again:
+        if not self.is_iterator:
             self.seek(0)
 
     def in_order(self) -> "Batches":
         """Return the same batches in one order for all epochs, from the first; for an iterator, itself."""
-        if self._stream is not None and not self._stream.begins_again:
+        if self.is_iterator:
             return self
         ordered = copy.copy(self)
-        ordered.position, ordered.unused = (0, 0), []
-        if isinstance(self.source, BatchStream):
-            ordered._stream = Stream(self.source)
-        else:
+        ordered.position = (0, 0)
+        ordered.unused.clear()
+        if self._stream is None:
             ordered.sampler = self.sampler.in_order()
+        else:
+            ordered.source = ordered._stream = self._stream.anew()
         return ordered
+
+    def prepared(self, prepare: Transform) -> "Batches":
+        """Return the same batches, each prepared; both have the same position."""
+        prepared = copy.copy(self)
+        prepared._at, prepared.unused, prepared._prepare = self._at, self.unused, prepare
+        return prepared
+
+    def __copy__(self) -> "Batches":
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), _at=[*self._at], unused=[*self.unused])
+        return other
+
+    # ---- the batches ----
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 (rows,); for a PyDataset, the batch's number."""
         self._check(epoch, step)
         return self.sampler.rows(epoch, step)
 
+    def ids(self, epoch: int, step: int) -> np.ndarray:
+        """Return the row numbers that errors show, (rows,); of a packed row, several."""
+        return self.sampler.ids(epoch, step) if isinstance(self.sampler, Packs) else self.sampler.rows(epoch, step)
+
     def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays, nested as the source nests them."""
         self._check(epoch, step)
         try:
-            return self.sampler.load(epoch, step, places)
+            batch = self.sampler.load(epoch, step, places)
         except RowError as error:
             raise error.at(epoch, step) from error.__cause__
+        return batch if self._prepare is None else self._prepare(batch)
 
     def __iter__(self) -> Iterator[Tree]:
         """Iterate over the rest of the epoch's batches."""
         epoch = self.position[0]
-        while True:
+        while self.position[0] == epoch:
             try:
-                batch = next(self)
+                yield next(self)
             except StopIteration:
-                return
-            yield batch
-            if self.position[0] != epoch:
                 return
 
     def __next__(self) -> Tree:
@@ -255,21 +306,22 @@ class Batches:
             raise
         return batch
 
-    def take(self, position: tuple[int, int], places: np.ndarray | slice = slice(None)) -> tuple[Tree, tuple[int, int]]:
+    def take(self, position: Position, places: np.ndarray | slice = slice(None)) -> tuple[Tree, Position]:
         """Return the batch at a position and the position after it; for a stream, its next batch."""
         if self.unused:
             batch = self.unused.pop(0)
             return batch.host, batch.end
         if self._stream is not None:
-            return self._stream.draw(position[1]), (position[0], position[1] + 1)
-        if isinstance(self.source, IndexedBatches) and position[1] == 0:
-            self.source.begin_epoch()
+            drawn = self._stream.draw(position[1])
+            return drawn if self._prepare is None else self._prepare(drawn), (position[0], position[1] + 1)
+        if self._numbered is not None and position[1] == 0:
+            self._numbered.begin_epoch()
         batch, after = self.load(*position, places), self.after(*position)
-        if isinstance(self.source, IndexedBatches) and after[0] > position[0]:
-            self.source.end_epoch()
+        if self._numbered is not None and after[0] > position[0]:
+            self._numbered.end_epoch()
         return batch, after
 
-    def after(self, epoch: int, step: int) -> tuple[int, int]:
+    def after(self, epoch: int, step: int) -> Position:
         """Return the next position; after the last batch of an epoch, the start of the next epoch."""
         num = self.num_batches
         return (epoch, step + 1) if num is None or step + 1 < num else (epoch + 1, 0)
@@ -295,39 +347,38 @@ class Batches:
         return batch
 
     def _example(self) -> Tree:
+        if self.unused:
+            return self.unused[0].host
         with waiting():
             if self._stream is None:
                 return self.load(0, 0)
-            if self.unused:
-                return self.unused[0].host
             batch = self._stream.peek(self.position[1])
-            if batch is None and self._stream.begins_again and self.position[1]:
+            if batch is None and not self.is_iterator and self.position[1]:
                 batch = self._stream.first()
         if batch is None:
             must = "The data must have at least one batch."
             raise BatchError(message(must, "none", "pass a stream that is not spent."))
-        return batch
+        return batch if self._prepare is None else self._prepare(batch)
 
     @property
     def has_ended(self) -> bool:
         """Whether an iterator has ended; it cannot restart."""
-        return self._stream is not None and self._stream.has_ended and not self._stream.begins_again
+        return self._stream is not None and self.is_iterator and self._stream.has_ended
 
     def is_spent(self) -> bool:
         """Whether an iterator has no more batches. Waits for its next batch, and keeps it."""
-        if self._stream is None or self._stream.begins_again or self.unused:
+        if self._stream is None or not self.is_iterator or self.unused:
             return False
         with waiting():
             return self._stream.peek(self.position[1]) is None
+
+    def close(self) -> None:
+        """End the workers of a PyDataset, if it has some; the next batch starts others."""
+        if self._numbered is not None:
+            self._numbered.end_workers()
 
 
 def _no_such_place(epoch: object, step: object, num: int | None) -> BatchError:
     received = f"epoch {epoch}, step {step}" + ("" if num is None else f" where an epoch has {num} batches")
     must = "A position is an epoch and the number of one of its batches, both counted from 0."
     return BatchError(message(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))
-
-
-def sized(source: object, batch_size: int | None, **how: Any) -> Batches:
-    """Return the batches of a source; `batch_size` is ignored for ready-made batches."""
-    batches = Batches(source, **how)
-    return batches if batches.is_ready or batch_size is None else Batches(source, batch_size, **how)

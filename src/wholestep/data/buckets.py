@@ -7,7 +7,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.data.order import Order
 from wholestep.data.sequences import Sequences
-from wholestep.data.shapes import NONE, assign, best, given
+from wholestep.data.shapes import NONE, LengthOptions, assign, best, given
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
@@ -55,13 +55,8 @@ class Buckets:
         """Return the row numbers of a batch, int64 (rows,)."""
         k, batch = self._find(epoch, step)
         size, (start, end) = int(self.sizes[k]), self.starts[k : k + 2]
-        order = Order(int(end - start), self.seed, self.shuffle, stream=k + 1)
-        places = order.rows(epoch, batch * size, min((batch + 1) * size, order.num_rows))
+        places = Order(int(end - start), self.seed, self.shuffle, stream=k + 1).batch(epoch, batch, size)
         return self.by_bucket[start + places].astype(np.int64)
-
-    def ids(self, epoch: int, step: int) -> np.ndarray:
-        """Return the row numbers that errors show."""
-        return self.rows(epoch, step)
 
     def full_size(self, epoch: int, step: int) -> int:
         """Return the number of rows in a full batch of this batch's shape."""
@@ -82,27 +77,20 @@ class Buckets:
         return k, int(number - self.firsts[k])
 
 
-def make_buckets(
-    sequences: Sequences, tokens: int, boundaries: Tree, *, truncate: bool, seed: int, shuffle: bool
-) -> Buckets:
-    """Return the buckets of rows that hold sequences.
-
-    Args:
-        tokens: the places in a batch, padding included, of all sequences together.
-        boundaries: the shapes; None chooses the shapes that pad least.
-        truncate: whether longer sequences are cut off rather than refused.
+def make_buckets(sequences: Sequences, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets:
+    """Return the buckets of rows that hold sequences, at most `tokens` places in a batch.
 
     Raises:
         BatchError: a row that no shape holds, or that takes more places than the budget.
     """
-    if boundaries is None:
+    if options.boundaries is None:
         totals = sequences.totals
         if totals.max() > tokens:
             raise too_large(sequences, int(np.argmax(totals)), int(totals.max()), tokens)
         shapes = best(sequences.lengths, tokens)
     else:
-        shapes = given(boundaries, sequences.paths)
-        sequences = sequences.cut(shapes.max(axis=0)) if truncate else sequences
+        shapes = given(options.boundaries, sequences.paths)
+        sequences = sequences.cut(shapes.max(axis=0)) if options.truncate else sequences
     bucket_of = assign(sequences.lengths, shapes)
     counts = np.array([np.count_nonzero(bucket_of == k) for k in range(len(shapes))])
     if counts.sum() < len(bucket_of):
@@ -125,21 +113,12 @@ def ends(counts: np.ndarray) -> np.ndarray:
 def too_long(sequences: Sequences, row: int, largest: np.ndarray) -> BatchError:
     """Return the error that names a row that no shape holds."""
     most = ", ".join(f"{tree.name(path, 'length')} {n}" for path, n in zip(sequences.paths, largest, strict=True))
-    return BatchError(
-        message(
-            f"No row may be longer than the largest shape ({most}).",
-            sequences.describe(row),
-            "a larger boundary, or truncate=True to cut it off.",
-        )
-    )
+    must = f"No row may be longer than the largest shape ({most})."
+    return BatchError(message(must, sequences.describe(row), "a larger boundary, or truncate=True to cut it off."))
 
 
 def too_large(sequences: Sequences, row: int, places: int, tokens: int) -> BatchError:
     """Return the error that names a row that takes more places than the budget."""
-    return BatchError(
-        message(
-            f"No row may take more places than tokens={tokens}.",
-            f"{sequences.describe(row)}, which takes {places} places in its shape",
-            "more tokens, or smaller boundaries with truncate=True.",
-        )
-    )
+    must = f"No row may take more places than tokens={tokens}."
+    received = f"{sequences.describe(row)}, which takes {places} places in its shape"
+    return BatchError(message(must, received, "more tokens, or smaller boundaries with truncate=True."))

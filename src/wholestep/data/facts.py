@@ -5,8 +5,8 @@ import xxhash
 
 from wholestep import tree
 from wholestep.data.batches import Batches
-from wholestep.data.ready import BatchStream
 from wholestep.data.sampler import FixedSize
+from wholestep.data.source import IndexedBatches
 from wholestep.tree import Tree
 
 _MOST_COPIED = 16 << 20  # bytes at once, unless a single row has more
@@ -22,17 +22,16 @@ def layout_of(batches: Batches) -> dict[str, str]:
     if batches.arrays is not None:
         for name, leaf in tree.named_leaves(batches.arrays):
             told[name] = f"{'x'.join(map(str, leaf.shape))} {leaf.dtype}"
-    if isinstance(batches.source, BatchStream):
+    if batches.is_stream:
         return told
-    sampler = batches.sampler
-    if isinstance(sampler, FixedSize):
-        order = sampler.order
+    if isinstance(batches.sampler, FixedSize | IndexedBatches):
+        order = batches.sampler.order
         rule = f"seed {order.seed}" if order.shuffle else "in their own order"
         rule += f", {order.block} together" if order.shuffle and order.block > 1 else ""
-        told["rows"] = f"{order.num_rows} rows, {sampler.size} in a batch, {rule}"
+        told["rows"] = f"{order.num_rows} rows, {batches.sampler.size} in a batch, {rule}"
     else:
         told["shapes"] = ", ".join("x".join(map(str, shape)) for shape in batches.shapes)
-        told["order"] = _digest(batches.rows(0, 0).data)
+        told["order"] = xxhash.xxh3_128_hexdigest(batches.rows(0, 0).data)
     return told
 
 
@@ -56,9 +55,8 @@ def digest_of(batch: Tree) -> str:
 
 def _digest_in_order(array: np.ndarray) -> str:
     """Return a digest of an array's numbers in C order; a non-contiguous array is copied in pieces."""
-    if array.flags.c_contiguous:
-        return _digest(_bytes_of(array))
-    content, each = xxhash.xxh3_128(), max(1, _MOST_COPIED // array[:1].nbytes)
+    each = len(array) if array.flags.c_contiguous else max(1, _MOST_COPIED // array[:1].nbytes)
+    content = xxhash.xxh3_128()
     for start in range(0, len(array), each):
         content.update(_bytes_of(array[start : start + each]))
     return content.hexdigest()
@@ -66,7 +64,3 @@ def _digest_in_order(array: np.ndarray) -> str:
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _digest(content: bytes | memoryview) -> str:
-    return xxhash.xxh3_128_hexdigest(content)

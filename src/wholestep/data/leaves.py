@@ -59,11 +59,8 @@ def without_none(batch: Tree) -> Tree:
         raise BatchError(message(must, f"{len(batch)} parts, of which some are None", "leave out what is None."))
     parts = tuple(part for part in batch if part is not None)
     if any(part is None for part in batch[: len(parts)]):
-        raise BatchError(
-            message(
-                "(x, y, sample_weight) must have labels where it has weights.", "None for y", "pass y, or no weights."
-            )
-        )
+        must = "(x, y, sample_weight) must have labels where it has weights."
+        raise BatchError(message(must, "None for y", "pass y, or no weights."))
     return parts
 
 
@@ -94,7 +91,7 @@ def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, lis
     return [(path, [leaves[i][1] for leaves in flat]) for i, path in enumerate(paths)]
 
 
-def stack(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarray | None:
+def stack_column(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarray | None:
     """Return one leaf of these rows as one array; None if all rows have None there.
 
     Raises:
@@ -209,14 +206,6 @@ def refuse_lists(part: Tree, name: str) -> None:
     if isinstance(part, dict | list | tuple):
         for key, each in part.items() if isinstance(part, dict) else enumerate(part):
             refuse_lists(each, f"{name}[{key!r}]")
-
-
-def is_nest_of_arrays(source: object) -> bool:
-    """Whether this is an array, or nested dicts, lists and tuples of nothing else (None aside)."""
-    if not isinstance(source, dict | list | tuple):
-        return is_array(source)
-    leaves = [leaf for leaf in tree.leaves(source) if leaf is not None]
-    return bool(leaves) and all(is_array(leaf) for leaf in leaves)
 
 
 def is_array(leaf: object) -> bool:

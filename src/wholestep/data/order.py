@@ -47,6 +47,10 @@ class Order:
             return _chunk(self, epoch, first)[start - first * _CHUNK : stop - first * _CHUNK].copy()
         return _permuted(self, epoch, start, stop)
 
+    def batch(self, epoch: int, step: int, size: int) -> np.ndarray:
+        """Return the row numbers of batch `step` of the epoch; the last batch may have fewer than `size`."""
+        return self.rows(epoch, step * size, min((step + 1) * size, self.num_rows))
+
 
 @lru_cache(maxsize=16)
 def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:

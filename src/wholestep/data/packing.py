@@ -15,7 +15,7 @@ from wholestep import tree
 from wholestep.data.buckets import ends, too_large, too_long
 from wholestep.data.order import Order, permute
 from wholestep.data.sequences import Sequences
-from wholestep.data.shapes import given
+from wholestep.data.shapes import LengthOptions, given
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
@@ -136,8 +136,7 @@ class Packs:
         return replace(self, shuffle=False)
 
     def _layout(self, epoch: int, step: int) -> RowLayout:
-        order = Order(self.num_packs, self.seed, self.shuffle)
-        packs = order.rows(epoch, step * self.size, min((step + 1) * self.size, self.num_packs))
+        packs = Order(self.num_packs, self.seed, self.shuffle).batch(epoch, step, self.size)
         at, length, place = self.patterns.places(packs)
         start, num = self.starts[length], np.diff(self.starts)[length]
         if self.shuffle:
@@ -146,15 +145,8 @@ class Packs:
         return RowLayout(self.by_length[start + place].astype(np.int64), at, taken - taken[np.searchsorted(at, at)])
 
 
-def make_packs(
-    sequences: Sequences, tokens: int, boundaries: Tree, *, truncate: bool, seed: int, shuffle: bool
-) -> Packs:
-    """Return the packs of rows that hold one sequence each.
-
-    Args:
-        tokens: the places in a batch, padding included.
-        boundaries: the length of a packed row; None for the length of the longest row.
-        truncate: whether longer sequences are cut off rather than refused.
+def make_packs(sequences: Sequences, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Packs:
+    """Return the packs of rows that hold one sequence each, at most `tokens` places in a batch.
 
     Raises:
         SpecificationError: rows that cannot be packed, or several boundaries.
@@ -163,12 +155,12 @@ def make_packs(
     _check(sequences)
     longest = int(np.argmax(sequences.lengths[0]))
     width = max(1, int(sequences.lengths[0, longest]))
-    if boundaries is not None:
-        shapes = given(boundaries, sequences.paths)
+    if options.boundaries is not None:
+        shapes = given(options.boundaries, sequences.paths)
         if len(shapes) > 1:
             must = "Packed rows have one length."
             raise SpecificationError(message(must, f"{len(shapes)} boundaries", f"boundaries=[{shapes.max()}]."))
-        if width > shapes[0, 0] and not truncate:
+        if width > shapes[0, 0] and not options.truncate:
             raise too_long(sequences, longest, shapes[0])
         width, sequences = int(shapes[0, 0]), sequences.cut(shapes[0])
     if width > tokens:
@@ -257,6 +249,5 @@ def _check(sequences: Sequences) -> None:
     for (label, leaf), owner in zip(tree.named_leaves(row, "row"), sequences.owner, strict=True):
         if owner is None:
             must = f"{label} must have an axis of the length: a packed row has no place for one value per row."
-            raise SpecificationError(
-                message(must, f"shape {leaf.shape}", "repeat it for every place, or leave out pack.")
-            )
+            must, received = must, f"shape {leaf.shape}"
+            raise SpecificationError(message(must, received, "repeat it for every place, or leave out pack."))

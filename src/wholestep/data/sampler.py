@@ -1,16 +1,15 @@
 """The rows of a batch: a fixed number, of similar lengths, or packed. A pure function of (seed, epoch, step)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from wholestep.checks import count
 from wholestep.data.buckets import Buckets, make_buckets
-from wholestep.data.lengths import measure
 from wholestep.data.order import Order
 from wholestep.data.packing import Packs, make_packs
+from wholestep.data.sequences import measure
+from wholestep.data.shapes import LengthOptions
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, SparseArrays
 from wholestep.errors import SpecificationError, message, shown, warn
 from wholestep.tree import Tree
@@ -18,21 +17,11 @@ from wholestep.tree import Tree
 _SIZE = "batch_size=32, or leave it out; labels are part of the source: Batches((x, y), batch_size=32)."
 
 
-class LengthOptions(NamedTuple):
-    """The options of batches under a token budget, as in `Batches`."""
-
-    length: Tree | Callable[[Tree], Tree] = None
-    boundaries: Tree = None
-    pad: Tree = 0
-    truncate: bool = False
-    pack: bool = False
-
-
 @dataclass(frozen=True)
 class FixedSize:
-    """Batches of `size` rows; the last of an epoch may have fewer. A ready-made batch counts as one row."""
+    """Batches of `size` rows; the last of an epoch may have fewer."""
 
-    source: Arrays | SparseArrays | IndexedRows | IndexedBatches
+    source: Arrays | SparseArrays | IndexedRows
     order: Order
     size: int
 
@@ -57,43 +46,34 @@ class FixedSize:
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 (rows,)."""
-        order = self._order_now()
-        return order.rows(epoch, step * self.size, min((step + 1) * self.size, order.num_rows))
-
-    def ids(self, epoch: int, step: int) -> np.ndarray:
-        """Return the row numbers that errors show."""
-        return self.rows(epoch, step)
+        return self.order.batch(epoch, step, self.size)
 
     def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
-        if isinstance(self.source, IndexedBatches):
-            order = self._order_now()
-            self.source.expect(lambda num: order.rows(epoch, step, min(step + num, order.num_rows)))
         return self.source.load(self.rows(epoch, step)[places])
-
-    def _order_now(self) -> Order:
-        """Return the order for the current number of ready-made batches, which hooks may change between epochs."""
-        num = self.source.num_batches if isinstance(self.source, IndexedBatches) else None
-        return self.order if num in (None, self.order.num_rows) else replace(self.order, num_rows=num)
 
     def in_order(self) -> "FixedSize":
         """Return batches of the rows in ascending order."""
         return replace(self, order=replace(self.order, shuffle=False))
 
 
-Sampler = FixedSize | Buckets | Packs
+Sampler = FixedSize | Buckets | Packs | IndexedBatches
 
 
-def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool | str) -> FixedSize:
-    """Return batches of `batch_size` rows, 32 if it is None; ready-made batches unchanged.
+def open_sampler(
+    source: Source, batch_size: int | None, tokens: int | None, options: LengthOptions, seed: int, shuffle: bool | str
+) -> Sampler:
+    """Return batches of `batch_size` rows, 32 if it is None, or of `tokens` places; ready-made batches unchanged.
 
     Raises:
-        SpecificationError: a size below 1, or an unknown `shuffle`.
+        SpecificationError: a size below 1, an unknown `shuffle`, or options that do not fit the rows.
+        BatchError: a row that is too long.
     """
     if isinstance(source, IndexedBatches):
-        num = source.num_batches
-        return FixedSize(source, Order(num or np.iinfo(np.int64).max, seed, bool(shuffle) and num is not None), 1)
+        return source.ordered(seed, bool(shuffle))
     assert isinstance(source, Arrays | SparseArrays | IndexedRows)
+    if tokens is not None:
+        return _by_length(source, tokens, options, seed, bool(shuffle))
     if isinstance(shuffle, str) and shuffle != "batch":
         must = 'shuffle must be True, False or "batch".'
         raise SpecificationError(message(must, shown(shuffle), "shuffle=True, or leave it out."))
@@ -102,13 +82,7 @@ def fixed_size(source: Source, batch_size: int | None, seed: int, shuffle: bool 
     return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 0), size)
 
 
-def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets | Packs:
-    """Return batches of at most `tokens` places.
-
-    Raises:
-        SpecificationError: options that do not fit the rows.
-        BatchError: a row that is too long.
-    """
+def _by_length(source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets | Packs:
     tokens = count("tokens", tokens, "the places of a batch, such as 4096.")
     if options.length is None:
         must = "tokens needs the length of every row."
@@ -119,8 +93,8 @@ def by_length(source: Source, tokens: int, options: LengthOptions, seed: int, sh
     assert isinstance(source, Arrays | IndexedRows)
     sequences = measure(source, options.length, options.pad)
     if options.pack:
-        return make_packs(sequences, tokens, options.boundaries, truncate=options.truncate, seed=seed, shuffle=shuffle)
-    buckets = make_buckets(sequences, tokens, options.boundaries, truncate=options.truncate, seed=seed, shuffle=shuffle)
+        return make_packs(sequences, tokens, options, seed, shuffle)
+    buckets = make_buckets(sequences, tokens, options, seed, shuffle)
     if isinstance(source, Arrays) and options.pad != 0 and np.all(buckets.shapes <= sequences.widths):
         warn("pad has no effect: arrays hold their padding already.")
     return buckets

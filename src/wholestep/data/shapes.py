@@ -3,7 +3,8 @@
 A shape is the padded length of each sequence of a row. Rows of one shape are computed by one program.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -19,6 +20,16 @@ _MOST = 12
 _ENOUGH = 1.05
 _GROWTH = 1.03
 _TOO_LARGE = 1e6
+
+
+class LengthOptions(NamedTuple):
+    """The options of batches under a token budget, as in `Batches`."""
+
+    length: Tree | Callable[[Tree], Tree] = None
+    boundaries: Tree = None
+    pad: Tree = 0
+    truncate: bool = False
+    pack: bool = False
 
 
 def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
@@ -59,9 +70,8 @@ def given(boundaries: Tree, paths: tuple[tuple, ...]) -> np.ndarray:
     several = isinstance(boundaries, Iterable) and not isinstance(boundaries, dict | str)
     shapes = [_shape(boundary, paths) for boundary in (boundaries if several else [boundaries])]
     if not 0 < len(shapes) < NONE:
-        raise SpecificationError(
-            message(f"boundaries must be 1 to {NONE - 1} shapes.", len(shapes), "leave them out: the best are chosen.")
-        )
+        must = f"boundaries must be 1 to {NONE - 1} shapes."
+        raise SpecificationError(message(must, len(shapes), "leave them out: the best are chosen."))
     return _sorted(np.array(shapes, np.int64))
 
 

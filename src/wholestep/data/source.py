@@ -1,32 +1,35 @@
 """Sources of rows: arrays, a sequence of rows, ready-made batches, or a stream of batches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from inspect import isroutine
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.data.kinds import Data, Kind
 from wholestep.data.leaves import (
     by_leaf,
     checked,
-    is_array,
-    is_nest_of_arrays,
+    raw_batch,
     refuse_lists,
-    stack,
-    text_as_arrays,
+    stack_column,
     to_numpy,
     with_arrays,
     without_none,
 )
-from wholestep.data.ready import BatchStream, IndexedBatches, is_loader, length_of, read, workers_of
+from wholestep.data.order import Order
 from wholestep.data.sparse import SparseRows, has_sparse, is_sparse
+from wholestep.data.stream import BatchStream, length_of
+from wholestep.data.workers import Forks, Threads, Workers, warn_of_copies
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
 _UNEVEN = "tokens=... and length=..., if rows are of uneven length."
+
+
+Transform = Callable[[Tree], Tree]
 
 
 def _same(batch: Tree) -> Tree:
@@ -39,11 +42,15 @@ class Arrays:
 
     arrays: Tree
     num_rows: int
-    transform: Callable[[Tree], Tree] = _same
+    transform: Transform = _same
 
     def load(self, rows: np.ndarray) -> Tree:
         """Return these rows of every leaf."""
         return tree.map_leaves(lambda leaf: leaf[rows], self.arrays)
+
+    def each(self, rows: np.ndarray) -> list:
+        """Return these rows, as a list."""
+        return [self.load(row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,11 @@ class SparseArrays:
 
     arrays: Tree
     num_rows: int
-    transform: Callable[[Tree], Tree]
+    transform: Transform
 
     def load(self, rows: np.ndarray) -> Tree:
         """Return these rows of every leaf."""
-        return self.transform(tree.map_leaves(lambda leaf: _rows_of(leaf, rows), self.arrays))
+        return self.transform(tree.map_leaves(lambda leaf: to_numpy(leaf[rows]), self.arrays))
 
 
 @dataclass(frozen=True)
@@ -65,16 +72,16 @@ class IndexedRows:
 
     items: Any
     num_rows: int
-    transform: Callable[[Tree], Tree]
+    transform: Transform
 
     def load(self, rows: np.ndarray) -> Tree:
         """Return these items, stacked."""
         loaded = self._get(rows)
         if isinstance(loaded, dict):  # a Hugging Face dataset returns columns
-            batch = {k: stack((k,), rows, v, _UNEVEN) for k, v in loaded.items()}
+            batch = {k: stack_column((k,), rows, v, _UNEVEN) for k, v in loaded.items()}
         else:
             columns = by_leaf(loaded, rows, loaded[0])
-            leaves = [stack(path, rows, column, _UNEVEN) for path, column in columns]
+            leaves = [stack_column(path, rows, column, _UNEVEN) for path, column in columns]
             batch = keras.tree.pack_sequence_as(with_arrays(loaded[0]), leaves)
         return checked(self.transform(batch))
 
@@ -92,10 +99,80 @@ class IndexedRows:
         return [read(self.items.__getitem__, number, f"row {number}", self.num_rows) for number in numbers]
 
 
+@dataclass(frozen=True)
+class IndexedBatches:
+    """Ready-made batches that are loaded by number (`keras.utils.PyDataset`), and their order."""
+
+    batches: Any
+    transform: Transform
+    workers: Workers | None
+    order: Order
+    size: ClassVar[int] = 1
+    comes_short: ClassVar[bool] = True
+    batch_shapes: ClassVar[list] = []
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches in an epoch; None if it is infinite."""
+        return length_of(self.batches, lambda batches: batches.num_batches)
+
+    def rows(self, epoch: int, step: int, num: int = 1) -> np.ndarray:
+        """Return the number of a batch, and of the next `num` - 1, int64 (batches,)."""
+        now, order = self.num_batches, self.order  # hooks may change the number of batches between epochs
+        order = order if now in (None, order.num_rows) else replace(order, num_rows=now)
+        return order.rows(epoch, step, min(step + num, order.num_rows))
+
+    def full_size(self, epoch: int, step: int) -> int:
+        """Return 0: it is not known."""
+        return 0
+
+    def load(self, epoch: int, step: int, places: slice | np.ndarray = slice(None)) -> Tree:
+        """Return a batch. The workers load the next ones of the epoch meanwhile."""
+        get = self.batches.__getitem__
+        if self.workers is not None:
+            self.workers.expect(self.rows(epoch, step, self.workers.most).tolist())
+            get = self.workers.take
+        number = int(self.rows(epoch, step)[0])
+        batch = raw_batch(read(get, number, f"batch {number}", self.num_batches))
+        return checked(self.transform(tree.map_leaves(np.array, batch)))  # a copy, as in BatchStream
+
+    def ordered(self, seed: int, shuffle: bool) -> "IndexedBatches":
+        """Return the batches in an order; infinitely many are not shuffled."""
+        num = self.num_batches
+        return replace(self, order=Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None))
+
+    def in_order(self) -> "IndexedBatches":
+        """Return the batches in the order of their numbers."""
+        return replace(self, order=replace(self.order, shuffle=False))
+
+    def begin_epoch(self) -> None:
+        """Call the data set's `on_epoch_begin`."""
+        self.end_workers()
+        self.batches.on_epoch_begin()
+
+    def end_epoch(self) -> None:
+        """Call the data set's `on_epoch_end`."""
+        self.end_workers()
+        self.batches.on_epoch_end()
+
+    def run_forward(self, epoch: int, step: int) -> None:
+        """Call the data set's epoch hooks up to a position."""
+        for _ in range(epoch):
+            self.begin_epoch()
+            self.end_epoch()
+        if step:
+            self.begin_epoch()
+
+    def end_workers(self) -> None:
+        """End the workers, if there are some; the next batch starts others."""
+        if self.workers is not None:
+            self.workers.end()
+
+
 Source = Arrays | SparseArrays | IndexedRows | IndexedBatches | BatchStream
 
 
-def open_source(source: object, transform: Callable[[Tree], Tree] | None = None, *, by_length: bool = False) -> Source:
+def open_source(data: Data, transform: Transform | None = None, *, by_length: bool = False) -> Source:
     """Return the source of a user's data; `transform` is applied to every loaded batch.
 
     Args:
@@ -104,71 +181,91 @@ def open_source(source: object, transform: Callable[[Tree], Tree] | None = None,
     Raises:
         BatchError: data of an unknown kind, no rows, or leaves of different length.
     """
-    transform, source = transform or _same, text_as_arrays(source)
-    if isinstance(source, keras.utils.PyDataset):
-        return IndexedBatches(source, transform, workers_of(source))
-    if is_nest_of_arrays(source) and not _is_list_of_rows(source, by_length):
-        stay_sparse = has_sparse(source) and not by_length
-        arrays = tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(source))
-        num_rows = tree.num_rows(arrays, "data")
-        if num_rows == 0:
-            raise BatchError(
-                message("The data must have at least one row.", "0 rows", "pass arrays that are not empty.")
-            )
-        if stay_sparse:
-            return SparseArrays(checked(arrays), num_rows, transform)
-        if by_length:
-            return Arrays(checked(arrays), num_rows, transform)
-        return Arrays(checked(transform(arrays)), num_rows)
-    if type(source).__module__.startswith("tensorflow.python.distribute"):
-        must, attempt = "The data must be whole.", "give the tf.data.Dataset itself; the trainer shares the rows."
-        raise BatchError(message(must, f"a {type(source).__name__}, which a strategy has shared out", attempt))
-    if isinstance(source, type) or isroutine(source):
-        must, name = "Data must be a data set or an iterator, not a function or class that makes it.", source.__name__
-        call = f"{name}()" if name.isidentifier() else "f()"
-        raise BatchError(message(must, f"{name}, not called", f"call it, as in fit({call})."))
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_loader(source):
-        if type(source) is tuple and not by_length and len({(type(part), _shape(part)) for part in source}) > 1:
-            for i, part in enumerate(source):
+    content, transform = data.content, transform or _same
+    if data.kind is Kind.NUMBERED:
+        return IndexedBatches(content, transform, workers_of(content), Order(0))
+    if data.are_arrays and not data.is_list_of_rows(by_length):
+        return _open_arrays(content, transform, by_length=by_length)
+    if data.kind in (Kind.ARRAYS, Kind.ROWS):
+        if type(content) is tuple and not by_length and len({(type(part), _shape(part)) for part in content}) > 1:
+            for i, part in enumerate(content):
                 refuse_lists(part, f"data[{i}]")
-        num_rows = length_of(source)
-        if num_rows == 0:
-            raise BatchError(
-                message("The data must have at least one row.", "0 rows", "pass a sequence that is not empty.")
-            )
-        return IndexedRows(source, num_rows, transform)
-    if hasattr(source, "__iter__"):
-        return BatchStream(source, transform)
-    raise BatchError(
-        message(
-            "Data must be nested arrays, a sequence of rows, or an iterable of batches.",
-            type(source).__name__,
-            "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator of batches.",
+        num_rows = length_of(content)
+        _check_any(num_rows, "a sequence that is not empty.")
+        return IndexedRows(content, num_rows, transform)
+    if data.kind in (Kind.STREAM, Kind.BATCHES):
+        return BatchStream(content, transform, prefetches=data.prefetches)
+    must = "Data must be nested arrays, a sequence of rows, or an iterable of batches."
+    received = type(content).__name__
+    attempt = "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator of batches."
+    if data.kind is Kind.SHARED:
+        must, received = "The data must be whole.", f"a {received}, which a strategy has shared out"
+        attempt = "give the tf.data.Dataset itself; the trainer shares the rows."
+    if data.kind is Kind.FUNCTION:
+        name = content.__name__
+        must, received = (
+            "Data must be a data set or an iterator, not a function or class that makes it.",
+            f"{name}, not called",
         )
-    )
+        attempt = f"call it, as in fit({f'{name}()' if name.isidentifier() else 'f()'})."
+    raise BatchError(message(must, received, attempt))
 
 
 def _shape(part: object) -> tuple[int, ...]:
     return np.asarray(part, object).shape
 
 
+def _open_arrays(content: Tree, transform: Transform, *, by_length: bool) -> Source:
+    stay_sparse = has_sparse(content) and not by_length
+    arrays = tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(content))
+    num_rows = tree.num_rows(arrays, "data")
+    _check_any(num_rows, "arrays that are not empty.")
+    if stay_sparse:
+        return SparseArrays(checked(arrays), num_rows, transform)
+    if by_length:
+        return Arrays(checked(arrays), num_rows, transform)
+    return Arrays(checked(transform(arrays)), num_rows)
+
+
 def _as_rows(leaf: object) -> np.ndarray | SparseRows:
-    return SparseRows.of(leaf) if isinstance(leaf, SparseRows) or is_sparse(leaf) else to_numpy(leaf)
+    return SparseRows.of(leaf) if is_sparse(leaf) else to_numpy(leaf)
 
 
-def _rows_of(leaf: np.ndarray | SparseRows, rows: np.ndarray) -> np.ndarray:
-    return to_numpy(leaf.load(rows)) if isinstance(leaf, SparseRows) else leaf[rows]
+def _check_any(num_rows: int, instead: str) -> None:
+    if num_rows == 0:
+        raise BatchError(message("The data must have at least one row.", "0 rows", f"pass {instead}"))
 
 
-def _is_list_of_rows(source: object, by_length: bool) -> bool:
-    """Whether a list holds a nested item for each row, rather than an array for each leaf.
+def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
+    """Return the workers of a data set that uses several threads, or processes; else None."""
+    num, most, get = batches.workers, max(batches.workers, batches.max_queue_size), batches.__getitem__
+    if batches.use_multiprocessing and num > 0:
+        warn_of_copies(batches)
+        return Workers(Forks(get, num), get, most)
+    return Workers(Threads(get, num), get, most) if num > 1 else None
 
-    A list of arrays and nests of arrays with the same number of rows, such as a model's inputs, holds leaves. A vector
-    as a leaf holds a number for each row, which has no length; so with `by_length`, vectors are rows.
+
+class RowError(BatchError):
+    """A source lacks a row, or batch, below its length."""
+
+    def __init__(self, what: str, length: int | None, error: Exception, place: str = ""):
+        must = "A data set must have every row, or batch, below its length."
+        received = f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
+        super().__init__(message(must, received, "mend its __getitem__, or its __len__."))
+        self.parts = (what, length, error)
+
+    def at(self, epoch: int, step: int) -> "RowError":
+        """Return the same error, with the position in the data."""
+        return RowError(*self.parts, f" in step {step} of epoch {epoch}")
+
+
+def read(get: Callable, number: int | list[int], what: str, length: int | None) -> Any:
+    """Return a row, or a batch, by its number.
+
+    Raises:
+        RowError: it does not exist.
     """
-    if not isinstance(source, list):
-        return False
-    if by_length and all(is_array(item) and len(item.shape) == 1 for item in source):
-        return True
-    nested = [isinstance(item, dict | list | tuple) for item in source]
-    return any(nested) and (all(nested) or len({np.shape(leaf)[:1] for leaf in tree.leaves(source)}) > 1)
+    try:
+        return get(number)
+    except (IndexError, StopIteration) as error:
+        raise RowError(what, length, error) from error

@@ -13,12 +13,13 @@ from wholestep.tree import Tree
 def is_sparse(leaf: object) -> bool:
     """Whether this is a sparse matrix or tensor: of SciPy, TensorFlow, JAX (BCOO) or PyTorch (COO)."""
     is_indexed = hasattr(leaf, "indices") and (hasattr(leaf, "todense") or type(leaf).__name__ == "SparseTensor")
-    return hasattr(leaf, "tocoo") or is_indexed or bool(getattr(leaf, "is_sparse", False))
+    is_other = hasattr(leaf, "tocoo") or is_indexed or bool(getattr(leaf, "is_sparse", False))
+    return isinstance(leaf, SparseRows) or is_other
 
 
 def has_sparse(data: Tree) -> bool:
     """Whether some leaf is sparse."""
-    return any(isinstance(leaf, SparseRows) or is_sparse(leaf) for leaf in tree.leaves(data))
+    return any(map(is_sparse, tree.leaves(data)))
 
 
 def sliceable(leaf: Any) -> Any:
@@ -83,8 +84,10 @@ class SparseRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> "SparseRows":
-        """Return consecutive rows."""
+    def __getitem__(self, rows: Any) -> Any:
+        """Return consecutive rows, still sparse, or the rows with these numbers, dense."""
+        if not isinstance(rows, slice):
+            return self.load(rows)
         begin, end, step = rows.indices(len(self))
         assert step == 1
         end = max(begin, end)

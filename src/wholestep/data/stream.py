@@ -1,36 +1,55 @@
-"""A running stream: its batches are drawn one after the other, and the next batch can be peeked at."""
+"""Batches of an iterable, drawn one after the other; the next batch can be peeked at."""
 
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from wholestep.data.ready import BatchStream
+import numpy as np
+
+from wholestep import tree
+from wholestep.checks import is_count
+from wholestep.data.leaves import checked, raw_batch
+from wholestep.errors import BatchError, message, warn
 from wholestep.tree import Tree
 
 
-class Stream:
-    """The batches of a source without random access.
+class BatchStream:
+    """Ready-made batches without random access.
 
-    `step` is the number of batches that its epoch had before. A stream that has ended restarts at step 0 only.
+    `step` is the number of batches that its epoch had before. A stream that has ended restarts at step 0 only, and an
+    iterator cannot restart.
 
     Args:
-        source: the source of the batches.
+        transform: a function of every batch, after its conversion to numpy.
+        prefetches: whether its batches are drawn ahead of their use, so that none depends on earlier updates.
+
+    Attributes:
+        begins_again: whether a second epoch can be drawn.
+        state: of the iterator after the last batch drawn, if it has `get_state`.
+        has_ended: whether the iterator was seen to end.
     """
 
-    def __init__(self, source: BatchStream):
-        self._source = source
+    def __init__(self, batches: Iterable, transform: Callable[[Tree], Tree], *, prefetches: bool = False):
+        self.prefetches = prefetches
+        self.begins_again = not isinstance(batches, Iterator)
+        self.state: Any = None
+        self.has_ended = False
+        self._batches = batches
+        self._transform = transform
         self._running: Iterator[Tree] | None = None
         self._peeked: Tree | None = None
         self._get_state: Callable[[], Any] | None = None
-        self.state: Any = None  # of the iterator after the last batch drawn, if it has `get_state`
-        self.has_ended = False  # whether the iterator was seen to end
 
     @property
-    def begins_again(self) -> bool:
-        """Whether a second epoch can be drawn."""
-        return self._source.begins_again
+    def num_batches(self) -> int | None:
+        """The number of batches in an epoch; None if unknown."""
+        return _num_batches(self._batches)
+
+    def anew(self) -> "BatchStream":
+        """Return a stream of the same batches, from the first."""
+        return BatchStream(self._batches, self._transform, prefetches=self.prefetches)
 
     def known_state(self, step: int) -> Any:
         """Return the iterator's state; before the first draw, the one after the next batch, which is kept."""
@@ -46,7 +65,7 @@ class Stream:
 
     def first(self) -> Tree:
         """Return the first batch of another pass; this pass stays unchanged."""
-        return next(iter(self._source))
+        return next(_converted(self._batches, iter(self._batches), self._transform))
 
     def draw(self, step: int) -> Tree:
         """Return the next batch, and move on.
@@ -73,15 +92,6 @@ class Stream:
                 return done, last
         return num, last
 
-    def run_through(self, passes: int) -> Tree:
-        """Draw this number of full passes; return the last batch."""
-        last = None
-        for _ in range(passes):
-            with contextlib.suppress(StopIteration):
-                for step in itertools.count():
-                    last = self.draw(step)
-        return last
-
     def peek(self, step: int) -> Tree | None:
         """Return the next batch without drawing it; None at the end."""
         if self._peeked is None:
@@ -105,9 +115,58 @@ class Stream:
         return batch
 
     def _begin(self, state: object = None) -> None:
-        iterator: Any = iter(self._source.batches)
+        iterator: Any = iter(self._batches)
         if state is not None:
             iterator.set_state(state)
         has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
         self._get_state = iterator.get_state if has_state else None
-        self._running, self.has_ended, self.state = self._source.drawn_from(iterator), False, None
+        self._running = _converted(self._batches, iterator, self._transform)
+        self.has_ended, self.state = False, None
+
+
+def _converted(batches: Iterable, iterator: Iterator, transform: Callable[[Tree], Tree]) -> Iterator[Tree]:
+    """Yield the batches of an iterator over `batches`, as numpy arrays, transformed."""
+    told, num = _num_batches(batches), 0
+    for batch in iterator:
+        num += 1
+        # A copy: a generator may fill the same arrays again while this batch waits for its turn.
+        yield checked(transform(tree.map_leaves(np.array, raw_batch(batch))))
+    if not isinstance(batches, Iterator) and told not in (None, num):
+        must = "The length of the data must be the number of batches; all batches were used."
+        received = f"{num} batches of {type(batches).__name__}, whose length says {told}"
+        warn(message(must, received, "mend its __len__, or leave it out."))
+
+
+class Kept:
+    """The batches of an iterator, cached on the host, so that every iteration starts at the first batch."""
+
+    def __init__(self, batches: Iterator):
+        copies = (tree.map_leaves(np.array, batch) for batch in batches)  # as in `_converted`
+        (self._beginning,) = itertools.tee(copies, 1)
+
+    def __iter__(self) -> Iterator[Tree]:
+        return copy.copy(self._beginning)
+
+
+def _num_batches(batches: Iterable) -> int | None:
+    try:
+        return length_of(batches)
+    except TypeError:
+        return None
+
+
+def length_of(source: object, ask: Callable = len) -> Any:
+    """Return the length of a source, an integer from 0; None if the source says None.
+
+    Raises:
+        BatchError: the length is anything else.
+    """
+    cause: Exception | None = None
+    try:
+        length = ask(source)
+    except (ValueError, OverflowError) as error:  # raised by Python for a length below 0
+        length, cause = str(error), error
+    if cause is None and (length is None or is_count(length, 0)):
+        return length
+    must = f"The length of {type(source).__name__} must be a whole number of at least 0."
+    raise BatchError(message(must, length, "mend its __len__; leave it out if it is not known.")) from cause

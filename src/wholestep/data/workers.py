@@ -1,28 +1,31 @@
-"""Workers of a `keras.utils.PyDataset`: they load several batches at once, ahead of their use."""
+"""Workers of a `keras.utils.PyDataset`, threads or processes: they load several batches at once, ahead of their use."""
 
 import contextlib
+import multiprocessing
+import os
+import pickle
 import queue
+import random
+import signal
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep.errors import BatchError, message, warn
 
 _PATIENCE = 2.0  # seconds for a batch that may never come
-
-
-class Pool(Protocol):
-    """Loads batches by their numbers, several at once."""
-
-    def submit(self, number: int) -> Future:
-        """Begin to load a batch."""
-
-    def result(self, future: Future) -> Any:
-        """Return a batch once it is loaded, and raise what its loading raised."""
-
-    def end(self) -> None:
-        """End all loading; the next batch is loaded anew."""
+_PATIENCE_WITH_FORKS = 60.0  # seconds
+_loads: Callable[[int], Any]  # in a process of `Forks`, from its beginning on
+_seed: int
 
 
 class Workers:
@@ -40,7 +43,7 @@ class Workers:
     (16, 4, 25)
     """
 
-    def __init__(self, pool: Pool, get: Callable[[int], Any], most: int):
+    def __init__(self, pool: "Threads | Forks", get: Callable[[int], Any], most: int):
         self.most = most
         self._pool = pool
         self._get = get
@@ -56,7 +59,7 @@ class Workers:
                 self._under_way[number] = self._pool.submit(number)
 
     def take(self, number: int) -> Any:
-        """Return a batch, and raise what its loading raised."""
+        """Return a batch, or raise the error of its loading."""
         future = self._under_way.pop(number, None)
         return self._get(number) if future is None else self._pool.result(future)
 
@@ -89,18 +92,17 @@ class Threads:
         return future
 
     def result(self, future: Future) -> Any:
-        """Return a batch once it is loaded, and raise what its loading raised."""
+        """Return a batch once it is loaded, or raise the error of its loading."""
         return future.result()
 
     def end(self) -> None:
         """End the threads after their current batches; waits for at most two seconds."""
         threads, self._threads = self._threads, []
         asked, self._asked = self._asked, queue.SimpleQueue()
-        while not asked.empty():
-            with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(queue.Empty):
+            while True:
                 asked.get_nowait()
-        for _ in threads:
-            asked.put(None)
+        _stop(asked, len(threads))
         until = time.monotonic() + _PATIENCE
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -120,3 +122,130 @@ def _work(asked: queue.SimpleQueue) -> None:
             except BaseException as error:  # raised where the batch is taken
                 future.set_exception(error)
         del task, future, get  # else a waiting thread keeps its data set alive
+
+
+class Forks:
+    """Processes that load batches by their numbers, each from a copy of the data set as it was at its start.
+
+    They are forks. A fork has none of the engine's threads, so its data set must use numpy only. Where the engine has a
+    GPU, a fork may hang in the driver (keras-team/keras#20619): there, new processes get the data set by pickling.
+
+    `np.random` and `random` are seeded by the number of the batch: with the generators of their parent, all forks would
+    draw the same numbers.
+    """
+
+    def __init__(self, get: Callable[[int], Any], num: int):
+        self._get = get
+        self._num = num
+        self._executor: ProcessPoolExecutor | None = None  # not before it is needed
+        self._over: tuple[Connection, ...] = ()
+
+    def submit(self, number: int) -> Future:
+        """Begin to load a batch.
+
+        Raises:
+            BatchError: a process died, or the data set cannot be pickled, which is necessary with a GPU.
+        """
+        with self._told(), warnings.catch_warnings():  # JAX and Python warn of threads
+            warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
+            warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+            self._executor = self._executor or self._begun()
+            try:
+                return self._executor.submit(_load, number)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                self.end()
+                must = "With a GPU, a PyDataset must be picklable."
+                attempt = "define its class in a module, and open files in __getitem__; or load in threads."
+                raise BatchError(message(must, error, attempt)) from error
+
+    def _begun(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context(_start_method())
+        self._over = context.Pipe(duplex=False)  # an Event would wait for killed processes too
+        seed = int(np.random.randint(2**31))  # seeded by keras.utils.set_random_seed
+        arguments = self._get, seed, os.getpid(), self._over[0]
+        return ProcessPoolExecutor(self._num, context, _begin, arguments)
+
+    def result(self, future: Future) -> Any:
+        """Return a batch once it is loaded, or raise the error of its loading.
+
+        Raises:
+            BatchError: a process died.
+        """
+        with self._told():
+            return _awaited(future)
+
+    def end(self) -> None:
+        """End the processes at once: a process that waits for the engine would never finish."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            self._over[1].send_bytes(b"over")  # never read: every process polls for it
+            executor.shutdown(cancel_futures=True)
+            for end in self._over:
+                end.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise a BatchError if a process died, and end the others."""
+        try:
+            yield
+        except BrokenProcessPool as error:
+            self.end()
+            must = "The processes of a PyDataset must live until its batches are loaded."
+            attempt = (
+                "see whether the system ran out of memory; with a GPU, put the script's work under "
+                'if __name__ == "__main__"; or load in threads, without use_multiprocessing.'
+            )
+            raise BatchError(message(must, error, attempt)) from error
+
+
+def _start_method() -> str:
+    is_on_host = all(device.startswith("cpu") for device in keras.distribution.list_devices())
+    return "fork" if is_on_host else "spawn"
+
+
+def _begin(get: Callable[[int], Any], seed: int, parent: int, over: Connection) -> None:
+    """Set up a process; its parent handles the signals."""
+    global _loads, _seed
+    _loads, _seed = get, seed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent, over), daemon=True).start()
+
+
+def _end_with(parent: int, over: Connection) -> None:
+    while not over.poll(1.0) and os.getppid() == parent:
+        pass
+    os._exit(0)
+
+
+def _load(number: int) -> Any:
+    draws = np.random.SeedSequence([_seed, number]).generate_state(2)
+    np.random.seed(draws[0])
+    random.seed(int(draws[1]))
+    return _loads(number)
+
+
+def _awaited(future: Future) -> Any:
+    while not future.done():
+        try:
+            return future.result(_PATIENCE_WITH_FORKS)
+        except TimeoutError:
+            if future.done():  # it finished meanwhile, or the data set raised the error
+                break
+            must = f"The processes of a PyDataset must return a batch; none came for {_PATIENCE_WITH_FORKS:.0f} s."
+            attempt = (
+                "make batches with numpy alone: a fork cannot use keras.ops, jax or tensorflow. Or load in threads."
+            )
+            warn(message(must, "none yet", attempt))
+    return future.result()
+
+
+def warn_of_copies(data: Any) -> None:
+    """Warn of random generators in a data set: each process draws the same numbers from its copy."""
+    kinds = np.random.Generator, np.random.RandomState, random.Random
+    for name, value in vars(data).items():
+        if isinstance(value, kinds):
+            must = "The processes of a data set must draw different random numbers."
+            received = f"{type(data).__name__}.{name}, a {type(value).__name__}: each process has a copy of it"
+            attempt = "use np.random, which is seeded for each batch; or make a generator in __getitem__."
+            warn(message(must, received, attempt))

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 
 from wholestep import tree
-from wholestep.data.block import Block
+from wholestep.data import Block
 from wholestep.dispatch.looks import Looks
 from wholestep.dispatch.repeat import GOES_ON, span
 from wholestep.dispatch.size import DispatchSize

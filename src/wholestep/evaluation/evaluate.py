@@ -12,10 +12,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.custom import CustomLook, CustomSteps
 from wholestep.cut import Cut
-from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, stage
-from wholestep.data.feed import Feed
-from wholestep.data.stack import MOST_STACKED, most_stacked, stack
+from wholestep.data import MOST_STACKED, Batch, Batches, Block, Feed, most_stacked, stack, stage
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.engines import Engine
 from wholestep.evaluation.scoring import Predicting, Scoring, parted

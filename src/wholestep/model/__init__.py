@@ -4,7 +4,7 @@ Other packages import from here only.
 """
 
 from wholestep.model import compiled
-from wholestep.model.columns import by_columns, has_columns, open_columns
+from wholestep.model.columns import open_columns
 from wholestep.model.compiled import (
     are_same,
     distinct,
@@ -22,7 +22,7 @@ from wholestep.model.forward import Forward, Outcome
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
 from wholestep.model.objective import Objective, leave_rows_out, read, uncast
-from wholestep.model.preprocess import Prepare, as_input, in_turn, open_in_sequence, open_prepared, preparation
+from wholestep.model.preprocess import Prepare, preparation
 from wholestep.model.terms import Mean, Sum, Term, Whole, checked
 from wholestep.model.trace import NOTHING_KNOWN, TraceFacts
 
@@ -42,8 +42,6 @@ __all__ = [
     "TraceFacts",
     "Whole",
     "are_same",
-    "as_input",
-    "by_columns",
     "check_labels",
     "check_labels_are_numbers",
     "check_parts",
@@ -51,8 +49,6 @@ __all__ = [
     "compiled",
     "distinct",
     "explained",
-    "has_columns",
-    "in_turn",
     "inference",
     "is_overridden",
     "layers",
@@ -62,8 +58,6 @@ __all__ = [
     "metrics_ignore_padding",
     "named",
     "open_columns",
-    "open_in_sequence",
-    "open_prepared",
     "own_results",
     "preparation",
     "probe",

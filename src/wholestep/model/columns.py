@@ -6,19 +6,13 @@ from typing import Any
 
 import keras
 
-from wholestep.data.batches import Batches
+from wholestep.data import Data, classify
 from wholestep.errors import SpecificationError, message
 from wholestep.model.compiled import takes_labels
 from wholestep.tree import Tree
 
 _LABELS = "label", "labels", "target", "y"
 _WEIGHT = "sample_weight"
-
-
-def has_columns(source: object) -> bool:
-    """Whether this is a Hugging Face dataset, or a mapping of names to datasets."""
-    is_theirs = type(source).__module__.partition(".")[0] == "datasets"
-    return is_theirs and hasattr(source, "column_names") and hasattr(source, "__getitem__")
 
 
 @dataclass(frozen=True)
@@ -55,12 +49,13 @@ class Columns:
         return tuple(keras.tree.map_structure(lambda name: batch[name], part) for part in parts)
 
 
-def open_columns(source: Any, model: keras.Model, **how: bool) -> tuple[Any, Callable[[Tree], tuple]]:
+def open_columns(data: Data, model: keras.Model, **how: bool) -> tuple[Data, Callable[[Tree], tuple]]:
     """Return a dataset of the columns that a model uses, and the function that makes batches of them.
 
     Raises:
         SpecificationError: the role of a column does not follow from its name.
     """
+    source = data.content
     if isinstance(source.column_names, dict):
         must = "A model is trained, or evaluated, on one dataset."
         received = f"several: {', '.join(source.column_names)}"
@@ -70,7 +65,7 @@ def open_columns(source: Any, model: keras.Model, **how: bool) -> tuple[Any, Cal
         attempt = "yield (x, y) from a generator over dataset.batch(32)."
         raise SpecificationError(message(must, f"an {type(source).__name__}", attempt))
     columns = find(model, source.column_names, **how)
-    return _Rows(source.select_columns(columns.names)), columns
+    return classify(_Rows(source.select_columns(columns.names))), columns
 
 
 class _Rows:
@@ -87,26 +82,6 @@ class _Rows:
 
     def __getitems__(self, rows: list[int]) -> dict[str, Any]:
         return self._dataset[rows]
-
-
-def by_columns(
-    data: Tree,
-    model: keras.Model,
-    batch_size: int | None,
-    *,
-    shuffle: bool = False,
-    seed: int = 0,
-    **how: bool,
-) -> Tree:
-    """Return the batches of a Hugging Face dataset by the names of its columns; other data unchanged.
-
-    Raises:
-        SpecificationError: as `open_columns`.
-    """
-    if not has_columns(data):
-        return data
-    source, take = open_columns(data, model, **how)
-    return Batches(source, batch_size, shuffle=shuffle, seed=seed, transform=take)
 
 
 def find(

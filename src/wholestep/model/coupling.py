@@ -19,7 +19,7 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
-from wholestep.data.block import Batch
+from wholestep.data import Batch
 from wholestep.engines import Engine
 from wholestep.model.compiled import layers
 from wholestep.model.distributions import ALL, LATER, PAIRS

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.block import Batch
-from wholestep.data.leaves import NUMBER_CLASSES
+from wholestep.data import NUMBER_CLASSES, Batch
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
 from wholestep.model.compiled import is_overridden, layers, unpack, without_labels
 from wholestep.model.losses import CompiledObjective

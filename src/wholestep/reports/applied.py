@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from wholestep.data.facts import digest_of
+from wholestep.data import digest_of
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, message, warn
 from wholestep.reports.report import Report

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from wholestep import tree
-from wholestep.data.block import Batch
+from wholestep.data import Batch
 from wholestep.errors import message, warn
 
 _LONG = 2.0  # seconds

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.data.block import Block
+from wholestep.data import Block
 from wholestep.engines import Devices
 from wholestep.errors import NonFiniteError
 from wholestep.reports.layout import ReportLayout

@@ -1,0 +1,128 @@
+"""The kind of a user's data, asked once for each call: `classify` answers, and nothing else asks."""
+
+from dataclasses import dataclass
+from enum import Enum
+from inspect import isroutine
+from typing import Any
+
+import keras
+import numpy as np
+
+from wholestep import tree
+from wholestep.data.leaves import is_array, text_as_arrays, without_none
+from wholestep.tree import Tree
+
+
+class KeepsPosition:
+    """The base class of `Batches`: data whose position outlasts a call."""
+
+
+class Kind(Enum):
+    """How the rows of data are reached."""
+
+    BATCHES = "Batches, which keep their position"
+    NUMBERED = "ready-made batches by number"
+    STREAM = "ready-made batches, one after the other"
+    ARRAYS = "nested arrays, which may be a list of rows"
+    ROWS = "rows by number"
+    SHARED = "a data set that a strategy has shared out"
+    FUNCTION = "a function or class that makes data"
+    UNKNOWN = "no data"
+
+
+@dataclass(frozen=True)
+class Data:
+    """A user's data and their kind.
+
+    Args:
+        content: the data; lists of strings in them are arrays.
+        has_columns: whether they are a Hugging Face dataset, or a mapping of names to datasets.
+        prefetches: whether a stream draws its batches ahead of their use, so that none depends on earlier updates.
+
+    >>> classify({"x": np.zeros(3)}).kind.name, classify(iter([np.zeros(3)])).kind.name
+    ('ARRAYS', 'STREAM')
+    """
+
+    content: Any
+    kind: Kind
+    has_columns: bool = False
+    prefetches: bool = False
+
+    @property
+    def keeps_position(self) -> bool:
+        """Whether the user made `Batches` of them."""
+        return self.kind is Kind.BATCHES
+
+    @property
+    def are_arrays(self) -> bool:
+        """Whether they are an array, or nested dicts, lists and tuples of nothing else (None aside)."""
+        return self.kind is Kind.ARRAYS
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether they come in batches already."""
+        return self.kind in (Kind.BATCHES, Kind.NUMBERED, Kind.STREAM)
+
+    def with_labels(self, y: Tree, sample_weight: Tree) -> "Data":
+        """Return arrays as the inputs of (x, y, sample_weight), without the parts that are None."""
+        parts = self.content, text_as_arrays(y), text_as_arrays(sample_weight)
+        are_arrays = self.are_arrays and all(map(is_array, tree.leaves(parts[1:])))
+        return Data(without_none(parts), Kind.ARRAYS if are_arrays else Kind.ROWS)
+
+    def is_list_of_rows(self, by_length: bool) -> bool:
+        """Whether a list holds a nested item for each row, rather than an array for each leaf.
+
+        A list of arrays and nests of arrays with the same number of rows, such as a model's inputs, holds leaves. A
+        vector as a leaf holds a number for each row, which has no length; so with `by_length`, vectors are rows.
+        """
+        items = self.content
+        if not isinstance(items, list):
+            return False
+        if by_length and all(is_array(item) and len(item.shape) == 1 for item in items):
+            return True
+        nested = [isinstance(item, dict | list | tuple) for item in items]
+        return any(nested) and (all(nested) or len({np.shape(leaf)[:1] for leaf in tree.leaves(items)}) > 1)
+
+
+def classify(source: object) -> Data:
+    """Return the data with their kind; data that are classified already are returned unchanged."""
+    if isinstance(source, Data):
+        return source
+    if isinstance(source, KeepsPosition):
+        return Data(source, Kind.BATCHES)
+    if isinstance(source, keras.utils.PyDataset):
+        return Data(source, Kind.NUMBERED)
+    source = text_as_arrays(source)
+    if is_nest_of_arrays(source):
+        return Data(source, Kind.ARRAYS)
+    module, is_indexed = type(source).__module__, hasattr(source, "__getitem__")
+    if module.startswith("tensorflow.python.distribute"):
+        return Data(source, Kind.SHARED)
+    if isinstance(source, type) or isroutine(source):
+        return Data(source, Kind.FUNCTION)
+    has_columns = module.partition(".")[0] == "datasets" and hasattr(source, "column_names") and is_indexed
+    is_loader = _is_loader(source, module)
+    if is_indexed and hasattr(source, "__len__") and not is_loader:
+        return Data(source, Kind.ROWS, has_columns)
+    kind = Kind.STREAM if hasattr(source, "__iter__") else Kind.UNKNOWN
+    return Data(source, kind, has_columns, is_loader or module.startswith("grain."))
+
+
+def is_nest_of_arrays(source: object) -> bool:
+    """Whether this is an array, or nested dicts, lists and tuples of nothing else (None aside)."""
+    if not isinstance(source, dict | list | tuple):
+        return is_array(source)
+    leaves = [leaf for leaf in tree.leaves(source) if leaf is not None]
+    return bool(leaves) and all(is_array(leaf) for leaf in leaves)
+
+
+def _is_loader(source: object, module: str) -> bool:
+    """Whether this is a `tf.data.Dataset`, a torch `DataLoader` or a grain loader, which yields batches."""
+    return hasattr(source, "element_spec") or module.startswith("torch.utils.data.dataloader") or _is_batched(source)
+
+
+def _is_batched(source: object) -> bool:
+    """Whether this is a grain.MapDataset whose items are batches."""
+    if not type(source).__module__.startswith("grain."):
+        return False
+    return type(source).__name__ == "BatchMapDataset" or any(map(_is_batched, getattr(source, "parents", ())))
