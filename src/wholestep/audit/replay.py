@@ -181,17 +181,28 @@ class Replay:
         """
         num = len(outputs)
 
-        def run(outputs: list, labels: Tree, weights: Tree) -> tuple:
+        def by_loss(given: list, labels: Tree, weights: Tree) -> tuple:
             def total(given: list) -> tuple:
-                changed = given[0] if change is None else change(given[0])
-                values = ops.sum(_by_row(objective.of(labels, changed, weights), num)[0])
-                return values, values
+                values = ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0])
+                return values, given[0]
 
-            return self.engine.ops.differentiate(total, outputs)
+            return self.engine.ops.differentiate(total, given)
 
-        program = self._program(("derivative", id(objective), id(change), num), run)
-        (grad,), _ = program([ops.convert_to_tensor(np.asarray(outputs, "float32"))], labels, weights)
-        return np.asarray(grad, "float64")
+        def by_change(given: list, factors: Tensor) -> tuple:
+            def total(given: list) -> tuple:
+                changed = ops.cast(change(given[0]), "float32")  # type: ignore[misc]
+                return ops.sum(changed * factors), changed
+
+            return self.engine.ops.differentiate(total, given)
+
+        # A program for each loss and one for each change, not one for each pair.
+        given = [ops.convert_to_tensor(np.asarray(outputs, "float32"))]
+        loss = self._program(("derivative", id(objective), num), by_loss)
+        if change is None:
+            return np.asarray(loss(given, labels, weights)[0][0], "float64")
+        pulled = self._program(("change", id(change)), by_change)
+        _, changed = pulled(given, ops.zeros(given[0].shape))
+        return np.asarray(pulled(given, loss([changed], labels, weights)[0][0])[0][0], "float64")
 
     def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the rows' losses by one of the model's values that are not trained."""
