@@ -103,7 +103,7 @@ class Basis:
         return np.where(rows == PAD, 0.0, np.asarray(own)[rows].reshape(len(rows), -1).sum(axis=1))
 
     def parts(self, form: Form = BASE) -> list[np.ndarray]:
-        """Return what each piece adds to the gradient, its rows counted as they should be."""
+        """Return the part of each piece in the gradient, with the right factors of its rows."""
         if form == BASE:
             return self._kept(BASE, self.e.pieces)
         return self._kept(form, lambda: [self._part(form, i, 1.0) for i in range(len(self.sizes))])
@@ -118,18 +118,18 @@ class Basis:
         return self._kept((form, by_row.tobytes()), lambda: sum(parts, np.zeros_like(self.e.handed)))
 
     def of_term(self, i: int) -> np.ndarray:
-        """Return what one term adds to it."""
+        """Return the part of one term."""
         chosen = (np.arange(len(self.e.whole)) == i)[:, None]
         return sum((self._part(BASE, j, chosen) for j in range(len(self.sizes))), np.zeros_like(self.e.handed))
 
     def rows(self) -> list[np.ndarray]:
-        """Return what each row adds to it, of all terms."""
+        """Return the part of each row, of all terms."""
         pairs = zip(self.e.rows, self.e.factors, strict=True)
         parts = (np.einsum("tr,trp->rp", factors, rows.reshape(*factors.shape, -1)) for rows, factors in pairs)
         return self._kept("rows", lambda: [row for part in parts for row in part])
 
     def forget(self) -> None:
-        """Give up what was made of forms: in a large model each takes as much memory as its gradient."""
+        """Free the results of forms: in a large model each takes as much memory as its gradient."""
         self._made = {key: made for key, made in self._made.items() if key == BASE}
 
     def _kept(self, key: Any, made: Callable[[], Any]) -> Any:
@@ -171,7 +171,7 @@ class Basis:
         return x, labels, *weight
 
     def _weights(self, form: Form) -> list[np.ndarray]:
-        """Return what the rows weigh in a form, by piece (terms, rows)."""
+        """Return the rows' weights in a form, by piece (terms, rows)."""
         e, meant = self.e, self.e.meant
         if form.has_pads:
             return [terms.weights for terms in e.terms]

@@ -9,20 +9,20 @@ import numpy as np
 
 from wholestep.audit import by_row
 from wholestep.audit.basis import Basis
+from wholestep.audit.changes import by_variable
 from wholestep.audit.coefficients import MOST_ROWS, RAW, SPARE, Level, solve
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.forms import BASE, Error, Form, forms, mixtures
+from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import least
-from wholestep.audit.variables import by_variable
 
-_NAMED, _NAMED_TOO = 0.75, 0.25  # so much likelier is what has a name
+_NAMED, _NAMED_TOO = 0.75, 0.25  # the cost that a name in the field saves
 _SURE = 0.5  # the cost of one error with a name, beside which no other is looked for
-_NEAR = 1e-3  # numbers that are solved for
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Errors that make the gradients. `made`: these, by update; None where the update before is not known."""
+    """Errors that make the gradients; `made`: by update, None where the update before is not known."""
 
     errors: tuple[Error, ...]
     cost: float
@@ -43,7 +43,7 @@ class Search:
         self._forms: list[Form] = []
 
     def stages(self) -> Iterator[tuple[Callable[[], None], float]]:
-        """Yield what to try next, and up to which cost what was found then is enough."""
+        """Yield (an attempt, the cost up to which an explanation found by then is enough)."""
         yield self._simple, 1.6
         yield self._of_forms, 1.6
         yield self._by_variable, 1.6
@@ -111,7 +111,7 @@ class Search:
         self._solve(Level("rows", BASE, Basis.rows, lambda basis: np.arange(sum(basis.sizes))))
 
     def _shapes(self, form: Form) -> None:
-        """Try factors of the rows that go as a count does, or are there for some of them, where rows are too many."""
+        """Try factors of the rows that are proportional to a count, or that only some rows have."""
         shapes: dict[str, Callable[[Basis], np.ndarray]] = {}
         for name in _OF_ROWS:
             if any(np.ptp(basis.counts[name]) for basis in self.bases) or name == "the number of the batch":
@@ -150,7 +150,7 @@ class Search:
         def told(numbers: np.ndarray) -> Error | None:
             counted = numbers * first.coefficients
             for number in (np.zeros(num), np.ones(num), first.coefficients):
-                counted = np.where(np.abs(counted - number) <= _NEAR * np.abs(counted).max(), number, counted)
+                counted = np.where(np.abs(counted - number) <= SOLVED * np.abs(counted).max(), number, counted)
             numbers[:] = counted / first.coefficients
             if np.array_equal(counted, first.coefficients) or not np.any(counted):
                 return None

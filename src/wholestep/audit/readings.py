@@ -1,11 +1,11 @@
-"""What a log leaves open: which rows fill up a batch, which of two equal rows it holds, which rate it has."""
+"""Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs, rates of steps by hand."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import distance
+from wholestep.audit.measure import distance
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, placed
 from wholestep.tree import Tree
 
@@ -15,7 +15,7 @@ _NEAR = 3e-4
 
 
 def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree]) -> Windows:
-    """Return what a log says, with what it leaves open read as it makes the gradients."""
+    """Return the updates of a log, with the open facts chosen so that they make the gradients."""
     known = [u for u in seen.updates if u.is_known and u.number not in meant.modes.unlike]
     often, again = _often([piece.rows for piece in seen.pieces]), doubled(seen.updates, rows.num)
     changed: dict[int, Update] = {}
@@ -46,7 +46,7 @@ def _often(lists: list[np.ndarray]) -> set[int]:
 
 
 def _without_idle(meant: Meant, seen: Windows) -> Windows:
-    """Take steps of zeros for a part of the update after them, if its gradient is that of all their rows."""
+    """Merge steps of zeros with the update after them, if its gradient has all their rows."""
     wait: list[Update] = []
     merged: list[Update] = []
     idle: dict[int, list[Update]] = {}
@@ -68,10 +68,7 @@ def _without_idle(meant: Meant, seen: Windows) -> Windows:
 
 
 def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.ndarray]) -> Update:
-    """Return an update that ends with rows that it has already, as one that is filled up, if so it is right.
-
-    A row that fills up weighs nothing: that is seen in the gradient.
-    """
+    """Return an update with its last rows as padding, if they repeat others and the gradient leaves them out."""
     rows, last = update.rows, update.rows[-1]
     differs, fits = meant.replay.tolerance.differs, meant.replay.tolerance.fits
     if update.number in again and Evidence(meant, update).without > differs:
@@ -92,7 +89,7 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
 
 
 def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
-    """Return pieces of which these of all their rows fill up."""
+    """Return pieces with these of their rows as padding."""
     parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
     return [Piece(p.called, np.where(part, PAD, p.rows)) for p, part in zip(pieces, parts, strict=True)]
 
@@ -103,9 +100,9 @@ def _real(pieces: list[Piece]) -> list[Piece]:
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
-    """Return an update with those of its rows' equals in their place that make its gradient; None if none do.
+    """Return an update with the rows of equal inputs that make its gradient; None if none do.
 
-    Looked for are gradients of the rows' own losses, and of those of all pairs of labels and outputs.
+    Gradients of the rows' own losses are tried, and of the losses of all pairs of labels and outputs.
     """
     if meant.replay.data[2] is not None or len(update.pieces) != 1:
         return None
@@ -123,7 +120,7 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
 
 
 def _part(e: Evidence, place: int, row: int, is_of_pairs: bool) -> np.ndarray:
-    """Return what a row in this place adds to the gradient: its own loss, or its label's with the outputs of all."""
+    """Return the part of a row in the gradient: of its own loss, or of its label with all outputs."""
     piece = e.update.pieces[0]
     labels = np.where(piece.rows == PAD, 0, piece.rows)
     labels[... if is_of_pairs else place] = row
@@ -134,7 +131,7 @@ def _part(e: Evidence, place: int, row: int, is_of_pairs: bool) -> np.ndarray:
 
 
 def _combined(e: Evidence, parts: list[list[np.ndarray]]) -> list[int] | None:
-    """Return which part of each place is in the sum that was handed over, up to one factor and the model's losses."""
+    """Return the index of the part of each place in the handed sum, up to one factor and the model's losses."""
     some = np.random.default_rng(0).permutation(len(e.handed))[:NUM_PLACES]
     own = e.penalty[some]
     size = float(own @ own)

@@ -1,5 +1,6 @@
-"""Where a script's data are, by the ways in which they are found: rows, labels, weights."""
+"""The intention of a script: its model, loss, optimizer and data, as far as they can be found."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -7,10 +8,21 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.holdings import agrees, assembled, different, holding, joined, read
+from wholestep.audit import chain
 from wholestep.audit.log import Called
-from wholestep.audit.scout import Scout, Watched
-from wholestep.audit.surroundings import Named, is_stream
+from wholestep.audit.meaning import averaging, is_unreduced, name_of
+from wholestep.audit.scout import Asked, Scout, Watched
+from wholestep.audit.surroundings import (
+    Named,
+    Surroundings,
+    agrees,
+    assembled,
+    different,
+    holding,
+    is_stream,
+    joined,
+    read,
+)
 from wholestep.audit.windows import Rows
 from wholestep.data.class_weight import class_weighted
 from wholestep.tree import Tree
@@ -21,22 +33,22 @@ _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "row
 
 
 class UnknownError(Exception):
-    """What has to be known cannot be found out; the message says what."""
+    """A part of the script's intention cannot be found; the message names it."""
 
 
 @dataclass
 class Meaning:
-    """What was taken for meant.
+    """The intention of a script.
 
     Attributes:
-        is_supposed: whether the loss has to be supposed: the script computes it by itself, or calls several.
-        called: the losses of Keras that the script calls, if one has to be supposed, or makes one number of by itself.
+        is_supposed: whether the loss has to be supposed: the script computes its own, or calls several.
+        called: the losses of Keras that may be meant then, or that the script reduces.
         own: the functions of the script that get labels and the model's outputs.
-        labels: what may be the labels then, by name, where several arrays may.
-        has_labels: whether the data have any; else they have zeros.
-        weights: what may be the weights of the rows then, by name.
-        told: the same in words.
-        unseen: what cannot be looked at as the data are only known from what was seen of them.
+        labels: the possible labels, by name, where several arrays may be the labels.
+        has_labels: whether the data have labels; else they have zeros.
+        weights: the possible weights of the rows, by name, if the loss has to be supposed.
+        told: the assumptions in words.
+        unseen: checks that are not possible, as the data are only known from the updates.
     """
 
     watched: Watched
@@ -54,19 +66,93 @@ class Meaning:
 
 
 class Labels(NamedTuple):
-    """What a forward pass and the loss after it were given."""
+    """The inputs of a forward pass, and the labels and weights of the loss after it."""
 
     called: Called
     y: np.ndarray
     weight: np.ndarray | None
 
 
+def inquire(scout: Scout) -> Meaning:
+    """Return the intention of a script.
+
+    Raises:
+        UnknownError: it cannot be found.
+    """
+    watched = _trained(scout)
+    model, log = watched.model, watched.log
+    loss, asked, told = _loss(model, scout)
+    calls = [c for c in log.called if c.differentiated is not False]
+    own = [each for each in scout.losses.values() if each.is_own and each.calls]
+    labels = max((list(_labels(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
+    meaning = Meaning(watched, (), loss, _optimizer(watched, scout.around), is_supposed=not told)
+    if not told or loss is not None:
+        meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
+    meaning.own = [each.loss for each in own]
+    meaning.told = [f"model: {_name(model)}", *([told] if told else [])]
+    meaning.data = search(scout, meaning, calls, labels)
+    return meaning
+
+
+def _trained(scout: Scout) -> Watched:
+    trained = chain.joined([each for each in scout.watched.values() if each.log.applied])
+    if not scout.watched:
+        raise UnknownError("the model: no Keras model was called")
+    if trained:
+        return max(trained, key=lambda each: (len(each.log.applied), len(each.model.trainable_variables)))
+    if scout.fitted:
+        return scout.watched[next(iter(scout.fitted))]
+    moved = [each for each in scout.watched.values() if each.log.called]
+    return moved[0] if moved else next(iter(scout.watched.values()))
+
+
+def _loss(model: keras.Model, scout: Scout) -> tuple[Any, list[Asked], str]:
+    """Return (the loss that is meant, the losses that get its labels, the loss in words); "" if it is not known."""
+    known = [each for each in scout.losses.values() if not each.is_own]
+    asked = [each for each in known if each.calls] or known
+    if getattr(model, "compiled", False) and model._compile_loss is not None:
+        same = [each for each in asked if each.loss is model.loss or len(asked) == 1]
+        return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"
+    if len(asked) == 1:
+        told = "as the script calls it: whether it fits the model is not judged"
+        return averaging(asked[0].loss), asked, f"loss: {name_of(asked[0].loss)}, {told}"
+    return None, asked, ""
+
+
+def _name(model: keras.Model) -> str:
+    num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    if isinstance(model, chain.Chain):
+        return f"{', '.join(repr(part.name) for part in model.parts)}, one after the other, {num:,} weights"
+    return f"{type(model).__name__} {model.name!r}, {num:,} weights"
+
+
+def _labels(calls: list[Called], every: list[Called], asked: Asked) -> Iterator[Labels]:
+    """Yield each forward pass with the labels and weights of the loss after it."""
+    if not calls:
+        return
+    orders = sorted(c.order for c in every)
+    wanted = {c.order: c for c in calls}
+    for order, y, weight in sorted(asked.calls, key=lambda call: call[0]):
+        before = int(np.searchsorted(orders, order)) - 1
+        called = wanted.get(orders[before]) if before >= 0 else None
+        if called is not None and called.inputs and y.ndim and len(y) == len(called.inputs[0]):
+            fits = weight is not None and weight.ndim and len(weight) == len(y)
+            yield Labels(called, y, weight if fits else None)
+
+
+def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optimizer | None:
+    used = {step.optimizer for step in watched.log.applied}
+    own = getattr(watched.model, "optimizer", None)
+    known = [getattr(o, "inner_optimizer", o) for o in [own, *around.of(keras.optimizers.Optimizer)]]
+    return next((o for o in known if o is not None and id(o) in used), None)
+
+
 def search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
-    """Return (x, y) or (x, y, sample_weight), and add to what was taken for meant how they were found.
+    """Return (x, y) or (x, y, sample_weight), and note in the meaning how they were found.
 
     Args:
         calls: the forward passes of which a gradient may have been taken.
-        labels: what the loss after them got.
+        labels: the labels of the losses after them.
 
     Raises:
         UnknownError: they cannot be found.
@@ -96,7 +182,7 @@ def _fitted(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[La
 
 
 def _from_arrays(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Find arrays whose rows are the model's inputs and, beside them, the labels."""
+    """Find arrays whose rows are the model's inputs, and the labels with them."""
     arrays = scout.around.arrays()
     inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
     if not inputs:
@@ -137,7 +223,7 @@ def _are_weights(values: np.ndarray) -> bool:
 def _beside(
     chosen: list[Named], others: list[Named], x: list[np.ndarray], labels: list[Labels], meaning: Meaning
 ) -> tuple:
-    """Return (labels by row, what they are called)."""
+    """Return (labels by row, their name)."""
     if labels:
         pairs = [(Rows(x).find(each.called.inputs), each.y) for each in labels]
         for named in others:
@@ -174,7 +260,7 @@ def _weights(others: list[Named], x: list[np.ndarray], labels: list[Labels]) -> 
 
 
 def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Read the script's datasets once more, and take the first one that holds the model's inputs."""
+    """Read the script's datasets once more, and take the first that holds the model's inputs."""
     inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
     for dataset in scout.around.of(object):
         if not (isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)):
@@ -187,7 +273,7 @@ def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: 
 
 
 def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Put the data together from what the model and the loss were given, a row each."""
+    """Assemble the data from the inputs of the model and the labels of the loss, each row once."""
     if not labels:
         return None
     leaves = [joined(each) for each in zip(*(one.called.inputs for one in labels), strict=True)]
@@ -204,13 +290,13 @@ def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: li
 
 
 def _first(leaves: list[np.ndarray]) -> list[int]:
-    """Return where each different row comes for the first time."""
+    """Return the first position of each different row."""
     keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
     return sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
 
 
 def _from_arrays_alone(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Find arrays whose rows are the model's inputs, without labels, where no loss of Keras tells them."""
+    """Find arrays whose rows are the model's inputs, without labels, if no loss of Keras has them."""
     inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
     chosen = holding(scout.around.arrays(), inputs) if inputs and meaning.is_supposed else None
     if chosen is None:
@@ -221,7 +307,7 @@ def _from_arrays_alone(scout: Scout, meaning: Meaning, calls: list[Called], labe
 
 
 def _from_inputs(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Take what the model was given, without labels, where no loss of Keras tells them."""
+    """Take the model's inputs, without labels, if no loss of Keras has them."""
     given = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
     if not given or not meaning.is_supposed:
         return None
