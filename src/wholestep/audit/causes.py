@@ -65,7 +65,7 @@ inference mode | wkentaro/pytorch-fcn#56
     The gradient is taken in inference mode: dropout is off, and BatchNormalization uses its moving statistics.
     -> call `model(x, training=True)`.
 inputs swapped
-    The model's inputs are given in another order than that of the data: each gets what is meant for another.
+    The model's inputs are given in another order than the data's: each gets the values of another.
     -> name them: a dict of arrays by the names of the model's inputs.
 labels among the inputs
     The model is given the labels that it is to predict.
@@ -137,8 +137,7 @@ first microbatch lost
 last microbatch lost
     -> add the gradient first, of all `parts`, then ask whether it is time for the step.
 mean of row means | huggingface/transformers#34191
-    -> divide once, by the sum of all weights: `reduce_sum(values) / reduce_sum(weights)`, or `ws.Mean(values,
-    weights)`.
+    -> divide once by the sum of all weights: `reduce_sum(values) / reduce_sum(weights)`, or `ws.Mean`.
 divided by the weights
     -> divide by the number of rows, or mean it so: `reduction='mean_with_sample_weight'`, or an `Objective`.
 divided by the rows
@@ -182,8 +181,7 @@ variable left out
     on what is frozen.
 frozen variable trained
     The layer is set to `trainable = False`, and its variables are trained all the same.
-    -> take the gradient of `model.trainable_variables` (`trainable_weights`), and not of `model.variables` or
-    `model.weights`.
+    -> take the gradient of `model.trainable_variables`, and not of `model.variables` or `model.weights`.
 clip forgotten
     The optimizer that was meant clips the gradient; nothing clips it here.
     -> give the loop's optimizer the same `clipnorm`, `global_clipnorm` or `clipvalue`, or hand it the gradients
@@ -206,22 +204,18 @@ optimizer state thrown away
     Every update begins with the optimizer's first state: moments and the count of updates never move.
     -> carry what `stateless_apply` returns to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
 steps of zeros
-    The optimizer is called with gradients of zeros between two updates: its moments, its count and the weights move
-    all the same.
+    The optimizer is called with gradients of zeros between two updates: its moments, count and weights move.
     -> call `apply` only where the sum is whole.
 accumulated twice
-    The loop sums up the gradients of several microbatches, and the optimizer accumulates these sums once more:
-    there are fewer updates than were meant.
-    -> either hand each gradient to an optimizer with `gradient_accumulation_steps`, or sum up, and leave the option
-    out.
+    The loop sums up the gradients of several microbatches, and the optimizer accumulates these sums once more.
+    -> hand each gradient to an optimizer with `gradient_accumulation_steps`, or sum up without this option.
 schedule by microbatch | huggingface/accelerate#963
     The schedule of the learning rate moves with every microbatch: it ends too early.
     -> move it once per update (`step += 1`): leave `optimizer.iterations` to the optimizer, and stretch the
     schedule where Keras' `gradient_accumulation_steps` counts calls.
 schedule frozen | the FAQ of jax-ml/jax on impure functions
     The learning rate stays at its first value: the schedule was read once.
-    -> give the schedule to the optimizer, or assign `schedule(step)` to `optimizer.learning_rate` before every
-    update.
+    -> give the schedule to the optimizer, or assign `optimizer.learning_rate = schedule(step)` in each update.
 rate frozen in a trace | the FAQ of jax-ml/jax on impure functions
     The learning rate was read while the step was traced: it moves only when another batch size traces anew.
     -> pass the rate in as a tensor, or assign `optimizer.learning_rate` outside of the traced step.
@@ -230,7 +224,7 @@ schedule one ahead
     -> count updates from 0: `schedule(step)` first, then `step += 1`.
 # between
 update thrown away
-    What the optimizer step returns does not reach the next forward pass: the weights go back to what they were.
+    The result of the optimizer step does not reach the next forward pass: the weights go back.
     -> carry the updated variables to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
 decay by microbatch | keras-team/keras#19990
     The weights shrink between the microbatches of one update.
@@ -246,21 +240,16 @@ average by microbatch
     -> move the average where the optimizer makes its step.
 # state
 statistics thrown away
-    What the forward pass makes of the moving statistics is thrown away: they never move.
-    -> carry the non-trainable variables that `stateless_call` returns: `outputs, ntv = model.stateless_call(tv,
-    ntv, x)`.
+    The new moving statistics of the forward pass are thrown away: they never move.
+    -> carry the non-trainable variables to the next update: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
 seeds thrown away | jax-ml/jax#40232
     The seeds of the random draws are thrown away: every update has the same dropout masks.
-    -> carry the non-trainable variables that `stateless_call` returns: `outputs, ntv = model.stateless_call(tv,
-    ntv, x)`.
+    -> carry the non-trainable variables to the next update: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
 state of one microbatch
-    The microbatches of an update all begin with the same statistics and seeds: only what the last one makes of them
-    is kept.
-    -> carry what `stateless_call` returns from microbatch to microbatch: `outputs, ntv = model.stateless_call(tv,
-    ntv, x)`.
+    The microbatches of an update all begin with the same statistics and seeds: only the last one's are kept.
+    -> carry them from microbatch to microbatch: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
 statistics never written back
-    The trained weights come back to the model, and the moving statistics do not: it predicts with those of the
-    beginning.
+    The trained weights come back to the model, and the moving statistics do not: it predicts with the first ones.
     -> assign them too: `for v, value in zip(model.non_trainable_variables, ntv): v.assign(value)`.
 second pass in training mode
     The rows of an update go through the model once more in training mode: the moving statistics move twice.
@@ -279,8 +268,7 @@ printed: sum | hiyouga/LlamaFactory#7443
     The printed loss is the sum of the batches' means.
     -> divide by the number of rows.
 printed: means over rows
-    The printed loss is the sum of the batches' means, divided by the number of rows: too small by the size of a
-    batch.
+    The printed loss is the sum of the batches' means, divided by the number of rows: too small by a batch's size.
     -> add up `loss * len(batch)`, or divide by the number of batches.
 printed: summed over microbatches
     The printed loss is a sum of the microbatches' means, divided by the number of updates.

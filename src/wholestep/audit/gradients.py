@@ -189,13 +189,6 @@ def _located(differing: list[Evidence]) -> Found:
     return replace(cause, detail=detail)
 
 
-def is_along(e: Evidence) -> bool:
-    """Whether a gradient is the meant one times some number above 0."""
-    size = float(e.reference @ e.reference)
-    share = float(e.handed @ e.reference) / size if size else 0.0
-    return share > 0 and e.apart(share * e.reference) <= e.meant.replay.tolerance.fits
-
-
 def _line_of(error: Error, update: Update) -> Line | None:
     """Return the user's line of an error: where the loss is computed, if that is wrong, or else the optimizer step."""
     names = _IN_THE_LOSS if len(update.pieces) > 1 else (*_IN_THE_LOSS, *_IN_THE_LOSS_OF_ONE)

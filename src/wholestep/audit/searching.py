@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import keras
@@ -69,7 +70,7 @@ class Labels(NamedTuple):
     """The inputs of a forward pass, and the labels and weights of the loss after it."""
 
     called: Called
-    y: np.ndarray
+    label: np.ndarray
     weight: np.ndarray | None
 
 
@@ -90,7 +91,7 @@ def inquire(scout: Scout) -> Meaning:
         meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
     meaning.own = [each.loss for each in own]
     meaning.told = [f"model: {_name(model)}", *([told] if told else [])]
-    meaning.data = search(scout, meaning, calls, labels)
+    meaning.data = _search(scout, meaning, calls, labels)
     return meaning
 
 
@@ -147,7 +148,7 @@ def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optim
     return next((o for o in known if o is not None and id(o) in used), None)
 
 
-def search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
+def _search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
     """Return (x, y) or (x, y, sample_weight), and note in the meaning how they were found.
 
     Args:
@@ -158,9 +159,10 @@ def search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Lab
         UnknownError: they cannot be found.
     """
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
-    for find in (_fitted, _from_arrays, _from_datasets, _from_labels, _from_arrays_alone, _from_inputs):
+    data = _Data(scout, meaning, calls, labels)
+    for find in (data.fitted, data.arrays, data.datasets, data.of_losses, data.arrays_alone, data.inputs_alone):
         try:
-            found = find(scout, meaning, calls, labels)
+            found = find()
         except UnknownError as error:
             unknown = error
             continue
@@ -169,36 +171,134 @@ def search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Lab
     raise unknown
 
 
-def _fitted(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Take the arrays that `fit` was given."""
-    x, y, weight, by_class = scout.fitted.get(id(meaning.watched.model), (None, None, None, None))
-    leaves = tree.leaves((x, y))
-    if x is None or y is None or not all(hasattr(leaf, "__array__") and len(leaf.shape) for leaf in leaves):
-        return None
-    meaning.told.append("data: what `fit` was given")
-    if by_class is not None:
-        return class_weighted(by_class)((x, np.asarray(y)))  # Keras takes no sample weights beside them
-    return (x, y) if weight is None else (x, y, weight)
+class _Data:
+    """The ways to find the data of a script; each returns (x, y[, sample_weight]), or None."""
 
+    def __init__(self, scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]):
+        self.scout, self.meaning, self.labels = scout, meaning, labels
+        self.inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
+        self.kept = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
 
-def _from_arrays(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Find arrays whose rows are the model's inputs, and the labels with them."""
-    arrays = scout.around.arrays()
-    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
-    if not inputs:
+    def fitted(self) -> tuple | None:
+        """Take the arguments of `fit`."""
+        x, y, weight, by_class = self.scout.fitted.get(id(self.meaning.watched.model), (None, None, None, None))
+        leaves = tree.leaves((x, y))
+        if x is None or y is None or not all(hasattr(leaf, "__array__") and len(leaf.shape) for leaf in leaves):
+            return None
+        self.meaning.told.append("data: what `fit` was given")
+        if by_class is not None:
+            return class_weighted(by_class)((x, np.asarray(y)))  # Keras takes no sample weights beside them
+        return (x, y) if weight is None else (x, y, weight)
+
+    @cached_property
+    def held(self) -> tuple[list[Named], list[Named]]:
+        """The arrays whose rows are the model's inputs, and the others of their length."""
+        arrays = self.scout.around.arrays()
+        chosen = (holding(arrays, self.inputs) if self.inputs else None) or []
+        num = len(chosen[0].value) if chosen else 0
+        others = [a for a in arrays if len(a.value) == num and not any(a.value is each.value for each in chosen)]
+        return chosen, others
+
+    def arrays(self) -> tuple | None:
+        """Find arrays whose rows are the model's inputs, and the labels with them."""
+        chosen, others = self.held
+        if not chosen:
+            return None
+        x = [named.value for named in chosen]
+        y, name = self._labels(x)
+        weights = [each for each in others if each.value is not y and _are_weights(each.value)]
+        self.meaning.weights = {each.name: each.value for each in weights}
+        weight, weight_name = self._given("weight", x, 1.0)
+        names = ", ".join([*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])])
+        self.meaning.told.append(f"data: {names}, {len(y)} rows")
+        data = nested(self.meaning.watched, x), y
+        return data if weight is None else (*data, weight)
+
+    def _given(self, what: str, x: list[np.ndarray], fill: float = 0.0) -> tuple[np.ndarray | None, str]:
+        """Return (the labels or weights by row that the loss was given, their name); None if it was given none."""
+        given = [(each.called.inputs, getattr(each, what)) for each in self.labels]
+        pairs = [(Rows(x).find(inputs), values) for inputs, values in given if values is not None]
+        if not pairs:
+            return None, ""
+        for named in self.held[1]:
+            if agrees(named.value, pairs):
+                return named.value, named.name
+        return assembled(len(x[0]), pairs, fill), f"the {what}s that the loss was given"
+
+    def _labels(self, x: list[np.ndarray]) -> tuple[np.ndarray, str]:
+        """Return (labels by row, their name)."""
+        y, name = self._given("label", x)
+        if y is not None:
+            return y, name
+        (first, *_), others = self.held
+        told = [np.unique(each.label) for each in self.labels]
+        others = [named for named in others if all(np.isin(values, named.value).all() for values in told)]
+        home = [named for named in others if named.home == first.home] or others
+        home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
+        called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
+        found = different(called if len(different(home)) > 1 else home)
+        if self.meaning.is_supposed and found:
+            found = different([*called, *home])[:_MOST]
+            self.meaning.labels = {n.name: n.value for n in found}
+        if len(found) == 1 or self.meaning.labels:
+            return found[0].value, found[0].name
+        names = ", ".join(n.name for n in found) or "none"
+        raise UnknownError(
+            f"the labels: the rows are those of {first.name}, and of the arrays beside it of the same length "
+            f"({names}) it is not known which holds the labels"
+        )
+
+    def datasets(self) -> tuple | None:
+        """Read the script's datasets once more, and take the first that holds the model's inputs."""
+        for dataset in self.scout.around.of(object) if self.inputs else ():
+            is_one = isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)
+            if is_one and (known := read(dataset, self.inputs)) is not None:
+                num = len(tree.leaves(known)[0])
+                self.meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {num} rows")
+                return known
         return None
-    chosen = holding(arrays, inputs)
-    if chosen is None:
-        return None
-    x = [named.value for named in chosen]
-    others = [a for a in arrays if len(a.value) == len(x[0]) and not any(a.value is each for each in x)]
-    y, name = _beside(chosen, others, x, labels, meaning)
-    meaning.weights = {n.name: n.value for n in others if n.value is not y and _are_weights(n.value)}
-    data = nested(meaning.watched, x), y
-    weight, weight_name = _weights(others, x, labels)
-    names = ", ".join([*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])])
-    meaning.told.append(f"data: {names}, {len(y)} rows")
-    return data if weight is None else (*data, weight)
+
+    def of_losses(self) -> tuple | None:
+        """Assemble the data from the inputs of the model and the labels of the loss, each row once."""
+        if not self.labels:
+            return None
+        x, first = self._once([each.called.inputs for each in self.labels])
+        self.meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
+        told = "whether all rows of the data are used, and with their own labels: the data are not known"
+        self.meaning.unseen.append(told)
+        data = x, joined(each.label for each in self.labels)[first]
+        weights = [each.weight for each in self.labels if each.weight is not None]
+        return (*data, joined(weights)[first]) if len(weights) == len(self.labels) else data
+
+    def _once(self, given: list[list[np.ndarray]]) -> tuple[Tree, list[int]]:
+        """Return (inputs, each row once, the first position of each)."""
+        leaves = [joined(each) for each in zip(*given, strict=True)]
+        keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
+        first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+        return nested(self.meaning.watched, [leaf[first] for leaf in leaves]), first
+
+    def arrays_alone(self) -> tuple | None:
+        """Find arrays whose rows are the model's inputs, without labels, if no loss of Keras has them."""
+        chosen, _ = self.held
+        if not chosen or not self.meaning.is_supposed:
+            return None
+        num, names = len(chosen[0].value), ", ".join(named.name for named in chosen)
+        return self._unlabelled(
+            nested(self.meaning.watched, [named.value for named in chosen]), num, f"{names}, without"
+        )
+
+    def inputs_alone(self) -> tuple | None:
+        """Take the model's inputs, without labels, if no loss of Keras has them."""
+        if not self.kept or not self.meaning.is_supposed:
+            return None
+        x, first = self._once(self.kept)
+        self.meaning.unseen.append("whether all rows of the data are used: the data are not known")
+        return self._unlabelled(x, len(first), "what the model was given, without")
+
+    def _unlabelled(self, x: Tree, num: int, told: str) -> tuple:
+        self.meaning.has_labels = False
+        self.meaning.told.append(f"data: {told} labels, {num} rows")
+        return x, np.zeros(num)
 
 
 def reconstructs(x: list[np.ndarray], calls: list[Called]) -> bool:
@@ -218,103 +318,3 @@ def nested(watched: Watched, x: list[np.ndarray]) -> Tree:
 def _are_weights(values: np.ndarray) -> bool:
     """Whether an array may hold the weights of its rows."""
     return values.size == len(values) and values.dtype.kind == "f" and bool(values.min() >= 0 < values.max())
-
-
-def _beside(
-    chosen: list[Named], others: list[Named], x: list[np.ndarray], labels: list[Labels], meaning: Meaning
-) -> tuple:
-    """Return (labels by row, their name)."""
-    if labels:
-        pairs = [(Rows(x).find(each.called.inputs), each.y) for each in labels]
-        for named in others:
-            if agrees(named.value, pairs):
-                return named.value, named.name
-        if (y := assembled(len(x[0]), pairs)) is not None:
-            return y, "the labels that the loss was given"
-    told = [np.unique(each.y) for each in labels]
-    others = [named for named in others if all(np.isin(values, named.value).all() for values in told)]
-    home = [named for named in others if named.home == chosen[0].home] or others
-    home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
-    called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
-    found = different(called if len(different(home)) > 1 else home)
-    if meaning.is_supposed and found:
-        found = different([*called, *home])[:_MOST]
-        meaning.labels = {n.name: n.value for n in found}
-    if len(found) == 1 or meaning.labels:
-        return found[0].value, found[0].name
-    names = ", ".join(n.name for n in found) or "none"
-    raise UnknownError(
-        f"the labels: the rows are those of {chosen[0].name}, and of the arrays beside it of the same length "
-        f"({names}) it is not known which holds the labels"
-    )
-
-
-def _weights(others: list[Named], x: list[np.ndarray], labels: list[Labels]) -> tuple[np.ndarray | None, str]:
-    pairs = [(Rows(x).find(each.called.inputs), each.weight) for each in labels if each.weight is not None]
-    if not pairs:
-        return None, ""
-    for named in others:
-        if agrees(named.value, pairs):
-            return named.value, named.name
-    return assembled(len(x[0]), pairs, fill=1.0), "the weights that the loss was given"
-
-
-def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Read the script's datasets once more, and take the first that holds the model's inputs."""
-    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
-    for dataset in scout.around.of(object):
-        if not (isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)):
-            continue
-        if inputs and (known := read(dataset, inputs)) is not None:
-            num = len(tree.leaves(known)[0])
-            meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {num} rows")
-            return known
-    return None
-
-
-def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Assemble the data from the inputs of the model and the labels of the loss, each row once."""
-    if not labels:
-        return None
-    leaves = [joined(each) for each in zip(*(one.called.inputs for one in labels), strict=True)]
-    y = joined(each.y for each in labels)
-    weights = [each.weight for each in labels]
-    first = _first(leaves)
-    x = [leaf[first] for leaf in leaves]
-    meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
-    meaning.unseen.append("whether all rows of the data are used, and with their own labels: the data are not known")
-    data = nested(meaning.watched, x), y[first]
-    if any(w is None for w in weights):
-        return data
-    return (*data, joined(weights)[first])  # type: ignore[arg-type]
-
-
-def _first(leaves: list[np.ndarray]) -> list[int]:
-    """Return the first position of each different row."""
-    keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
-    return sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
-
-
-def _from_arrays_alone(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Find arrays whose rows are the model's inputs, without labels, if no loss of Keras has them."""
-    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
-    chosen = holding(scout.around.arrays(), inputs) if inputs and meaning.is_supposed else None
-    if chosen is None:
-        return None
-    num, meaning.has_labels = len(chosen[0].value), False
-    meaning.told.append(f"data: {', '.join(named.name for named in chosen)}, without labels, {num} rows")
-    return nested(meaning.watched, [named.value for named in chosen]), np.zeros(num)
-
-
-def _from_inputs(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Take the model's inputs, without labels, if no loss of Keras has them."""
-    given = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
-    if not given or not meaning.is_supposed:
-        return None
-    x = [joined(leaves) for leaves in zip(*given, strict=True)]
-    first = _first(x)
-    x = [leaf[first] for leaf in x]
-    meaning.has_labels = False
-    meaning.told.append(f"data: what the model was given, {len(x[0])} rows, without labels")
-    meaning.unseen.append("whether all rows of the data are used: the data are not known")
-    return nested(meaning.watched, x), np.zeros(len(x[0]))
