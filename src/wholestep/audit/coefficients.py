@@ -13,15 +13,14 @@ import numpy as np
 from wholestep.audit.basis import Basis
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Error, Form
+from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import MEANT, Reading, least, readings
 
 SPARE, MOST_ROWS = 4, 64  # numbers beyond the unknowns, and unknowns of one solution
 RAW = 8.0  # the cost of numbers that no words are found for
-_SAME = 2e-3  # factors of rows
+_SAME = 2 * SOLVED  # of factors of rows, and of norms to which gradients are clipped
 _REST = "microbatches of the last pass"
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
-_BOUND = 2e-3  # of norms to which gradients are clipped: how far they may be from one
-_CUT = 1e-3  # what shortens by less shortens nothing
 _RIGHT = Reading(0, "", "right", np.zeros(0))
 _WHOSE = {"the update": "update by update", "each microbatch": "microbatch by microbatch", "rows": "row by row"}
 _BEFORE: tuple[Callable[[Evidence], np.ndarray], ...] = (
@@ -210,7 +209,7 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
             errors[-1] = replace(errors[-1], number=f"{errors[-1].number} and counts {told}".strip())
         else:
             errors += [Error("each row's gradient", "counts", names, told), *before_it]
-        is_even = not level.words and np.ptp(ratios) <= 1e-3 * np.abs(ratios).max()
+        is_even = not level.words and np.ptp(ratios) <= SOLVED * np.abs(ratios).max()
         cost += is_even and not names and rows.key not in ("none", "number")  # a fraction may be it by chance
     if not penalty.is_right and _is_in_rows(bases, counted, penalty.values):
         cost -= penalty.cost
@@ -254,12 +253,12 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
     even = np.concatenate([np.full(len(b.vectors), basis.unit / len(b.vectors)) for basis, b in blocks]) / share
     for base in (series.meant, even):  # of a sum by rows, or of a mean of the pieces' means
         ratios = series.numbers / base
-        is_cut = ratios < 1 - _CUT
-        if is_cut.sum() < 2 or np.any(ratios > 1 + _CUT) or np.any(ratios <= 0):
+        is_cut = ratios < 1 - SOLVED
+        if is_cut.sum() < 2 or np.any(ratios > 1 + SOLVED) or np.any(ratios <= 0):
             continue
         lengths = ratios * norms
         bound = float(np.median(lengths[is_cut]))
-        if np.ptp(lengths[is_cut]) > _BOUND * bound or np.any(lengths > bound * (1 + _BOUND)):
+        if np.ptp(lengths[is_cut]) > _SAME * bound or np.any(lengths > bound * (1 + _SAME)):
             continue
         cut = Reading(0, "", "right", np.minimum(1.0, bound / norms) * base)
         errors, cost, made = _combined(level, solved, cut, penalty, _RIGHT)

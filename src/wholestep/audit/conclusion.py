@@ -33,14 +33,14 @@ def conclude(ran: Ran) -> list[Report]:
         UnknownError: the intention of the script cannot be found.
     """
     scout = ran.scout
-    if scout.reports:
-        over = [report for report, _ in scout.reports if report.is_over]
+    if scout.limit.reports:
+        over = [report for report, _ in scout.limit.reports if report.is_over]
         if not over:
             raise UnknownError("the loop: the script's own audit has ended with an error")
         return over
     meaning = inquire(scout)
     watched, report = meaning.watched, Report()
-    has_ended = not (scout.has_stopped or ran.how)
+    has_ended = not (scout.limit.has_stopped or ran.how)
     made, verdict = _judged(meaning, values(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in scout.watched.values() if id(each.model) not in own and each.log.applied]
@@ -56,11 +56,9 @@ def conclude(ran: Ran) -> list[Report]:
         metrics = [*scout.around.of(keras.metrics.Metric), *watched.model.metrics]
         metrics = [*{id(metric): metric for metric in metrics}.values()]
         verdict.check("the metrics", _running, metrics, watched.log, verdict.seen)
-    if scout.has_stopped:
-        told = (
-            f"the rest of the script: it was ended after {scout.num_updates} updates, so nothing is known of what it "
-        )
-        report.unseen.append(f"{told}writes back at its end; `--updates` lets it run on")
+    if scout.limit.has_stopped:
+        told = f"the rest of the script: it was ended after {scout.limit.num_updates} updates, so nothing is known of "
+        report.unseen.append(f"{told}what it writes back at its end; `--updates` lets it run on")
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return [report]
@@ -224,7 +222,8 @@ def _teachers(scout: Scout, own: set[int]) -> Iterator[str]:
 def _used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Iterator[str]:
     """Yield a note of a generator that a loop of epochs iterates over, and that was empty after the first."""
     line = next((each.line for each in reversed(watched.log.called) if each.line is not None), None)
-    if seen is None or line is None or scout.has_stopped or len({number for number, _ in seen.place.values()}) > 1:
+    num_passes = len({number for number, _ in seen.place.values()}) if seen is not None else 2
+    if num_passes > 1 or line is None or scout.limit.has_stopped:
         return
     generators = [n.name for n in scout.around.named(GeneratorType) if n.value.gi_frame is None]
     told = "The generator {!r} is used up after the first epoch: the others have no batch. Make it in each."

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 NUM_PLACES = 20_000  # of a larger parameter, gradient or slot this many entries are compared, drawn once
-SOLVED = 1e-3  # relative distance of numbers that are solved for
+SOLVED, ROUNDED = 1e-3, 1e-5  # relative distances of numbers that are solved for, and of values up to rounding
 Arrays = Sequence[np.ndarray]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from wholestep.audit.by_row import solve
 from wholestep.audit.judge import Case, Verdict
-from wholestep.audit.measure import FINE, Tolerance
+from wholestep.audit.measure import FINE, SOLVED, Tolerance
 from wholestep.audit.proof import by_parameter
 from wholestep.audit.windows import PAD, passes
 from wholestep.errors import SpecificationError, message
@@ -161,12 +161,11 @@ def _name_colours(axes: Any, near: np.ndarray, name: str) -> None:
 def _factors(figure: Any, factors: Factors) -> tuple[str, str]:
     axes = figure.subplots()
     x = np.arange(1, len(factors.solved) + 1)
-    near = np.isclose(
-        factors.solved, factors.should, rtol=FINE.differs, atol=1e-3 * float(np.max(np.abs(factors.should)))
-    )
+    slack = SOLVED * float(np.max(np.abs(factors.should)))
+    near = np.isclose(factors.solved, factors.should, rtol=FINE.differs, atol=slack)
     axes.bar(x, factors.solved, color=_coloured(near), width=0.7)
     _name_colours(axes, near, "in your loop")
-    lost = x[np.isclose(factors.solved, 0, atol=1e-3 * float(np.max(np.abs(factors.should)))) & ~near]
+    lost = x[np.isclose(factors.solved, 0, atol=slack) & ~near]
     axes.plot(lost, np.zeros(len(lost)), "x", color=_WRONG, ms=8, mew=2, clip_on=False)
     axes.step(
         np.append(x - 0.5, x[-1] + 0.5), np.append(factors.should, factors.should[-1]), where="post", color=_MEANT

@@ -15,8 +15,7 @@ from wholestep.audit.found import Found
 from wholestep.audit.log import Log
 from wholestep.audit.report import Report
 from wholestep.audit.source import own_fault
-from wholestep.audit.stop import COMMAND, Counting, Ended, Enough, over
-from wholestep.engines import listener
+from wholestep.audit.stop import COMMAND, Enough, Limit, over
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
@@ -62,48 +61,21 @@ def call(
     return report
 
 
-class _Bounded:
-    """Ends an audited loop after `num_updates` updates; see `wholestep.audit.stop.Command`."""
-
-    def __init__(self, num_updates: int):
-        self.num_updates, self.ended, self.log = num_updates, Ended.not_yet(), Log()
-        self._is_main = threading.current_thread() is threading.main_thread()
-
-    @property
-    def has_stopped(self) -> bool:
-        """Whether the loop was asked to end."""
-        return self.ended.is_asked.is_set()
-
-    def listener(self) -> Any:
-        """Return the listener that counts."""
-        return Counting(listener(), self._is_enough, self.ended, is_entered=False)
-
-    def adopt(self, report: Report, log: Log) -> None:
-        """Count the updates of this log."""
-        self.log = log
-
-    def _is_enough(self) -> bool:
-        if len(self.log.applied) < self.num_updates or not self._is_main:
-            return False
-        self.log.is_open = False
-        return True
-
-
 def _run(audit: Callable, train: Callable, model: keras.Model, data: Tree, num_updates: int) -> tuple[Report, Log]:
-    bounded = _Bounded(num_updates)
-    token = COMMAND.set(bounded)
+    limit = Limit(num_updates, can_end=threading.current_thread() is threading.main_thread())
+    token = COMMAND.set(limit)
     try:
-        with suppress(Enough), audit(data=data) as report:
+        with suppress(Enough), audit(data=data):
             try:
                 train(model, *tree.map_leaves(np.array, tuple(data)))
             finally:
-                over(bounded.ended.has_come)
+                over(limit.has_come)
     except Exception:
-        if not bounded.has_stopped:  # else an engine's error for `Enough`
+        if not limit.has_stopped:  # else an engine's error for `Enough`
             raise
     finally:
         COMMAND.reset(token)
-    return report, bounded.log
+    return limit.reports[0]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Finding, Found, Likely, found, numbers_of, some
 from wholestep.audit.log import Log
+from wholestep.audit.measure import ROUNDED
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, doubled, passes
 from wholestep.tree import Tree
 
@@ -17,7 +18,7 @@ FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the lat
 UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
 FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
-_ALMOST_ALL, _SOME, _NEAR = 0.9, 0.1, 1e-5
+_ALMOST_ALL, _SOME = 0.9, 0.1
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
     "each pass, give it a dataset that is shuffled."
@@ -228,7 +229,7 @@ def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> Iterat
             yield f"{told}are they augmented, or is it trained on more than `data`, as on rows that are held out?"
     elif (line_of := _scaled(rows, looked)) is not None:
         scale, offset = line_of
-        more = f", plus {offset:.5g}" if abs(offset) > _NEAR else ""
+        more = f", plus {offset:.5g}" if abs(offset) > ROUNDED else ""
         yield f"The model's inputs are the rows of `data` times {scale:.5g}{more}. Is that meant?"
 
 
@@ -293,7 +294,7 @@ def _scaled(rows: Rows, pieces: list[Piece]) -> tuple[float, float] | None:
     mates = one[np.argmax(np.abs(_directions(two) @ _directions(one).T), axis=1)]
     scale, offset = (float(number) for number in np.polyfit(mates.ravel(), two.ravel(), 1))
     rest = float(np.linalg.norm(two - scale * mates - offset))
-    return (scale, offset) if rest <= _NEAR * float(np.linalg.norm(two)) else None
+    return (scale, offset) if rest <= ROUNDED * float(np.linalg.norm(two)) else None
 
 
 def _directions(rows: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import signature
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,10 +16,10 @@ from wholestep.audit.hooks import Hooks, replaced
 from wholestep.audit.log import Log
 from wholestep.audit.replay import values
 from wholestep.audit.source import call_of_loss, line_of_user
-from wholestep.audit.stop import Counting, Ended
+from wholestep.audit.stop import Limit
 from wholestep.audit.surroundings import Surroundings, names_of_user, tape_elsewhere
 from wholestep.audit.watch import room
-from wholestep.engines import Listener, listener
+from wholestep.engines import listener
 from wholestep.tree import Tree
 
 _FITS = ("fit", "train_on_batch")
@@ -63,28 +63,25 @@ class Scout:
         watched: the models, in the order of their first calls.
         losses: the losses that are called, Keras' and the script's, by name and configuration.
         fitted: the arguments of `fit`, by the id of the model: x, y, sample and class weights.
-        reports: the reports of audits that the script makes itself, with their logs.
-        ended: the end of the script.
+        limit: the end of the script, and the audits that it makes itself.
         elsewhere: in words, that the loop's gradients are taken by another engine than the models'.
     """
 
     def __init__(self, num_updates: int):
-        self.num_updates = num_updates
+        self.limit = Limit(num_updates, lambda: [each.log for each in self.watched.values()])
         self.watched: dict[int, Watched] = {}
         self.losses: dict[str, Asked] = {}
         self.fitted: dict[int, tuple] = {}
-        self.reports: list[tuple[Any, Log]] = []
         self.around = Surroundings()
         self._here = threading.local()
         self._hooks = ExitStack()
-        self.ended = Ended.not_yet()
         self.elsewhere = ""
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Watch all models and losses inside; afterwards every attribute is restored."""
         own = listener()
-        self._listener = cast(Listener, Counting(own, self._is_enough, self.ended, is_entered=True))
+        self._listener = self.limit.listener(own)
         layer, model, loss = keras.layers.Layer, keras.Model, keras.losses.Loss
         with ExitStack() as stack:
             stack.enter_context(own.listening(lambda shape: None))
@@ -99,34 +96,13 @@ class Scout:
                     stack.enter_context(replaced(keras.losses, name, self._lost_by(getattr(keras.losses, name))))
             yield
 
-    @property
-    def has_stopped(self) -> bool:
-        """Whether the script was asked to end."""
-        return self.ended.is_asked.is_set()
-
     def settle(self) -> None:
         """Wait for pending records; a step that was ended halfway has fewer."""
         self._listener.settle()
 
-    def listener(self) -> Listener:
-        """Return the listener of an audit that the script makes itself."""
-        return cast(Listener, Counting(listener(), self._is_enough, self.ended, is_entered=False))
-
-    def adopt(self, report: Any, log: Log) -> None:
-        """Note an audit that the script makes itself."""
-        self.reports.append((report, log))
-
     def _depth(self) -> int:
         """Return the number of nested layer calls in this thread."""
         return int(vars(self._here).get("depth", 0))
-
-    def _is_enough(self) -> bool:
-        logs = [self.reports[-1][1]] if self.reports else [each.log for each in self.watched.values()]
-        if not any(log.num_updates >= self.num_updates for log in logs):
-            return False
-        for log in logs:
-            log.is_open = False  # later updates are not recorded
-        return True
 
     def _called(self, call: Callable) -> Callable:
         """Return a layer's call, which hooks models that are not a part of another."""

@@ -44,7 +44,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
 
             scout = Scout(num_updates)
             stack.enter_context(scout.on())
-            token = COMMAND.set(scout)
+            token = COMMAND.set(scout.limit)
             stack.callback(COMMAND.reset, token)
             scouts.append(scout)
 
@@ -62,7 +62,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
             how = _said(left)
         except Exception as error:
             _look(scouts, error.__traceback__)
-            if not (scouts and scouts[0].has_stopped):  # else an engine's error for `Enough`
+            if not (scouts and scouts[0].limit.has_stopped):  # else an engine's error for `Enough`
                 traceback.print_exception(type(error), error, _of_script(error.__traceback__, str(path)))
                 how = _ended_with(error)
         if scouts:
@@ -73,7 +73,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
 def _end(scout: Any) -> None:
     """Note that the script has ended, and wait for its computations; an engine's error is the script's."""
     try:
-        over(scout.ended.has_come)
+        over(scout.limit.has_come)
     finally:
         scout.settle()
 

@@ -109,7 +109,7 @@ def _is_by_own_trainer(scout: Any) -> bool:
     """Whether no updates were made but by this library's own trainer."""
     from wholestep.audit.source import OWN_TRAINER
 
-    logs = [*(each.log for each in scout.watched.values()), *(log for _, log in scout.reports)]
+    logs = [*(each.log for each in scout.watched.values()), *(log for _, log in scout.limit.reports)]
     return any(OWN_TRAINER in log.unseen for log in logs) and not any(log.applied for log in logs)
 
 

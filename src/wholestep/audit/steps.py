@@ -7,15 +7,13 @@ import numpy as np
 
 from wholestep.audit.found import Finding, found, not_known, of_values, some
 from wholestep.audit.log import Applied
-from wholestep.audit.measure import FINE, all_same, distance, farthest, in_part
+from wholestep.audit.measure import FINE, ROUNDED, SOLVED, all_same, distance, farthest, in_part
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import Update, Windows
 
 Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
-ROUNDED = 1e-3  # of a move there and back
 NUM_KEPT = 20_000  # weights that are compared, drawn once
-_NEAR = 1e-5
 
 
 def repeated(updates: list[Update]) -> list[int]:
@@ -214,7 +212,7 @@ def away(updates: list[Update]) -> list[int]:
 def _comes_back(update: Update) -> bool:
     states = _states(update)
     most = max((distance(states[0], state) for state in states[1:-1]), default=0.0)
-    return most > 0 and distance(states[0], states[-1]) <= ROUNDED * most
+    return most > 0 and distance(states[0], states[-1]) <= SOLVED * most
 
 
 def _states(update: Update) -> list[list[np.ndarray]]:
@@ -244,10 +242,10 @@ def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str
     vectors = np.stack([as_vector(state) for state in [*states, in_part(before.applied.params_after)]])
     wanted, last = as_vector(new), vectors[-1]
     for i, vector in enumerate(vectors):
-        if distance(vector, wanted) <= _NEAR:
+        if distance(vector, wanted) <= ROUNDED:
             return f"they become those before update {updates[i].number} again"
     bound = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in new)
-    if distance(np.clip(last, -bound, bound), wanted) <= _NEAR:
+    if distance(np.clip(last, -bound, bound), wanted) <= ROUNDED:
         return f"all are cut to at most {bound:.6g}"
     steps = (vectors[:-1] - last).T  # weights of an average add up to 1
     if steps.shape[0] <= 2 * steps.shape[1]:

@@ -7,49 +7,65 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 _SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
 _ENDING = threading.Lock()
 _CALLING_BACK = "debugging.py", "callback.py", "script_ops.py"  # files of JAX and TensorFlow
 
 
-class Ended(NamedTuple):
-    """The end of a script.
-
-    Attributes:
-        is_asked: set once the script was asked to end.
-        has_come: set once the script has ended.
-    """
-
-    is_asked: threading.Event
-    has_come: threading.Event
-
-    @classmethod
-    def not_yet(cls) -> "Ended":
-        """Return the end of a script that still runs."""
-        return cls(threading.Event(), threading.Event())
-
-
 class Enough(BaseException):
     """Ends a loop once enough updates were seen. No `except Exception` of the user's catches it."""
 
 
-class Command(Protocol):
-    """The caller of an audit, such as `wholestep audit` around an audit that the script makes itself."""
+class Limit:
+    """Ends a loop after a number of updates, and holds the audits that run inside of it.
+
+    Args:
+        num_updates: the limit.
+        logs: returns the logs to count, if no audit runs inside.
+        can_end: whether the main thread runs the loop: no other thread can be ended.
+
+    Attributes:
+        reports: the reports of the audits inside, with their logs.
+        has_come: set once the loop has ended.
+    """
+
+    def __init__(self, num_updates: int, logs: Callable[[], list] = list, *, can_end: bool = True):
+        self.num_updates, self._logs, self._can_end = num_updates, logs, can_end
+        self.reports: list[tuple[Any, Any]] = []
+        self.is_asked, self.has_come = threading.Event(), threading.Event()
 
     @property
     def has_stopped(self) -> bool:
         """Whether the loop was asked to end; an engine may raise another error for it."""
-
-    def listener(self) -> Any:
-        """Return the listener to use, which ends the script once enough updates were seen."""
+        return self.is_asked.is_set()
 
     def adopt(self, report: Any, log: Any) -> None:
-        """Take the report of the script's own audit."""
+        """Take an audit that the loop makes itself."""
+        self.reports.append((report, log))
+
+    def listener(self, entered: Any = None) -> Any:
+        """Return a listener that ends the loop at the limit.
+
+        Args:
+            entered: an engine's listener that was entered elsewhere: several hooks may share it.
+        """
+        from wholestep.engines import listener  # Keras is imported when there is a loop
+
+        return _Counting(listener() if entered is None else entered, self, is_entered=entered is not None)
+
+    def is_reached(self) -> bool:
+        """Whether the logs have enough updates; then they are closed."""
+        logs = [self.reports[-1][1]] if self.reports else self._logs()
+        if not self._can_end or not any(log.num_updates >= self.num_updates for log in logs):
+            return False
+        for log in logs:
+            log.is_open = False  # later updates are not recorded
+        return True
 
 
-COMMAND: ContextVar[Command | None] = ContextVar("the command that runs this script", default=None)
+COMMAND: ContextVar[Limit | None] = ContextVar("the limit of the loop that runs", default=None)
 
 
 def stop(ended: threading.Event, *, is_direct: bool) -> None:
@@ -107,16 +123,11 @@ def _is_busy(frame: FrameType | None) -> bool:
     return False
 
 
-class Counting:
-    """An engine's listener that ends the script once enough was recorded.
+class _Counting:
+    """An engine's listener that ends the loop at its limit."""
 
-    Args:
-        ended: the end of the script, shared by its listeners.
-        is_entered: whether the engine's listener was entered elsewhere: several hooks may share it.
-    """
-
-    def __init__(self, listener: Any, is_enough: Callable[[], bool], ended: Ended, *, is_entered: bool):
-        self._listener, self._is_enough, self._ended, self._is_entered = listener, is_enough, ended, is_entered
+    def __init__(self, listener: Any, limit: Limit, *, is_entered: bool):
+        self._listener, self._limit, self._is_entered = listener, limit, is_entered
         self._is_telling = False
 
     def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
@@ -124,13 +135,13 @@ class Counting:
         return nullcontext() if self._is_entered else self._listener.listening(told)
 
     def tell(self, told: Callable[[int, list], None], values: list) -> None:
-        """Call `told` with the values, or end the script if it has made enough updates before."""
+        """Call `told` with the values, or end the loop if it has made enough updates before."""
 
         def heard(order: int, numbers: list) -> None:
             # Before `told`: a script may end by itself after its last update.
-            if not self._ended.is_asked.is_set() and self._is_enough():
-                self._ended.is_asked.set()
-                stop(self._ended.has_come, is_direct=self._is_telling)
+            if not self._limit.has_stopped and self._limit.is_reached():
+                self._limit.is_asked.set()
+                stop(self._limit.has_come, is_direct=self._is_telling)
             told(order, numbers)
 
         outer, self._is_telling = self._is_telling, True
@@ -144,7 +155,7 @@ class Counting:
         try:
             self._listener.settle()
         except Exception:  # the engine's, of a step that the audit itself has ended
-            if not self._ended.is_asked.is_set():
+            if not self._limit.has_stopped:
                 raise
 
     def __getattr__(self, name: str) -> Any:
