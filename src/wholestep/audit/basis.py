@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.by_row import NUM_SOLVED
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Form
 from wholestep.audit.windows import PAD, Piece
 from wholestep.tree import Tree
 
+MOST_ROWS = 64  # rows of an update that get a coefficient each
+_OF_ROWS = (
+    *("the weight of the own microbatch", "the weight of the own replica", "the row's own weight"),
+    *("the row's sample weight", "the number of the batch"),
+)
 _NEARLY = "the weight of the update", "its rows", "the sum of the sample weights", "the number of microbatches"
 
 
@@ -23,6 +29,7 @@ class Basis:
 
     Attributes:
         unit: the right coefficient of a row, in the first term.
+        is_small: whether a gradient for each row is cheap.
         before: the update before, if the same parameters were handed over.
     """
 
@@ -34,6 +41,7 @@ class Basis:
         self.has_penalty = e.meant.has_penalty and bool(np.any(e.penalty))
         first = e.terms[0]
         self.is_divided = bool(first.divided[0])
+        self.is_small = len(e.handed) <= NUM_SOLVED and sum(self.sizes) <= MOST_ROWS
         self.unit = 1 / e.whole[0] if self.is_divided and e.whole[0] else 1.0
         self._made: dict[Any, Any] = {}
 
@@ -91,6 +99,18 @@ class Basis:
         found |= {"the first half of each batch": place < (last + 1) // 2}
         return found | {f"each {m}. row, from row {i + 1} on": place % m == i for m in (2, 3, 4) for i in range(m)}
 
+    @cached_property
+    def shapes(self) -> dict[str, np.ndarray]:
+        """Factors of the rows by words: a count or one by it, only the rows of a set, or all but these."""
+        found: dict[str, np.ndarray] = {}
+        for name in _OF_ROWS:
+            column = self.counts[name]
+            found[f"times {name}"] = np.where(column > 0, column, 0.0)
+            found[f"times 1 / {name}"] = np.where(column > 0, 1 / np.where(column > 0, column, 1.0), 0.0)
+        for name, own in self.sets.items():
+            found |= {f"only {name}": own.astype(float), f"all but {name}": (~own).astype(float)}
+        return found
+
     def cut(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut numbers of all rows into pieces."""
         return np.split(values, self.starts[1:])
@@ -114,8 +134,17 @@ class Basis:
 
     def shaped(self, form: Form, by_row: np.ndarray) -> np.ndarray:
         """Return the same with a factor for each row."""
+        if self.is_small:  # many shapes are sums of few rows
+            return by_row @ self._kept(("rows", form), lambda: self._by_row(form))
         parts = (self._part(form, i, factors) for i, factors in enumerate(self.cut(by_row)))
         return self._kept((form, by_row.tobytes()), lambda: sum(parts, np.zeros_like(self.e.handed)))
+
+    def _by_row(self, form: Form) -> np.ndarray:
+        """Return the part of each row: (rows, parameters)."""
+        if form == BASE:
+            return np.stack(self.rows())
+        ones = [(i, one) for i, size in enumerate(self.sizes) for one in np.eye(size)]
+        return np.stack([self._part(form, i, one) for i, one in ones])
 
     def of_term(self, i: int) -> np.ndarray:
         """Return the part of one term."""

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wholestep.audit.basis import Basis
+from wholestep.audit.basis import MOST_ROWS, Basis
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Error, Form
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import MEANT, Reading, least, readings
 
-SPARE, MOST_ROWS = 4, 64  # numbers beyond the unknowns, and unknowns of one solution
+SPARE = 4  # numbers beyond the unknowns of a solution
 RAW = 8.0  # the cost of numbers that no words are found for
 _SAME = 2 * SOLVED  # of factors of rows, and of norms to which gradients are clipped
 _REST = "microbatches of the last pass"

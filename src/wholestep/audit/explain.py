@@ -8,9 +8,9 @@ from itertools import combinations
 import numpy as np
 
 from wholestep.audit import by_row
-from wholestep.audit.basis import Basis
+from wholestep.audit.basis import MOST_ROWS, Basis
 from wholestep.audit.changes import by_variable
-from wholestep.audit.coefficients import MOST_ROWS, RAW, SPARE, Level, solve
+from wholestep.audit.coefficients import RAW, SPARE, Level, solve
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.forms import BASE, Error, Form, forms, mixtures
 from wholestep.audit.measure import SOLVED
@@ -112,19 +112,13 @@ class Search:
 
     def _shapes(self, form: Form) -> None:
         """Try factors of the rows that are proportional to a count, or that only some rows have."""
-        shapes: dict[str, Callable[[Basis], np.ndarray]] = {}
-        for name in _OF_ROWS:
-            if any(np.ptp(basis.counts[name]) for basis in self.bases) or name == "the number of the batch":
-                shapes |= {
-                    f"times {w}{name}": partial(_counted, name=name, power=p) for w, p in (("", 1), ("1 / ", -1))
-                }
-        for name in self.bases[0].sets:
-            some = np.concatenate([basis.sets[name] for basis in self.bases])
-            if some.any() and not some.all():
-                shapes |= {f"{w} {name}": partial(_chosen, name=name, is_in=w == "only") for w in ("only", "all but")}
-        for words, factors in shapes.items():
-            columns = partial(_shaped, form=form, factors=factors)
-            self._solve(Level("shape", form, columns, _first, words, factors))
+        for words in self.bases[0].shapes:
+            factors = [basis.shapes[words] for basis in self.bases]
+            has_levels = any(map(np.ptp, factors)) or "the number of the batch" in words
+            if has_levels or (not words.startswith("times") and np.ptp(np.concatenate(factors))):
+                of_rows = partial(_factors, words=words)
+                columns = partial(_shaped, form=form, words=words)
+                self._solve(Level("shape", form, columns, _first, words, of_rows))
 
     def _stale(self) -> None:
         """Try the gradient of an update before, of all its rows or of its last batch."""
@@ -197,23 +191,12 @@ class Search:
                 self._add(*explained)
 
 
-_OF_ROWS = (
-    *("the weight of the own microbatch", "the weight of the own replica", "the row's own weight"),
-    *("the row's sample weight", "the number of the batch"),
-)
+def _factors(basis: Basis, words: str) -> np.ndarray:
+    return basis.shapes[words]
 
 
-def _counted(basis: Basis, name: str, power: int) -> np.ndarray:
-    column = basis.counts[name]
-    return np.where(column > 0, np.where(column > 0, column, 1.0) ** power, 0.0)
-
-
-def _chosen(basis: Basis, name: str, is_in: bool) -> np.ndarray:
-    return (basis.sets[name] == is_in).astype(float)
-
-
-def _shaped(basis: Basis, form: Form, factors: Callable[[Basis], np.ndarray]) -> list[np.ndarray]:
-    return [basis.shaped(form, factors(basis))]
+def _shaped(basis: Basis, form: Form, words: str) -> list[np.ndarray]:
+    return [basis.shaped(form, basis.shapes[words])]
 
 
 def _first(basis: Basis) -> np.ndarray:
