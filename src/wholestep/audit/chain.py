@@ -131,7 +131,7 @@ def _is_same_call(one: Applied, two: Applied) -> bool:
 def _both(one: Applied, two: Applied, size: int) -> Applied:
     """Return a step of two models' variables, the first of which has `size`."""
     if not (one.is_whole and two.is_whole):
-        return replace(one, grads=[], params=[], slots=[], params_after=[], slots_after=[])
+        return one.emptied()
     values: dict[str, Any] = {
         name: [*getattr(one, name), *getattr(two, name)] for name in ("grads", "params", "params_after")
     }

@@ -94,6 +94,10 @@ class Applied:
         """Whether its numbers were kept."""
         return bool(self.params_after)
 
+    def emptied(self) -> "Applied":
+        """Return the step without its numbers."""
+        return replace(self, grads=[], params=[], slots=[], params_after=[], slots_after=[])
+
 
 @dataclass(frozen=True)
 class Scaled:

@@ -346,7 +346,7 @@ def _side_by_side(parts: list[Step]) -> Step:
     if not applied:
         return Step(called, None, is_skipped=True)
     if not all(each.is_whole for each in applied):
-        return Step(called, replace(applied[0], grads=[], params=[], slots=[], params_after=[], slots_after=[]))
+        return Step(called, applied[0].emptied())
     return Step(called, replace(applied[0], grads=_summed([each.grads for each in applied], 1)))
 
 
@@ -367,12 +367,13 @@ def _accumulated(found: list[Step]) -> list[Step]:
         if last.accumulates == 1:
             merged.append(Step(called, last))
             continue
-        is_whole = len(parts) == last.accumulates and all(each.is_whole for each in parts)
-        grads = _summed([each.grads for each in parts], len(parts)) if is_whole else []
-        first = parts[0] if is_whole else replace(parts[0], params=[], slots=[])
-        after = (last.params_after, last.slots_after) if is_whole else ([], [])
-        made = replace(last, grads=grads, params=first.params, slots=first.slots, replica=0, accumulates=1, num_calls=0)
-        merged.append(Step(called, replace(made, params_after=after[0], slots_after=after[1])))
+        made = replace(last, replica=0, accumulates=1, num_calls=0)
+        if len(parts) == last.accumulates and all(each.is_whole for each in parts):
+            grads = _summed([each.grads for each in parts], len(parts))
+            made = replace(made, grads=grads, params=parts[0].params, slots=parts[0].slots)
+        else:
+            made = made.emptied()
+        merged.append(Step(called, made))
     return [*merged, *(Step(each.called, None, is_skipped=True) for each in window)]
 
 
