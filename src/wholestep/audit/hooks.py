@@ -47,24 +47,23 @@ class Hooks:
     def on(self) -> Iterator[None]:
         """Record to the log inside; afterwards every attribute is the object that it was, also after an error."""
         owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
-        apply = vars(owner)["apply"]
         scaling = keras.optimizers.LossScaleOptimizer
-        check = vars(scaling)["check_finite"]
         self.log.is_stateless = engine() == "jax"
         with self.listener.listening(self._asked), ExitStack() as stack:
-            try:
-                self._hook(self.model)
-                for name in _MEETING if self.has_twins else ():
-                    stack.enter_context(self._meeting(name))
-                owner.apply, scaling.check_finite = self._apply(apply), self._check(check)
-                yield
-            finally:
-                owner.apply, scaling.check_finite = apply, check
-                for unhook in self._hooked.values():
-                    unhook()
-                self._hooked.clear()
-                self.listener.settle()
-                self.log.close()
+            stack.callback(self._close)
+            self._hook(self.model)
+            for name in _MEETING if self.has_twins else ():
+                stack.enter_context(self._meeting(name))
+            stack.enter_context(replaced(owner, "apply", self._apply(owner.apply)))
+            stack.enter_context(replaced(scaling, "check_finite", self._check(scaling.check_finite)))
+            yield
+
+    def _close(self) -> None:
+        for unhook in self._hooked.values():
+            unhook()
+        self._hooked.clear()
+        self.listener.settle()
+        self.log.close()
 
     def _hook(self, model: keras.Model) -> None:
         """Hook a model's own methods, and keep how to restore them."""
