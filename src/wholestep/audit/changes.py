@@ -151,7 +151,14 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
     told = ", ".join(f"{name}={bound:.4g}" for name, bound in zip(_NAMES, bounds, strict=True) if bound)
     name, numbers = "clip forgotten" if is_bare else "clipped otherwise", [e.update.number for e in wrong]
     rest = plain if is_right else clipped(everything)[1]
-    yield found(name, max(apart), wrong[0].update.applied.line, numbers, f"Meant is {told}.", with_change=rest)
+    yield found(
+        name,
+        max(apart),
+        wrong[0].update.applied.line,
+        numbers,
+        f"The optimizer that was meant has {told}.",
+        with_change=rest,
+    )
 
 
 def _bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:

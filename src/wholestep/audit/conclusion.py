@@ -237,7 +237,7 @@ def _still(scout: Scout, watched: Watched) -> Iterator[str]:
         if each is not watched and is_used and not each.log.applied and each.model.trainable_variables:
             num = len(each.model.trainable_variables)
             told = f"The {num} trainable variables of the model {each.model.name!r} are moved by no step"
-            yield f"{told}, and a gradient is taken of what comes of its outputs. Are they meant to stay?"
+            yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
 
 
 class _Round(NamedTuple):

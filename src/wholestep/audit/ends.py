@@ -50,7 +50,7 @@ def lost_statistics(replay: Replay, now: Values, updates: list[Update]) -> Itera
     ]
     if lost:
         without = distance([now.buffers[i] for i in lost], [last[i] for i in lost])
-        detail = f"It is so with {', '.join(replay.names_of_others[i] for i in lost)}."
+        detail = f"These are {', '.join(replay.names_of_others[i] for i in lost)}."
         line = updates[-1].pieces[-1].called.line
         yield found("statistics never written back", without, line, [updates[-1].number], detail)
 

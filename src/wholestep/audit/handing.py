@@ -26,7 +26,7 @@ NUM_ROWS = 32  # on this many rows the gradient is computed if no forward pass w
 
 
 def _so(told: str, names: list[str]) -> list[str]:
-    return [f"{told} It is so with {', '.join(names)}."] if names else []
+    return [f"{told} These are {', '.join(names)}.".strip()] if names else []
 
 
 def left_out(
@@ -73,7 +73,7 @@ def left_out(
         size = float(np.sqrt(sum(shares[i] ** 2 for i in wrong)))
         (detail,) = _so("", [names[i] for i in wrong])
         numbers = [u.number for u in updates if u.applied.is_whole]
-        yield found("variable left out", size, whole[0].line, numbers, detail.strip())
+        yield found("variable left out", size, whole[0].line, numbers, detail)
         return
     still = [i for i in still if i in bare]
     if bare and 2 * len(still) >= len(names) and not has_others:
@@ -121,7 +121,7 @@ def frozen(replay: Replay, objective: Objective, updates: list[Update], has_othe
     elif names:
         line = next(u.applied.line for u in updates if u.number in numbers)
         (detail,) = _so("", names)
-        yield found("frozen variable trained", max(shares), line, sorted(numbers), detail.strip())
+        yield found("frozen variable trained", max(shares), line, sorted(numbers), detail)
 
 
 def _cosine(replay: Replay, objective: Objective, i: int, moved: tuple[Piece, Piece]) -> float:

@@ -98,7 +98,7 @@ def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> I
                 yield found(name, without, losses.line, losses.numbers, with_change=apart, proof=proof)
                 return
     told = ", ".join(f"{n:.6g}" for n in right[0])
-    yield f"The printed loss is none that was looked for; the mean over all rows, as they were trained on, is {told}."
+    yield f"The printed loss has no known cause; the mean over all rows, as they were trained on, is {told}."
 
 
 def as_numbers(loss: object) -> list[float]:

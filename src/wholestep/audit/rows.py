@@ -126,7 +126,7 @@ def _again(windows: Windows) -> Found | None:
     cuts = [[sum(len(u.rows) for u in cut) for cut in passes(each)][:-1] for each in (updates, once)]
     if not again or len(set(cuts[1])) > 1 or len(set(cuts[0])) < 2:
         return None
-    detail = f"So it is with {len(again)} of {len(updates)} updates."
+    detail = f"{len(again)} of {len(updates)} updates repeat the batch before."
     share, numbers = len(again) / len(updates), [u.number for u in again]
     return found("batch trained on twice", share, again[0].applied.line, numbers, detail)
 
@@ -178,10 +178,10 @@ def _passes(
         are_last = unused == list(range(rows.num - len(unused), rows.num))
         detail = f"{len(unused)} of {rows.num} rows{', the last ones' if are_last else ''}: {some(unused)}."
         if windows.foreign:
-            told = f"Never used as they are: {detail} {windows.foreign} forward passes had inputs that are no rows of "
+            told = f"Never used unchanged: {detail} {windows.foreign} forward passes had inputs that are no rows of "
             yield f"{told}`data`: are rows changed on the way to the model (augmented, normalised)?"
         elif has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
-            yield f"Held out, or forgotten? Never used are {detail}"
+            yield f"Held out, or forgotten? Never used: {detail}"
         else:
             yield found("rows never used", len(unused) / rows.num, line, windows.numbers, detail)
     elif not unused and window <= rows.num // 2 and first != sorted(first):
