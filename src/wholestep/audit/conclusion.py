@@ -160,18 +160,18 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
     if not meaning.is_supposed and not meaning.called:
         return
     weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
-    for of, values in labels.items():
+    for of, array in labels.items():
         named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
         known = [(loss, name_of(loss)) for loss in meaning.called]
-        usual = [(loss, loss.name) for loss in losses(outputs, values)] if meaning.is_supposed else []
+        usual = [(loss, loss.name) for loss in losses(outputs, array)] if meaning.is_supposed else []
         for by, own in weights.items():
-            yield from (_Supposed((x, values, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
-        if isinstance(values, np.ndarray) and is_padded(values):
-            by, mask = " at the places whose labels are not 0", (values != 0).astype("float32")
-            masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, values)]
-            yield from (_Supposed((x, values, mask), loss, f"{name}{named}{by}") for loss, name in masked)
+            yield from (_Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
+        if isinstance(array, np.ndarray) and is_padded(array):
+            by, mask = " at the places whose labels are not 0", (array != 0).astype("float32")
+            masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
+            yield from (_Supposed((x, array, mask), loss, f"{name}{named}{by}") for loss, name in masked)
         if meaning.is_supposed:
-            yield from (_Supposed((x, values), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
+            yield from (_Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
 
 
 def _why(meaning: Meaning) -> str:
