@@ -8,7 +8,8 @@ from audit_routes import ENGINE, LOOPS
 from test_audit import audited, edited
 from test_audit_changes import step
 
-from wholestep.audit.windows import Update, without_void
+from wholestep.audit.readings import without_void
+from wholestep.audit.windows import Update
 
 ONLY_JAX = pytest.mark.skipif(ENGINE != "jax", reason="on TensorFlow the loop trains the model's own variables")
 KEPT = "middle = model.get_weights() if (epoch, start) == (0, 16) else middle if epoch or start else None"

@@ -42,8 +42,8 @@ batches of few labels
     -> shuffle the rows, and then cut batches: `.shuffle(len(x)).batch(size)`, in this order.
 window carried over the epoch | meta-pytorch/torchtune#2745
     The last microbatches of a pass wait for the first of the next: one update is made of both.
-    -> make an optimizer step of what is left at the end of each pass (`if ... or start + size >= len(x)`), or take
-    a `batch_size` with which none is left.
+    -> make an optimizer step of the rest at the end of each pass (`if ... or start + size >= len(x)`), or take
+    a `batch_size` that leaves no rest.
 shuffle window | tensorflow/tensorflow#36626 | note
     The rows are shuffled in a window that is smaller than the data: neighbours stay neighbours.
     -> `shuffle(len(x), reshuffle_each_iteration=True)`.
@@ -125,7 +125,7 @@ divided by the replicas twice | keras-team/keras#16285
     -> divide once, not by `num_replicas_in_sync` again: Keras' losses know the strategy,
     `tf.nn.compute_average_loss` does not.
 last window dropped | timoschick/pet#36
-    -> make an optimizer step of what is left at the end of each pass (`if ... or start + size >= len(x)`).
+    -> make an optimizer step of the rest at the end of each pass (`if ... or start + size >= len(x)`).
 divided twice | huggingface/transformers#35438
     -> divide once: by the weight of all rows, and not by `len(parts)` again.
 only the last microbatch | mflux-community/mflux#447
@@ -158,8 +158,8 @@ momentum by hand
     -> set the sum to zero after each optimizer step, `total = [zeros_like(v) for v in variables]`, and leave
     momentum to the optimizer.
 ascent
-    -> return the loss and not `-loss`, and subtract its gradient: `weight - rate * gradient`; what is to become
-    larger stands in the loss with a minus.
+    -> return the loss and not `-loss`, and subtract its gradient: `weight - rate * gradient`; a quantity
+    to maximise enters the loss with a minus.
 stale gradients
     -> take the gradient before the optimizer step, of this batch.
 clip per microbatch | huggingface/transformers#1563
@@ -178,7 +178,7 @@ variable left out
     Trainable, but no gradient of it reaches the optimizer.
     -> take the gradient of `model.trainable_variables` with the whole model inside of the tape, and hand over all:
     `zip(grads, model.trainable_variables)`, or `stateless_apply(ov, grads, tv)`; or set `layer.trainable = False`
-    on what is frozen.
+    on frozen layers.
 frozen variable trained
     The layer is set to `trainable = False`, and its variables are trained all the same.
     -> take the gradient of `model.trainable_variables`, and not of `model.variables` or `model.weights`.

@@ -11,13 +11,13 @@ from wholestep import tree
 from wholestep.audit.found import Likely, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Called, Log, Values
-from wholestep.audit.meaning import NoLoss, averaging, is_masked, is_padded, losses, name_of
+from wholestep.audit.meaning import NoLoss, is_masked, name_of
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, inquire, nested, reconstructs
+from wholestep.audit.searching import Meaning, UnknownError, averaging, inquire, is_padded, losses, nested, reconstructs
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows

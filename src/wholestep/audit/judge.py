@@ -21,11 +21,11 @@ from wholestep.audit.meaning import LossObjective, NoLoss, constant, misfits
 from wholestep.audit.measure import FINE, all_same
 from wholestep.audit.modes import Modes, evaluations, second_passes, state
 from wholestep.audit.printed import printed
-from wholestep.audit.readings import read
+from wholestep.audit.readings import read, without_void
 from wholestep.audit.replay import Replay, as_then
 from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, accumulated_twice, apply, away, between, idle, rates, repeated
-from wholestep.audit.windows import Rows, Update, Windows, windows, without_void
+from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model.objective import Objective
 from wholestep.tree import Tree
 

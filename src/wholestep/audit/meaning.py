@@ -327,36 +327,6 @@ class NoLoss(Objective):
         return Mean(ops.zeros(ops.shape(output)[:1]))
 
 
-def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
-    """Yield the losses that fit labels and outputs, the most usual first.
-
-    >>> [loss.name for loss in losses([np.array([[0.9, 0.1]])], np.array([0]))]
-    ['sparse_categorical_crossentropy']
-    >>> [loss.name for loss in losses([np.array([[7.0]])], np.array([2.5]))]
-    ['mean_squared_error', 'mean_absolute_error', 'huber_loss']
-    """
-    if len(outputs) != 1 or not isinstance(y, np.ndarray) or not y.size or not outputs[0].ndim:
-        return
-    labels, out = y[..., 0] if y.ndim > 1 and y.shape[-1] == 1 else y, outputs[0]
-    single = out[..., 0] if out.ndim > 1 and out.shape[-1] == 1 else out
-    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.round(labels)))
-    if labels.ndim == out.ndim - 1 and out.shape[-1] > 1:
-        if is_whole and labels.min() >= 0 and labels.max() < out.shape[-1]:
-            yield keras.losses.SparseCategoricalCrossentropy(from_logits=not _are_shares(out))
-        return
-    if labels.ndim != single.ndim or labels.shape[1:] != single.shape[1:]:
-        return
-    if set(np.unique(labels)) <= {0, 1}:
-        if out.shape[-1] > 1 and np.all(y.sum(-1) == 1):
-            yield keras.losses.CategoricalCrossentropy(from_logits=not _are_shares(out))
-        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
-    yield keras.losses.MeanSquaredError()
-    yield keras.losses.MeanAbsoluteError()
-    yield keras.losses.Huber()
-    if not is_whole and labels.min() >= 0 and labels.max() <= 1:  # as of pixels
-        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
-
-
 def name_of(loss: object) -> str:
     """Return the name of a loss: a name, a Keras loss, a function, or a partial function.
 
@@ -369,20 +339,8 @@ def name_of(loss: object) -> str:
     return getattr(function, "__name__", None) or type(loss).__name__
 
 
-def is_unreduced(loss: Any) -> bool:
-    """Whether a loss returns a number for each row, which the script reduces."""
-    return not isinstance(loss, keras.losses.Loss) or loss.reduction in (None, "none")
-
-
-def averaging(loss: Any, *, by_weight: bool = False) -> Any:
-    """Return a loss; if it is unreduced, its mean over the places or over their weights."""
-    if not isinstance(loss, keras.losses.Loss) or not (by_weight or is_unreduced(loss)):
-        return loss
-    how = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
-    return type(loss).from_config(loss.get_config() | {"reduction": how})
-
-
-def _are_shares(out: np.ndarray) -> bool:
+def are_shares(out: np.ndarray) -> bool:
+    """Whether the numbers of each place are probabilities."""
     return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
 
 
@@ -400,7 +358,7 @@ def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
     if "crossentropy" not in name.lower() or sum(map(np.size, many)) < _ENOUGH:
         return []
     is_binary = "binary" in name.lower()
-    are_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else _are_shares(out) for out in many)
+    are_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
     kind = "numbers between 0 and 1" if is_binary else "numbers that add up to 1"
     if bool(config.get("from_logits")) is not are_shares:
         return []
@@ -420,16 +378,3 @@ def constant(outputs: list[np.ndarray]) -> list[str]:
         return []
     told = "is it a softmax of a single number? That takes a sigmoid." if many[0] == 1 else "do they see the inputs?"
     return [Likely(f"All outputs are {many[0]:g}, in every row of every update: {told}")]
-
-
-def is_padded(labels: np.ndarray) -> bool:
-    """Whether rows of whole numbers end with zeros, and are of more than one length.
-
-    >>> is_padded(np.array([[3, 1, 0], [2, 0, 0]])), is_padded(np.array([[0, 1, 3], [2, 0, 1]]))
-    (True, False)
-    """
-    if labels.ndim < 2 or labels.dtype.kind not in "iu":
-        return False
-    used = np.reshape(labels, (len(labels), -1)) != 0
-    lengths = used.sum(axis=1)
-    return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))

@@ -1,11 +1,12 @@
 """Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs, rates of steps by hand."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.measure import distance
+from wholestep.audit.measure import all_same, distance, in_part
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, placed
 from wholestep.tree import Tree
 
@@ -120,7 +121,7 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
 
 
 def _part(e: Evidence, place: int, row: int, is_of_pairs: bool) -> np.ndarray:
-    """Return the part of a row in the gradient: of its own loss, or of its label with all outputs."""
+    """Return the part of a row in the gradient: of the row's loss, or of its label with all outputs."""
     piece = e.update.pieces[0]
     labels = np.where(piece.rows == PAD, 0, piece.rows)
     labels[... if is_of_pairs else place] = row
@@ -165,3 +166,28 @@ def rated(meant: Meant, updates: list[Update]) -> list[Update]:
         grads = [None if g is None else g / abs(rate) for g in update.applied.grads]  # of an ascent: of the other sign
         found.append(replace(update, applied=replace(update.applied, grads=grads, learning_rate=abs(rate))))
     return found
+
+
+def without_void(updates: list[Update]) -> list[Update]:
+    """Return updates where each window is one: only its last step is kept, as by `jnp.where(is_full, new, old)`.
+
+    All windows must be equally long, else the updates are returned unchanged.
+    """
+    known = [u for u in updates if u.applied.is_whole]
+    kept = [i for i, (a, b) in enumerate(pairwise(known)) if not _is_void(a, b)]
+    size = kept[0] + 1 if kept else 1
+    is_regular = all(i + 1 == size * (n + 1) for n, i in enumerate(kept))
+    if size < 2 or len(kept) < 2 or not is_regular or len(kept) < (len(known) - 1) // size:
+        return updates
+    windows = [updates[start : start + size] for start in range(0, len(updates) - size + 1, size)]
+    return [
+        replace(each[-1], number=n, pieces=[piece for u in each for piece in u.pieces])
+        for n, each in enumerate(windows, start=1)
+    ]
+
+
+def _is_void(one: Update, two: Update) -> bool:
+    """Whether the first step changed the weights and the change was discarded before the second."""
+    old, new = one.applied, two.applied
+    is_again = all_same(in_part(old.params), in_part(new.params)) and all_same(old.slots, new.slots)
+    return is_again and not all_same(in_part(old.params), in_part(old.params_after))

@@ -1,7 +1,6 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -383,28 +382,3 @@ def _summed(grads: list[list[np.ndarray | None]], divisor: int) -> list[np.ndarr
         return [None if g is None else g / divisor for g in grads[0]] if divisor > 1 else grads[0]
     by_parameter = [[np.asarray(g, "float64") for g in each if g is not None] for each in zip(*grads, strict=False)]
     return [np.sum(each, axis=0) / divisor if each else None for each in by_parameter]
-
-
-def without_void(updates: list[Update]) -> list[Update]:
-    """Return updates where each window is one: only its last step is kept, as by `jnp.where(is_full, new, old)`.
-
-    All windows must be equally long, else the updates are returned unchanged.
-    """
-    known = [u for u in updates if u.applied.is_whole]
-    kept = [i for i, (a, b) in enumerate(pairwise(known)) if not _is_void(a, b)]
-    size = kept[0] + 1 if kept else 1
-    is_regular = all(i + 1 == size * (n + 1) for n, i in enumerate(kept))
-    if size < 2 or len(kept) < 2 or not is_regular or len(kept) < (len(known) - 1) // size:
-        return updates
-    windows = [updates[start : start + size] for start in range(0, len(updates) - size + 1, size)]
-    return [
-        replace(each[-1], number=n, pieces=[piece for u in each for piece in u.pieces])
-        for n, each in enumerate(windows, start=1)
-    ]
-
-
-def _is_void(one: Update, two: Update) -> bool:
-    """Whether the first step changed the weights and the change was discarded before the second."""
-    old, new = one.applied, two.applied
-    is_again = all_same(in_part(old.params), in_part(new.params)) and all_same(old.slots, new.slots)
-    return is_again and not all_same(in_part(old.params), in_part(old.params_after))
