@@ -665,7 +665,7 @@ def test_an_error_inside_of_this_library_is_no_fault_of_the_script():
     assert own_fault(theirs.value) == ""
 
 
-TAPED = "Received: a tf.GradientTape for a model on the jax engine, of which it sees nothing. Try: KERAS_BACKEND="
+TAPED = "Received: a tf.GradientTape, which cannot record a model on the jax engine. Try: KERAS_BACKEND="
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="a tape sees what runs on TensorFlow")
