@@ -17,8 +17,8 @@ from test_audit import audited, edited
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.keeping import NUM_PLACES, all_same, in_part, once, places
 from wholestep.audit.log import Applied, Called, Line, Log
+from wholestep.audit.measure import NUM_PLACES, all_same, in_part, once, places
 from wholestep.audit.source import line_of_loss
 
 MUTANTS = [*audit_mutants.MUTANTS, *audit_route_mutants.MUTANTS]

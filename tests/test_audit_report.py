@@ -62,7 +62,10 @@ def test_the_text_has_the_numbers_three_times(wrong):
         assert line.yours == pytest.approx(line.changed, rel=1e-5)
         assert line.yours != line.reference
     text = str(wrong)
-    assert text.splitlines()[0].startswith("Mean of means. Each microbatch is divided by its own weight")
+    first = (
+        "Mean of means. Each row's gradient counts 1 / (the number of microbatches x the weight of the own microbatch)"
+    )
+    assert text.splitlines()[0].startswith(first)
     assert re.search(r"update 3: +yours +reference +reference with this fault", text)
     assert f"{length.yours:.6g}" in text
     assert "effect on the weights: the step of update 3 is off by" in text

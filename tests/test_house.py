@@ -152,6 +152,18 @@ def is_import(node, room):
     return isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"wholestep.{room}.")
 
 
+PORT_OF_THE_AUDIT = {
+    *("chain", "conclusion", "hooks", "meaning", "probe", "replay", "scout", "searching", "source", "surroundings"),
+    "watch",
+}
+
+
+def test_only_the_port_of_the_audit_knows_keras():
+    """Another framework is put beside these modules; the stages, the explanations and the report stay as they are."""
+    modules = (SOURCE / "audit").glob("*.py")
+    assert {p.stem for p in modules if any(n.split(".")[0] == "keras" for n in imports(p))} == PORT_OF_THE_AUDIT
+
+
 def targets(node):
     """Return what a statement assigns to."""
     found = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -16,7 +16,7 @@ PHRASES = re.compile(
     r"|\b(of its own|one's own|none but|else nothing)\b"
 )
 # The most lines of each place that may hold such a phrase: lower a number when you mend some, never raise one.
-ALLOWED = {"src": 0, "audit": 189, "docs": 11, "examples": 0}
+ALLOWED = {"src": 0, "audit": 0, "docs": 0, "examples": 0}
 
 
 def lines_of_source(path):

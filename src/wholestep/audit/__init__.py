@@ -1,4 +1,4 @@
-"""The audit: run the loop you have, and be told what is wrong with it. Called, it is `wholestep.audit.watch.audit`."""
+"""The audit: run your loop, and read its faults. Calling the package calls `wholestep.audit.watch.audit`."""
 
 import sys
 from inspect import Signature, signature

@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.by_row import NUM_SOLVED
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Form
 from wholestep.audit.windows import PAD, Piece
 from wholestep.tree import Tree
 
+MOST_ROWS = 64  # rows of an update that get a coefficient each
+_OF_ROWS = (
+    *("the weight of the own microbatch", "the weight of the own replica", "the row's own weight"),
+    *("the row's sample weight", "the number of the batch"),
+)
 _NEARLY = "the weight of the update", "its rows", "the sum of the sample weights", "the number of microbatches"
 
 
@@ -23,6 +29,7 @@ class Basis:
 
     Attributes:
         unit: the right coefficient of a row, in the first term.
+        is_small: whether a gradient for each row is cheap.
         before: the update before, if the same parameters were handed over.
     """
 
@@ -34,6 +41,7 @@ class Basis:
         self.has_penalty = e.meant.has_penalty and bool(np.any(e.penalty))
         first = e.terms[0]
         self.is_divided = bool(first.divided[0])
+        self.is_small = len(e.handed) <= NUM_SOLVED and sum(self.sizes) <= MOST_ROWS
         self.unit = 1 / e.whole[0] if self.is_divided and e.whole[0] else 1.0
         self._made: dict[Any, Any] = {}
 
@@ -91,6 +99,18 @@ class Basis:
         found |= {"the first half of each batch": place < (last + 1) // 2}
         return found | {f"each {m}. row, from row {i + 1} on": place % m == i for m in (2, 3, 4) for i in range(m)}
 
+    @cached_property
+    def shapes(self) -> dict[str, np.ndarray]:
+        """Factors of the rows by words: a count or one by it, only the rows of a set, or all but these."""
+        found: dict[str, np.ndarray] = {}
+        for name in _OF_ROWS:
+            column = self.counts[name]
+            found[f"times {name}"] = np.where(column > 0, column, 0.0)
+            found[f"times 1 / {name}"] = np.where(column > 0, 1 / np.where(column > 0, column, 1.0), 0.0)
+        for name, own in self.sets.items():
+            found |= {f"only {name}": own.astype(float), f"all but {name}": (~own).astype(float)}
+        return found
+
     def cut(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut numbers of all rows into pieces."""
         return np.split(values, self.starts[1:])
@@ -103,7 +123,7 @@ class Basis:
         return np.where(rows == PAD, 0.0, np.asarray(own)[rows].reshape(len(rows), -1).sum(axis=1))
 
     def parts(self, form: Form = BASE) -> list[np.ndarray]:
-        """Return what each piece adds to the gradient, its rows counted as they should be."""
+        """Return the part of each piece in the gradient, with the right factors of its rows."""
         if form == BASE:
             return self._kept(BASE, self.e.pieces)
         return self._kept(form, lambda: [self._part(form, i, 1.0) for i in range(len(self.sizes))])
@@ -114,22 +134,31 @@ class Basis:
 
     def shaped(self, form: Form, by_row: np.ndarray) -> np.ndarray:
         """Return the same with a factor for each row."""
+        if self.is_small:  # many shapes are sums of few rows
+            return by_row @ self._kept(("rows", form), lambda: self._by_row(form))
         parts = (self._part(form, i, factors) for i, factors in enumerate(self.cut(by_row)))
         return self._kept((form, by_row.tobytes()), lambda: sum(parts, np.zeros_like(self.e.handed)))
 
+    def _by_row(self, form: Form) -> np.ndarray:
+        """Return the part of each row: (rows, parameters)."""
+        if form == BASE:
+            return np.stack(self.rows())
+        ones = [(i, one) for i, size in enumerate(self.sizes) for one in np.eye(size)]
+        return np.stack([self._part(form, i, one) for i, one in ones])
+
     def of_term(self, i: int) -> np.ndarray:
-        """Return what one term adds to it."""
+        """Return the part of one term."""
         chosen = (np.arange(len(self.e.whole)) == i)[:, None]
         return sum((self._part(BASE, j, chosen) for j in range(len(self.sizes))), np.zeros_like(self.e.handed))
 
     def rows(self) -> list[np.ndarray]:
-        """Return what each row adds to it, of all terms."""
+        """Return the part of each row, of all terms."""
         pairs = zip(self.e.rows, self.e.factors, strict=True)
         parts = (np.einsum("tr,trp->rp", factors, rows.reshape(*factors.shape, -1)) for rows, factors in pairs)
         return self._kept("rows", lambda: [row for part in parts for row in part])
 
     def forget(self) -> None:
-        """Give up what was made of forms: in a large model each takes as much memory as its gradient."""
+        """Free the results of forms: in a large model each takes as much memory as its gradient."""
         self._made = {key: made for key, made in self._made.items() if key == BASE}
 
     def _kept(self, key: Any, made: Callable[[], Any]) -> Any:
@@ -171,7 +200,7 @@ class Basis:
         return x, labels, *weight
 
     def _weights(self, form: Form) -> list[np.ndarray]:
-        """Return what the rows weigh in a form, by piece (terms, rows)."""
+        """Return the rows' weights in a form, by piece (terms, rows)."""
         e, meant = self.e, self.e.meant
         if form.has_pads:
             return [terms.weights for terms in e.terms]

@@ -1,4 +1,4 @@
-"""What each row adds to a gradient: its factor, its derivative by the outputs, and whose label it has."""
+"""Solutions by row: each row's factor in a gradient, its derivative by the outputs, and the row of its label."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ _NEAR = 1e-2
 
 
 def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (the factors of the rows that make the gradient that was handed over, the right ones), if some do."""
+    """Return (the factors of the rows that make the handed gradient, the right ones), if some do."""
     used = np.flatnonzero(np.concatenate([w.reshape(-1) for w in e.weights]))
     if not 0 < len(used) <= min(NUM_FREE, len(e.handed) // 2):
         return None
@@ -29,10 +29,10 @@ def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def derivative(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (the derivative by the outputs that the loop's loss has, that of the loss meant), if there is one.
+    """Return (the derivative of the loop's loss by the outputs, the derivative of the meant loss), if they exist.
 
     The gradient of any loss of the outputs is a sum of the outputs' own gradients: if it is one here, the model, the
-    tape and the variables are right, whatever the loss.
+    tape and the variables are right, and the fault is in the loss.
     """
     replay, leaves = e.meant.replay, [leaf for piece in e.update.pieces for leaf in piece.called.outputs]
     num = sum(leaf.size for leaf in leaves)
@@ -49,7 +49,7 @@ def derivative(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
-    """Return in words what can be compared by hand: one row, its label and output, and what both losses make of it."""
+    """Return in words one row for a comparison by hand: its label and output, and the derivatives of both losses."""
     pieces = e.update.pieces
     if any(len(piece.called.outputs) != 1 for piece in pieces) or not hasattr(e.meant.replay.data[1], "shape"):
         return ""

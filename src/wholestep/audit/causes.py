@@ -1,259 +1,301 @@
 """The known causes, as data, in the order of the stages in which an audit looks for them."""
 
-from functools import partial
-
-from wholestep.audit.cause import Cause
-from wholestep.audit.causes_of_gradients import CAUSES_OF_GRADIENTS
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 STAGES = ("rows", "forward", "gradient", "apply", "between", "state", "report")
-_rows, _forward, _, _apply, _between, _state, _report = (partial(Cause, stage) for stage in STAGES)
 
-CAUSES = (
-    _rows(
-        "rows never used",
-        "Every pass over the data leaves out the same rows: the model never trains on them.",
-        "let the last, shorter batch through: `range(0, len(x), size)`, or `drop_remainder=False`.",
-        "tracel-ai/burn#5695",
-    ),
-    _rows(
-        "same order every pass",
-        "The rows were shuffled once; every pass takes them in that same order.",
-        "draw an order in every epoch, `default_rng(epoch).permutation(len(x))`, or `shuffle(len(x), "
-        "reshuffle_each_iteration=True)`.",
-        "pytorch/pytorch#31771",
-    ),
-    _rows(
-        "same batches every pass",
-        "Batches are shuffled, and not rows: the same rows meet in every pass.",
-        "`.shuffle(len(x)).batch(size)`, in this order.",
-        is_note=True,
-    ),
-    _rows(
-        "batches of few labels",
-        "The rows are sorted by label, and are not shuffled one by one: each batch holds one or two of the labels.",
-        "shuffle the rows, and then cut batches: `.shuffle(len(x)).batch(size)`, in this order.",
-    ),
-    _rows(
-        "window carried over the epoch",
-        "The last microbatches of a pass wait for the first of the next: one update is made of both.",
-        "make an optimizer step of what is left at the end of each pass (`if ... or start + size >= len(x)`), or "
-        "take a `batch_size` with which none is left.",
-        "meta-pytorch/torchtune#2745",
-    ),
-    _rows(
-        "shuffle window",
-        "The rows are shuffled in a window that is smaller than the data: neighbours stay neighbours.",
-        "`shuffle(len(x), reshuffle_each_iteration=True)`.",
-        "tensorflow/tensorflow#36626",
-        is_note=True,
-    ),
-    _rows(
-        "drawn with replacement",
-        "Rows are drawn with replacement: some come twice before others come once.",
-        "draw one order of all rows per pass: `rng.permutation(len(x))`.",
-        is_note=True,
-    ),
-    _rows(
-        "batch trained on twice",
-        "Some batches make two updates in a row: their rows count twice.",
-        "call the training step once for each batch, and print the loss that this call returns.",
-    ),
-    _rows(
-        "rows twice in a pass",
-        "The last batch of a pass is filled up with rows that came before, which count twice.",
-        "take the last batch as short as it is (`lax.dynamic_slice` moves its start back instead), or give the "
-        "rows that fill it up the weight 0.",
-        "the documentation of jax.lax.dynamic_slice",
-    ),
-    _rows(
-        "batches overlap",
-        "Neighbouring batches share rows, which count twice.",
-        "cut with one step: `x[start:start + size] for start in range(0, len(x), size)`.",
-    ),
-    _forward(
-        "inference mode",
-        "The gradient is taken in inference mode: dropout is off, and BatchNormalization uses its moving statistics.",
-        "call `model(x, training=True)`.",
-        "wkentaro/pytorch-fcn#56",
-    ),
-    _forward(
-        "inputs swapped",
-        "The model's inputs are given in another order than that of the data: each gets what is meant for another.",
-        "name them: a dict of arrays by the names of the model's inputs.",
-    ),
-    _forward(
-        "labels among the inputs",
-        "The model is given the labels that it is to predict.",
-        "give a decoder what comes before, `y[:, :-1]`, and let it predict what comes next, `y[:, 1:]`.",
-    ),
-    *CAUSES_OF_GRADIENTS,
-    _apply(
-        "applied twice",
-        "The optimizer takes the same gradient twice.",
-        "call `apply_gradients` (or `stateless_apply`) once per update.",
-        "keras-team/keras#19990",
-    ),
-    _apply(
-        "variable updated twice",
-        "Two optimizers take the same gradient of a variable: it moves twice in every update.",
-        "give each optimizer the variables that are its own, `zip(grads, variables)`, and no variable to both.",
-    ),
-    _apply(
-        "optimizer re-created",
-        "The optimizer is made anew again and again: moments and the count of updates start at 0 each time.",
-        "make the optimizer once, before the loop.",
-        "keras-team/keras#13027",
-    ),
-    _apply(
-        "optimizer state thrown away",
-        "Every update begins with the optimizer's first state: moments and the count of updates never move.",
-        "carry what `stateless_apply` returns to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.",
-    ),
-    _apply(
-        "steps of zeros",
-        "The optimizer is called with gradients of zeros between two updates: its moments, its count and the weights "
-        "move all the same.",
-        "call `apply` only where the sum is whole.",
-    ),
-    _apply(
-        "accumulated twice",
-        "The loop sums up the gradients of several microbatches, and the optimizer accumulates these sums once "
-        "more: there are fewer updates than were meant.",
-        "either hand each gradient to an optimizer with `gradient_accumulation_steps`, or sum up, and leave the option "
-        "out.",
-    ),
-    _apply(
-        "schedule by microbatch",
-        "The schedule of the learning rate moves with every microbatch: it ends too early.",
-        "move it once per update (`step += 1`): leave `optimizer.iterations` to the optimizer, and stretch the "
-        "schedule where Keras' `gradient_accumulation_steps` counts calls.",
-        "huggingface/accelerate#963",
-    ),
-    _apply(
-        "schedule frozen",
-        "The learning rate stays at its first value: the schedule was read once.",
-        "give the schedule to the optimizer, or assign `schedule(step)` to `optimizer.learning_rate` before every "
-        "update.",
-        "the FAQ of jax-ml/jax on impure functions",
-    ),
-    _apply(
-        "rate frozen in a trace",
-        "The learning rate was read while the step was traced: it moves only when another batch size traces anew.",
-        "pass the rate in as a tensor, or assign `optimizer.learning_rate` outside of the traced step.",
-        "the FAQ of jax-ml/jax on impure functions",
-    ),
-    _apply(
-        "schedule one ahead",
-        "The schedule of the learning rate is one update ahead.",
-        "count updates from 0: `schedule(step)` first, then `step += 1`.",
-    ),
-    _between(
-        "update thrown away",
-        "What the optimizer step returns does not reach the next forward pass: the weights go back to what they were.",
-        "carry the updated variables to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.",
-    ),
-    _between(
-        "decay by microbatch",
-        "The weights shrink between the microbatches of one update.",
-        "decay (`v * 0.99`) once per update, or leave it to the optimizer's `weight_decay`.",
-        "keras-team/keras#19990",
-    ),
-    _between(
-        "decayed twice",
-        "The weights are decayed by hand, and by the optimizer once more.",
-        "leave it to the optimizer's `weight_decay`.",
-        "keras-team/keras#19990",
-    ),
-    _between(
-        "weights moved inside a window",
-        "The weights move between the microbatches of one update, by no optimizer step.",
-        "write to the weights (`assign`, `assign_add`) after the optimizer step.",
-    ),
-    _between(
-        "average by microbatch",
-        "The moving average of the weights moves with every microbatch, and not once per update: it looks back over "
-        "less.",
-        "move the average where the optimizer makes its step.",
-    ),
-    _state(
-        "statistics thrown away",
-        "What the forward pass makes of the moving statistics is thrown away: they never move.",
-        "carry the non-trainable variables that `stateless_call` returns: `outputs, ntv = "
-        "model.stateless_call(tv, ntv, x)`.",
-    ),
-    _state(
-        "seeds thrown away",
-        "The seeds of the random draws are thrown away: every update has the same dropout masks.",
-        "carry the non-trainable variables that `stateless_call` returns: `outputs, ntv = "
-        "model.stateless_call(tv, ntv, x)`.",
-        "jax-ml/jax#40232",
-    ),
-    _state(
-        "state of one microbatch",
-        "The microbatches of an update all begin with the same statistics and seeds: only what the last one makes of "
-        "them is kept.",
-        "carry what `stateless_call` returns from microbatch to microbatch: `outputs, ntv = "
-        "model.stateless_call(tv, ntv, x)`.",
-    ),
-    _state(
-        "statistics never written back",
-        "The trained weights come back to the model, and the moving statistics do not: it predicts with those of the "
-        "beginning.",
-        "assign them too: `for v, value in zip(model.non_trainable_variables, ntv): v.assign(value)`.",
-    ),
-    _state(
-        "second pass in training mode",
-        "The rows of an update go through the model once more in training mode: the moving statistics move twice.",
-        "take metrics of the outputs that are there, or call `model(x, training=False)`.",
-    ),
-    _report(
-        "printed: mean of means",
-        "The printed loss is a mean of the batches' means: rows of short batches count more.",
-        "weigh by rows: `metric.update_state(loss, sample_weight=len(batch))`.",
-        "tensorflow/tensorflow#38596",
-    ),
-    _report(
-        "printed: last batch",
-        "The printed loss is that of the last batch alone.",
-        "keep a mean over all batches of the pass: `total / count`.",
-        "Lightning-AI/pytorch-lightning#2924",
-    ),
-    _report(
-        "printed: not reset",
-        "The printed loss is a mean over all passes so far: the metric is not reset.",
-        "`metric.reset_state()`, or `total, count = 0.0, 0`, at the beginning of each pass.",
-        "keras-team/keras#16526",
-    ),
-    _report(
-        "printed: sum",
-        "The printed loss is the sum of the batches' means.",
-        "divide by the number of rows.",
-        "hiyouga/LlamaFactory#7443",
-    ),
-    _report(
-        "printed: means over rows",
-        "The printed loss is the sum of the batches' means, divided by the number of rows: too small by the size of a "
-        "batch.",
-        "add up `loss * len(batch)`, or divide by the number of batches.",
-    ),
-    _report(
-        "printed: summed over microbatches",
-        "The printed loss is a sum of the microbatches' means, divided by the number of updates.",
-        "take the mean over the microbatches: divide by their number.",
-    ),
-    _report(
-        "printed: without penalty",
-        "The printed loss is without the model's own losses, which are trained on.",
-        "print the loss with `sum(model.losses)`, as `fit` does.",
-        is_note=True,
-    ),
-)
 
+@dataclass(frozen=True)
+class Cause:
+    """One known cause: its name in the field, an explanation, and the fix.
+
+    Args:
+        explanation: "" for an error of the gradient, which is solved for: its sentence is generated.
+        source: a public thread that reports it, if one is known.
+        is_note: whether it is often intended: then it is a note.
+    """
+
+    stage: str
+    name: str
+    explanation: str
+    fix: str
+    source: str = ""
+    is_note: bool = False
+
+
+# For each stage its causes: `name | source | note`; below it the explanation, if any, and after an arrow the fix.
+_TEXT = """
+# rows
+rows never used | tracel-ai/burn#5695
+    Every pass over the data leaves out the same rows: the model never trains on them.
+    -> let the last, shorter batch through: `range(0, len(x), size)`, or `drop_remainder=False`.
+same order every pass | pytorch/pytorch#31771
+    The rows were shuffled once; every pass takes them in that same order.
+    -> draw an order in every epoch, `default_rng(epoch).permutation(len(x))`, or `shuffle(len(x),
+    reshuffle_each_iteration=True)`.
+same batches every pass | note
+    Batches are shuffled, and not rows: the same rows meet in every pass.
+    -> `.shuffle(len(x)).batch(size)`, in this order.
+batches of few labels
+    The rows are sorted by label, and are not shuffled one by one: each batch holds one or two of the labels.
+    -> shuffle the rows, and then cut batches: `.shuffle(len(x)).batch(size)`, in this order.
+window carried over the epoch | meta-pytorch/torchtune#2745
+    The last microbatches of a pass wait for the first of the next: one update is made of both.
+    -> make an optimizer step of the rest at the end of each pass (`if ... or start + size >= len(x)`), or take
+    a `batch_size` that leaves no rest.
+shuffle window | tensorflow/tensorflow#36626 | note
+    The rows are shuffled in a window that is smaller than the data: neighbours stay neighbours.
+    -> `shuffle(len(x), reshuffle_each_iteration=True)`.
+drawn with replacement | note
+    Rows are drawn with replacement: some come twice before others come once.
+    -> draw one order of all rows per pass: `rng.permutation(len(x))`.
+batch trained on twice
+    Some batches make two updates in a row: their rows count twice.
+    -> call the training step once for each batch, and print the loss that this call returns.
+rows twice in a pass | the documentation of jax.lax.dynamic_slice
+    The last batch of a pass is filled up with rows that came before, which count twice.
+    -> take the last batch as short as it is (`lax.dynamic_slice` moves its start back instead), or give the rows
+    that fill it up the weight 0.
+batches overlap
+    Neighbouring batches share rows, which count twice.
+    -> cut with one step: `x[start:start + size] for start in range(0, len(x), size)`.
+# forward
+inference mode | wkentaro/pytorch-fcn#56
+    The gradient is taken in inference mode: dropout is off, and BatchNormalization uses its moving statistics.
+    -> call `model(x, training=True)`.
+inputs swapped
+    The model's inputs are given in another order than the data's: each gets the values of another.
+    -> name them: a dict of arrays by the names of the model's inputs.
+labels among the inputs
+    The model is given the labels that it is to predict.
+    -> give a decoder what comes before, `y[:, :-1]`, and let it predict what comes next, `y[:, 1:]`.
+# gradient
+broadcast | tensorflow/tensorflow#33898, #28901, #52115
+    -> `y = y[:, None]` or `output = squeeze(output, -1)`, or a Keras loss, which gives both the same rank.
+padding trained on
+    -> multiply the losses by a mask and divide by its sum: `sum(mask * values) / sum(mask)`.
+from_logits | tensorflow/tensorflow#35585
+    -> `from_logits=True` if the last layer has no activation, False after a softmax or sigmoid.
+smoothing missing
+    -> give the loop's loss the same `label_smoothing`.
+smoothing twice
+    -> leave it to the loss's `label_smoothing`.
+mask ignored
+    -> give the model's outputs to a Keras loss as they are, or multiply the losses by `mask` and divide by its sum.
+output left out
+    -> add them up: `total = total + loss`, in the loop over the outputs.
+loss weights ignored
+    -> multiply each by its own: `total = sum(weights[k] * losses[k] for k in losses)`.
+other loss weights
+    -> multiply the loss of each output by its own number of the `loss_weights` that were meant.
+weights ignored | keras-team/keras#13641
+    -> pass `sample_weight=` to the loss, or multiply the unreduced losses: `sum(w * values) / sum(w)`.
+weights squared
+    -> weigh once: either in the loss or after it, and not by `sample_weight ** 2`.
+weights averaged apart
+    -> pass `sample_weight=` to the loss, or multiply the unreduced losses (`reduction=None`) before the mean.
+softmax twice | tensorflow/tensorflow#35585
+    -> give the loss the logits, without a `softmax` before it, or say `from_logits=False`.
+labels shifted
+    -> cut inputs and labels by the same index, `x[rows], y[rows]`, and `roll` neither.
+weights of other rows
+    -> draw one order, and take the weights by it too: `x[rows], y[rows], weight[rows]`.
+labels of other rows
+    -> draw one order, and take both by it: `rows = order[start:stop]`, then `x[rows], y[rows]`.
+mean of means | huggingface/transformers#34191
+    -> sum up, and divide once by the weight (the rows) of all microbatches of the update; for Keras' own
+    accumulation take a `batch_size` that cuts the rows evenly.
+summed over microbatches | paiml/aprender#2123
+    -> divide the sum once: by the weight of all rows of the update, or a sum `t + g` of means of even microbatches
+    by their `count`.
+padding counted | EleutherAI/gpt-neo#45
+    -> divide by the sum of the weights, not by the number of rows.
+padded places counted | tensorflow/docs#1460
+    -> divide by the sum of the mask, not by the number of places.
+divided by a full window | Lightning-AI/pytorch-lightning#19987
+    -> divide by the number of rows that are there.
+divided by the full batch | tensorflow/tensorflow#55321
+    -> divide by the number of rows of this batch.
+never divided | keras-team/keras#16285
+    -> take the mean, or divide by the weight of the batch: `sum(values) / len(rows)`.
+summed over replicas | tensorflow/tensorflow#55321
+    -> divide by the number of rows of all replicas: `tf.nn.compute_average_loss(losses, global_batch_size=...)`.
+divided by the replicas twice | keras-team/keras#16285
+    -> divide once, not by `num_replicas_in_sync` again: Keras' losses know the strategy,
+    `tf.nn.compute_average_loss` does not.
+last window dropped | timoschick/pet#36
+    -> make an optimizer step of the rest at the end of each pass (`if ... or start + size >= len(x)`).
+divided twice | huggingface/transformers#35438
+    -> divide once: by the weight of all rows, and not by `len(parts)` again.
+only the last microbatch | mflux-community/mflux#447
+    -> add up: `total = [t + g for t, g in zip(total, grads)]`.
+only the first microbatch
+    -> add those of all parts to it, not of `parts[0]` alone, before the optimizer step.
+first microbatch lost
+    -> reset the sum after the optimizer step, not after `parts[0]`.
+last microbatch lost
+    -> add the gradient first, of all `parts`, then ask whether it is time for the step.
+mean of row means | huggingface/transformers#34191
+    -> divide once by the sum of all weights: `reduce_sum(values) / reduce_sum(weights)`, or `ws.Mean`.
+divided by the weights
+    -> divide by the number of rows, or mean it so: `reduction='mean_with_sample_weight'`, or an `Objective`.
+divided by the rows
+    -> divide by the sum of the weights: `reduction='mean_with_sample_weight'`.
+penalty forgotten | keras-team/keras#19891
+    -> add `sum(model.losses)`, once per update.
+penalty once per microbatch | keras-team/keras#19891
+    -> add `sum(model.losses)` once per update, not `len(parts)` times.
+penalty once per replica | keras-team/keras#19891
+    -> divide them by `num_replicas_in_sync`: `tf.nn.scale_regularization_loss(sum(model.losses))`.
+penalty added twice
+    -> add either `sum(model.losses)` or a penalty by hand.
+penalty divided | keras-team/keras#19891
+    -> add `sum(model.losses)` after the division by `len(parts)`.
+not reset | meta-pytorch/torchtune#2745
+    -> set the sum to zero after each optimizer step: `total = [zeros_like(v) for v in variables]`.
+momentum by hand
+    -> set the sum to zero after each optimizer step, `total = [zeros_like(v) for v in variables]`, and leave
+    momentum to the optimizer.
+ascent
+    -> return the loss and not `-loss`, and subtract its gradient: `weight - rate * gradient`; a quantity
+    to maximise enters the loss with a minus.
+stale gradients
+    -> take the gradient before the optimizer step, of this batch.
+clip per microbatch | huggingface/transformers#1563
+    -> clip once, after the sum and the division.
+gradients swapped
+    -> zip the gradients with the very list that they were taken of: `zip(grads, variables)`.
+loss not scaled
+    -> `loss = optimizer.scale_loss(loss)` inside of the tape, and the gradients as they are to `optimizer.apply`.
+loss scale left in
+    -> divide the gradients by the scale before the optimizer gets them, or use a `LossScaleOptimizer`.
+loss scale frozen in a trace | the FAQ of jax-ml/jax on impure functions
+    -> scale the loss inside of a `keras.StatelessScope` that holds the optimizer's variables of this update.
+clip before unscale | Lightning-AI/pytorch-lightning#9330
+    -> clip in the optimizer: `LossScaleOptimizer(Adam(global_clipnorm=1.0))`.
+variable left out
+    Trainable, but no gradient of it reaches the optimizer.
+    -> take the gradient of `model.trainable_variables` with the whole model inside of the tape, and hand over all:
+    `zip(grads, model.trainable_variables)`, or `stateless_apply(ov, grads, tv)`; or set `layer.trainable = False`
+    on frozen layers.
+frozen variable trained
+    The layer is set to `trainable = False`, and its variables are trained all the same.
+    -> take the gradient of `model.trainable_variables`, and not of `model.variables` or `model.weights`.
+clip forgotten
+    The optimizer that was meant clips the gradient; nothing clips it here.
+    -> give the loop's optimizer the same `clipnorm`, `global_clipnorm` or `clipvalue`, or hand it the gradients
+    that were clipped: `clipped, _ = tf.clip_by_global_norm(grads, bound)`, then `zip(clipped, variables)`.
+clipped otherwise
+    The gradient is clipped, but not as the optimizer that was meant does it.
+    -> leave it to the optimizer's own `clipnorm` (each variable), `global_clipnorm` (all together) or `clipvalue`;
+    `tf.clip_by_global_norm(grads, bound)` once is all together.
+# apply
+applied twice | keras-team/keras#19990
+    The optimizer takes the same gradient twice.
+    -> call `apply_gradients` (or `stateless_apply`) once per update.
+variable updated twice
+    Two optimizers take the same gradient of a variable: it moves twice in every update.
+    -> give each optimizer the variables that are its own, `zip(grads, variables)`, and no variable to both.
+optimizer re-created | keras-team/keras#13027
+    The optimizer is made anew again and again: moments and the count of updates start at 0 each time.
+    -> make the optimizer once, before the loop.
+optimizer state thrown away
+    Every update begins with the optimizer's first state: moments and the count of updates never move.
+    -> carry what `stateless_apply` returns to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
+steps of zeros
+    The optimizer is called with gradients of zeros between two updates: its moments, count and weights move.
+    -> call `apply` only where the sum is whole.
+accumulated twice
+    The loop sums up the gradients of several microbatches, and the optimizer accumulates these sums once more.
+    -> hand each gradient to an optimizer with `gradient_accumulation_steps`, or sum up without this option.
+schedule by microbatch | huggingface/accelerate#963
+    The schedule of the learning rate moves with every microbatch: it ends too early.
+    -> move it once per update (`step += 1`): leave `optimizer.iterations` to the optimizer, and stretch the
+    schedule where Keras' `gradient_accumulation_steps` counts calls.
+schedule frozen | the FAQ of jax-ml/jax on impure functions
+    The learning rate stays at its first value: the schedule was read once.
+    -> give the schedule to the optimizer, or assign `optimizer.learning_rate = schedule(step)` in each update.
+rate frozen in a trace | the FAQ of jax-ml/jax on impure functions
+    The learning rate was read while the step was traced: it moves only when another batch size traces anew.
+    -> pass the rate in as a tensor, or assign `optimizer.learning_rate` outside of the traced step.
+schedule one ahead
+    The schedule of the learning rate is one update ahead.
+    -> count updates from 0: `schedule(step)` first, then `step += 1`.
+# between
+update thrown away
+    The result of the optimizer step does not reach the next forward pass: the weights go back.
+    -> carry the updated variables to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
+decay by microbatch | keras-team/keras#19990
+    The weights shrink between the microbatches of one update.
+    -> decay (`v * 0.99`) once per update, or leave it to the optimizer's `weight_decay`.
+decayed twice | keras-team/keras#19990
+    The weights are decayed by hand, and by the optimizer once more.
+    -> leave it to the optimizer's `weight_decay`.
+weights moved inside a window
+    The weights move between the microbatches of one update, by no optimizer step.
+    -> write to the weights (`assign`, `assign_add`) after the optimizer step.
+average by microbatch
+    The moving average of the weights moves with every microbatch, and not once per update: it looks back over less.
+    -> move the average where the optimizer makes its step.
+# state
+statistics thrown away
+    The new moving statistics of the forward pass are thrown away: they never move.
+    -> carry the non-trainable variables to the next update: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
+seeds thrown away | jax-ml/jax#40232
+    The seeds of the random draws are thrown away: every update has the same dropout masks.
+    -> carry the non-trainable variables to the next update: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
+state of one microbatch
+    The microbatches of an update all begin with the same statistics and seeds: only the last one's are kept.
+    -> carry them from microbatch to microbatch: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
+statistics never written back
+    The trained weights come back to the model, and the moving statistics do not: it predicts with the first ones.
+    -> assign them too: `for v, value in zip(model.non_trainable_variables, ntv): v.assign(value)`.
+second pass in training mode
+    The rows of an update go through the model once more in training mode: the moving statistics move twice.
+    -> take metrics of the outputs that are there, or call `model(x, training=False)`.
+# report
+printed: mean of means | tensorflow/tensorflow#38596
+    The printed loss is a mean of the batches' means: rows of short batches count more.
+    -> weigh by rows: `metric.update_state(loss, sample_weight=len(batch))`.
+printed: last batch | Lightning-AI/pytorch-lightning#2924
+    The printed loss is that of the last batch alone.
+    -> keep a mean over all batches of the pass: `total / count`.
+printed: not reset | keras-team/keras#16526
+    The printed loss is a mean over all passes so far: the metric is not reset.
+    -> `metric.reset_state()`, or `total, count = 0.0, 0`, at the beginning of each pass.
+printed: sum | hiyouga/LlamaFactory#7443
+    The printed loss is the sum of the batches' means.
+    -> divide by the number of rows.
+printed: means over rows
+    The printed loss is the sum of the batches' means, divided by the number of rows: too small by a batch's size.
+    -> add up `loss * len(batch)`, or divide by the number of batches.
+printed: summed over microbatches
+    The printed loss is a sum of the microbatches' means, divided by the number of updates.
+    -> take the mean over the microbatches: divide by their number.
+printed: without penalty | note
+    The printed loss is without the model's own losses, which are trained on.
+    -> print the loss with `sum(model.losses)`, as `fit` does.
+"""
+
+
+def _causes() -> Iterator[Cause]:
+    for part in _TEXT.split("\n# ")[1:]:
+        stage, *lines = part.splitlines()
+        starts = [i for i, line in enumerate(lines) if not line.startswith(" ")]
+        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+            name, *marks = lines[start].split(" | ")
+            explanation, fix = " ".join(line.strip() for line in lines[start + 1 : end]).split("-> ")
+            source = "".join(mark for mark in marks if mark != "note")
+            yield Cause(stage, name, explanation.strip(), fix, source, "note" in marks)
+
+
+CAUSES = tuple(_causes())
 BY_NAME = {cause.name: cause for cause in CAUSES}
 
 
 def table() -> str:
     """Return the causes as a table of docs/audit.md."""
     lines = ["| stage | cause | explanation | fix | met in |", "|---|---|---|---|---|"]
-    lines += [f"| {c.stage} | {c.name} | {c.explanation} | {c.fix} | {c.source} |" for c in CAUSES]
+    lines += [f"| {c.stage} | {c.name} | {c.explanation or '(solved for)'} | {c.fix} | {c.source} |" for c in CAUSES]
     return "\n".join(lines)

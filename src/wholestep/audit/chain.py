@@ -6,14 +6,14 @@ from typing import Any
 
 import keras
 
-from wholestep.audit.keeping import all_same, in_part
 from wholestep.audit.log import Applied, Called, Log
+from wholestep.audit.measure import all_same, in_part
 from wholestep.audit.scout import Watched
 from wholestep.tree import Tree
 
 
 class Chain(keras.Model):
-    """Calls the second model with what the first one returns."""
+    """Calls the second model with the outputs of the first."""
 
     def __init__(self, first: keras.Model, second: keras.Model):
         super().__init__(name=f"{first.name}_{second.name}")
@@ -35,9 +35,9 @@ class Chain(keras.Model):
 
 
 def joined(models: list[Watched]) -> list[Watched]:
-    """Return the models, with one in place of those that are trained as one.
+    """Return the models, with a chain in place of two models that are trained together.
 
-    Two are, if every pass through the second one from which a gradient is taken is on outputs of the first.
+    Two are, if every differentiated pass through the second model is on outputs of the first.
     """
     for one, two in permutations([each for each in models if each.log.applied], 2):
         made = _joined(one, two)
@@ -102,7 +102,7 @@ def _follows(first: Called, called: Called) -> bool:
 
 
 def _steps(one: Watched, two: Watched) -> list[Applied]:
-    """Return the optimizer steps of both; a call that moves both was told of each."""
+    """Return the optimizer steps of both; a call that moves both is recorded for each."""
     size = len(one.model.trainable_variables), len(two.model.trainable_variables)
     now = [in_part(next(c.params for c in each.log.called if c.is_whole)) for each in (one, two)]
     found: list[Applied] = []
@@ -129,9 +129,9 @@ def _is_same_call(one: Applied, two: Applied) -> bool:
 
 
 def _both(one: Applied, two: Applied, size: int) -> Applied:
-    """Return a step of two models' variables, of which the first one has so many."""
+    """Return a step of two models' variables, the first of which has `size`."""
     if not (one.is_whole and two.is_whole):
-        return replace(one, grads=[], params=[], slots=[], params_after=[], slots_after=[])
+        return one.emptied()
     values: dict[str, Any] = {
         name: [*getattr(one, name), *getattr(two, name)] for name in ("grads", "params", "params_after")
     }

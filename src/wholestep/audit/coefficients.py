@@ -10,16 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wholestep.audit import aliases
-from wholestep.audit.basis import Basis
+from wholestep.audit.basis import MOST_ROWS, Basis
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Error, Form
+from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import MEANT, Reading, least, readings
 
-SPARE, MOST_ROWS = 4, 64  # numbers beyond the unknowns, and unknowns of one solution
+SPARE = 4  # numbers beyond the unknowns of a solution
 RAW = 8.0  # the cost of numbers that no words are found for
-_BOUND = 2e-3  # of norms to which gradients are clipped: how far they may be from one
-_CUT = 1e-3  # what shortens by less shortens nothing
+_SAME = 2 * SOLVED  # of factors of rows, and of norms to which gradients are clipped
+_REST = "microbatches of the last pass"
+_LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _RIGHT = Reading(0, "", "right", np.zeros(0))
 _WHOSE = {"the update": "update by update", "each microbatch": "microbatch by microbatch", "rows": "row by row"}
 _BEFORE: tuple[Callable[[Evidence], np.ndarray], ...] = (
@@ -143,7 +144,7 @@ def _series(solved: list[_Solved], quantity: str) -> _Series:
 
 
 def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
-    """Yield what the coefficients are, in words: of the rows, of the penalty, of the gradient before."""
+    """Yield the coefficients in words: of the rows, of the penalty, of the gradient before."""
     series = _series(solved, "rows")
     rows, penalties, befores = _of_rows(level, series), [_RIGHT], [_RIGHT]
     if any("penalty" in each.blocks for each in solved):
@@ -168,7 +169,7 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
 
 
 def _of_rows(level: Level, series: _Series) -> list[Reading]:
-    """Return what the rows count, in words: all of them by one fraction, or some by another than the rest."""
+    """Return the rows' factors in words: one fraction for all of them, or another one for some."""
     found = series.read(is_plain=level.name != "rows")
     if (found and found[0].cost <= 2) or level.name in ("the update", "shape"):
         return found
@@ -195,23 +196,25 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
         by_row = np.repeat(own, basis.sizes) if level.name == "each microbatch" else own * np.ones(sum(basis.sizes))
         counted.append(by_row if level.by_row is None else by_row * level.by_row(basis))
     if not rows.is_right or level.words:
-        names, before_it = aliases.of_rows(bases, counted), list[Error]()
-        if not names and (names := aliases.of_rows(bases, counted, is_of_last=True)):
+        names, before_it = _names_of_rows(bases, counted), list[Error]()
+        if not names and (names := _names_of_rows(bases, counted, is_of_last=True)):
             before_it = [Error("the microbatches of the pass before", "are left out", ("last window dropped",))]
         ratios = np.concatenate([own / basis.unit for own, basis in zip(counted, bases, strict=True)])
         if not names and level.name == "the update":
-            names = aliases.of_scale(bases, ratios)
-        told = ", ".join(part for part in ("" if rows.is_right else rows.text, level.words) if part)
+            names = _names_of_scale(bases, ratios)
+        is_full = rows.is_right or rows.key == "none" or MEANT in rows.text or " for " in rows.text
+        right = "" if is_full else f" instead of {'1 / the weight of the update' if bases[0].is_divided else '1'}"
+        told = ", ".join(part for part in ("" if rows.is_right else rows.text + right, level.words) if part)
         if errors and not names:  # a number of the form
             errors[-1] = replace(errors[-1], number=f"{errors[-1].number} and counts {told}".strip())
         else:
             errors += [Error("each row's gradient", "counts", names, told), *before_it]
-        is_even = not level.words and np.ptp(ratios) <= 1e-3 * np.abs(ratios).max()
+        is_even = not level.words and np.ptp(ratios) <= SOLVED * np.abs(ratios).max()
         cost += is_even and not names and rows.key not in ("none", "number")  # a fraction may be it by chance
     if not penalty.is_right and _is_in_rows(bases, counted, penalty.values):
         cost -= penalty.cost
     elif not penalty.is_right:
-        names = aliases.of_penalty([each.basis for each in solved if "penalty" in each.blocks], penalty.values)
+        names = _names_of_penalty([each.basis for each in solved if "penalty" in each.blocks], penalty.values)
         errors.append(Error("the penalty", f"counts {penalty.text} instead of once", names))
     if not before.is_right:
         is_sum = before.key.startswith("1.0:")
@@ -250,12 +253,12 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
     even = np.concatenate([np.full(len(b.vectors), basis.unit / len(b.vectors)) for basis, b in blocks]) / share
     for base in (series.meant, even):  # of a sum by rows, or of a mean of the pieces' means
         ratios = series.numbers / base
-        is_cut = ratios < 1 - _CUT
-        if is_cut.sum() < 2 or np.any(ratios > 1 + _CUT) or np.any(ratios <= 0):
+        is_cut = ratios < 1 - SOLVED
+        if is_cut.sum() < 2 or np.any(ratios > 1 + SOLVED) or np.any(ratios <= 0):
             continue
         lengths = ratios * norms
         bound = float(np.median(lengths[is_cut]))
-        if np.ptp(lengths[is_cut]) > _BOUND * bound or np.any(lengths > bound * (1 + _BOUND)):
+        if np.ptp(lengths[is_cut]) > _SAME * bound or np.any(lengths > bound * (1 + _SAME)):
             continue
         cut = Reading(0, "", "right", np.minimum(1.0, bound / norms) * base)
         errors, cost, made = _combined(level, solved, cut, penalty, _RIGHT)
@@ -273,3 +276,99 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
 
 def _listed(numbers: np.ndarray) -> str:
     return ", ".join(f"{number:.4g}" for number in numbers[:4]) + (", ..." if len(numbers) > 4 else "")
+
+
+def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False) -> tuple[str, ...]:
+    """Return the field's names for these factors of the rows, the likeliest first.
+
+    Args:
+        is_of_last: whether the rows of the pass before the last are left out of every update.
+    """
+    tables = [_known(basis, bases, is_of_last) for basis in bases]
+    used = [basis.counts["the row's own weight"] > 0 for basis in bases]
+    if is_of_last:
+        rests = [basis.sets[f"the {_REST}"] for basis in bases]
+        if all(map(np.all, rests)) or any(np.any(own[~rest]) for own, rest in zip(counted, rests, strict=True)):
+            return ()
+        used = [own & rest for own, rest in zip(used, rests, strict=True)]
+
+    def is_so(name: str, way: int) -> bool:
+        return all(
+            np.allclose(own[rows], table[name][way][rows], rtol=_SAME, atol=0)
+            for own, table, rows in zip(counted, tables, used, strict=True)
+        )
+
+    return tuple(n for n, ways in tables[0].items() if any(is_so(n, i) for i in range(len(ways))))
+
+
+def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list[np.ndarray]]:
+    """Return the factors of the rows by each cause that is possible here: one array for each way to write it."""
+    counts, sets = basis.counts, basis.sets
+    whole, own = counts["the weight of the update"], counts["the weight of the own microbatch"]
+    num, full = counts["the number of microbatches"], counts["the weight of a full batch"]
+    last, first, rest = (sets[f"the {n}"].astype(float) for n in ("last microbatch", "first microbatch", _REST))
+    weight = counts["the row's own weight"]
+    if is_of_last:
+        whole = np.full_like(whole, (weight * rest).sum())
+        num = np.full_like(num, rest[basis.starts].sum())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {
+            "mean of means": [1 / (own * num)],
+            "padding counted": [1 / (whole + sum(basis.e.pads))],
+            "divided by a full window": [1 / (own * counts["the microbatches of a full window"])],
+            "divided by the full batch": [1 / full],
+            "never divided": [np.ones_like(whole)],
+            "mean of row means": [1 / (counts["the rows with a weight"] * weight)],
+            "divided by the rows": [1 / counts["its rows"]],
+            "ascent": [-1 / whole],
+        }
+        if any(len(each.sizes) > each.e.num_replicas for each in bases):
+            found |= {
+                "summed over microbatches": [1 / own],
+                "divided twice": [1 / (whole * num)],
+                "only the last microbatch": [last / own, last / (own * num), last / whole],
+                "only the first microbatch": [first / own, first / whole],
+                "first microbatch lost": [(1 - first) / (own * num), (1 - first) / whole],
+                "last microbatch lost": [(1 - last) / (own * num), (1 - last) / whole],
+            }
+        if any(each.e.num_replicas > 1 for each in bases):
+            found["summed over replicas"] = [1 / counts["the weight of the own replica"]]
+            found["divided by the replicas twice"] = [1 / (whole * counts["the number of replicas"])]
+        if not all(each.sets[f"the {_REST}"].all() for each in bases):
+            found["last window dropped"] = [rest / (weight * rest).sum(), rest / full]
+        if basis.e.meant.replay.data[2] is not None:
+            found["divided by the weights"] = [1 / counts["the sum of the sample weights"]]
+        if counts["its places"][0]:
+            found["padded places counted"] = [1 / counts["its places"]]
+    return found
+
+
+def _names_of_scale(bases: list[Basis], factors: np.ndarray) -> tuple[str, ...]:
+    """Return the cause of a factor on all of a gradient in half precision."""
+    middle, meant = float(np.median(factors)), bases[0].e.meant
+    if not meant.replay.is_half or middle <= 0:
+        return ()
+    if middle >= _LEAST_SCALE:
+        return ("loss scale left in",)
+    if middle <= 1 / _LEAST_SCALE:
+        return ("loss not scaled",)
+    power = np.log2(middle)
+    return ("loss scale frozen in a trace",) * bool(meant.is_scaled and abs(power - np.round(power)) < 0.05)
+
+
+def _names_of_penalty(bases: list[Basis], counted: np.ndarray) -> tuple[str, ...]:
+    """Return the field's names for these factors of the model's own losses."""
+    own = [(basis, number) for basis, number in zip(bases, counted, strict=True) if basis.has_penalty]
+    replicas = max(basis.e.num_replicas for basis in bases)
+    ways = {
+        "penalty forgotten": lambda basis: 0.0,
+        "penalty once per replica": lambda basis: float(basis.e.num_replicas if replicas > 1 else 1),
+        "penalty once per microbatch": lambda basis: float(len(basis.sizes) if replicas == 1 else 1),
+        "penalty added twice": lambda basis: 2.0,
+        "penalty divided": lambda basis: 1 / (len(basis.sizes) if replicas == 1 else 1),
+    }
+    return tuple(
+        name
+        for name, way in ways.items()
+        if all(abs(way(basis) - number) < 1e-2 for basis, number in own) and any(way(basis) != 1 for basis, _ in own)
+    )

@@ -1,81 +1,78 @@
-"""From a script that ran to the reports on it."""
+"""From a script that ran to the reports on it, with notes on the code around its updates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.asides import counting_on, padded, still, teachers, used_up
-from wholestep.audit.ends import Ended
-from wholestep.audit.found import numbers_of
-from wholestep.audit.gradients import is_along
-from wholestep.audit.inquiry import inquire
+from wholestep.audit.found import Likely, numbers_of
 from wholestep.audit.judge import Case, Verdict
-from wholestep.audit.log import own_fault
+from wholestep.audit.log import Called, Log, Values
+from wholestep.audit.meaning import NoLoss, is_masked, name_of
+from wholestep.audit.modes import in_training
+from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
+from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, reconstructs
-from wholestep.audit.supposing import NoLoss, averaging, explains, is_padded, losses, name_of
+from wholestep.audit.searching import Meaning, UnknownError, averaging, inquire, is_padded, losses, nested, reconstructs
+from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.watch import case
-from wholestep.audit.windows import PAD, Rows
+from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError, WholestepError
+
+_SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
 def conclude(ran: Ran) -> list[Report]:
-    """Return the reports of the audits that a script made itself, or else the one on its loop.
+    """Return the reports of the audits that a script made itself, or else the report on its loop.
 
     Raises:
-        UnknownError: it cannot be found out what the loop is to be compared with.
+        UnknownError: the intention of the script cannot be found.
     """
     scout = ran.scout
-    if scout.reports:
-        over = [report for report, _ in scout.reports if report.is_over]
+    if scout.limit.reports:
+        over = [report for report, _ in scout.limit.reports if report.is_over]
         if not over:
             raise UnknownError("the loop: the script's own audit has ended with an error")
         return over
     meaning = inquire(scout)
-    watched = meaning.watched
-    report = Report()
-    has_ended = not (scout.has_stopped or ran.how)
-    made, verdict = _judged(meaning, Ended.of(watched.model) if has_ended else None)
+    watched, report = meaning.watched, Report()
+    has_ended = not (scout.limit.has_stopped or ran.how)
+    made, verdict = _judged(meaning, values(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in scout.watched.values() if id(each.model) not in own and each.log.applied]
-    apart = _leave_out(verdict, meaning, len(others))
+    verdict.unseen += [*_leave_out(verdict, meaning, len(others)), *meaning.unseen]
     report.close(made, verdict)
-    report.unseen.extend(apart)
     report.taken += meaning.told
-    report.unseen.extend(meaning.unseen)
-    if verdict.evidence and not any(cause.stage == "gradient" for cause in verdict.causes):
-        verdict.add(verdict.look("padding", lambda: ([], padded(made))))
-    beside = {
-        "generators": lambda: used_up(scout, watched, verdict.seen),
-        "other models": lambda: still(scout, watched),
-        "models that nothing moves": lambda: teachers(scout, own),
-        "the metrics": lambda: counting_on(scout, watched, verdict.seen),
-    }
-    for what, notes in beside.items():
-        verdict.add(verdict.look(what, lambda notes=notes: ([], notes())))  # type: ignore[misc]
-    if scout.has_stopped:
-        told = (
-            f"the rest of the script: it was ended after {scout.num_updates} updates, so nothing is known of what it "
-        )
-        report.unseen.append(f"{told}writes back at its end; `--updates` lets it run on")
+    if verdict.evidence and not verdict.of_gradient:
+        verdict.check("padding", _padded, made)
+    verdict.check("generators", _used_up, scout, watched, verdict.seen)
+    verdict.check("other models", _still, scout, watched)
+    verdict.check("models that nothing moves", _teachers, scout, own)
+    if verdict.seen is not None:
+        metrics = [*scout.around.of(keras.metrics.Metric), *watched.model.metrics]
+        metrics = [*{id(metric): metric for metric in metrics}.values()]
+        verdict.check("the metrics", _running, metrics, watched.log, verdict.seen)
+    if scout.limit.has_stopped:
+        told = f"the rest of the script: it was ended after {scout.limit.num_updates} updates, so nothing is known of "
+        report.unseen.append(f"{told}what it writes back at its end; `--updates` lets it run on")
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return [report]
 
 
 def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]:
-    """Return what is not looked at. A gradient that is not known may be of more than the loss that the script calls."""
+    """Return the unchecked parts. An unknown gradient may hold more losses than the script calls."""
     told = [f"{num_others} more of the script's models: one is looked at"] * bool(num_others)
-    unknown = [c for c in verdict.causes if c.stage == "gradient" and not c.is_listed]
+    unknown = [c for c in verdict.of_gradient if not c.is_listed]
     if not unknown or not (num_others or meaning.loss is not None):
         return told
     verdict.causes = [c for c in verdict.causes if c not in unknown]
     name = "the loss" if meaning.loss is None else name_of(meaning.loss)
-    if all(map(is_along, verdict.evidence)):
+    if all(e.is_along for e in verdict.evidence):
         verdict.notes.append(f"The gradient is that of {name}, but: {unknown[0].explanation} Is that meant?")
         return told
     verdict.has_loss, verdict.unjudged = False, f"the gradient is not that of {name} alone"
@@ -84,18 +81,18 @@ def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]
 
 
 class _Supposed(NamedTuple):
-    """What may be meant: `told` says it in words; none for what is known."""
+    """A possible intention; `told` describes a supposed one in words, and is empty for a known one."""
 
     data: tuple
     loss: Any
     told: str = ""
 
 
-def _judged(meaning: Meaning, ended: Ended | None) -> tuple[Case, Verdict]:
-    """Return the case by the loss that is meant, or by the first one that explains the gradients, and its verdict.
+def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
+    """Return the case by the loss that is meant, or by the first loss that explains the gradients, and its verdict.
 
     Args:
-        ended: the model's values after the script; None for one that was ended before its last line.
+        ended: the model's values after the script; None if it was ended before its last line.
     """
     why, first = _why(meaning), None
     for supposed in _supposed(meaning):
@@ -110,11 +107,11 @@ def _judged(meaning: Meaning, ended: Ended | None) -> tuple[Case, Verdict]:
                 of_script = f"the script's loss does not take labels and the model's outputs as they are ({name})"
                 why = own_fault(error) or of_script
             continue
-        if not supposed.told and (not verdict.evidence or explains(verdict.causes, verdict.evidence)):
-            return made, verdict
         if not supposed.told:
+            if not verdict.evidence or _explains(verdict):
+                return made, verdict
             first = made, verdict
-        elif explains(verdict.causes, verdict.evidence):
+        elif _explains(verdict):
             told = "as the script's gradients are its own, or are so but for what is named"
             meaning.told.append(f"loss: {supposed.told}, supposed, {told}: if another is meant, say which")
             return made, verdict
@@ -123,32 +120,35 @@ def _judged(meaning: Meaning, ended: Ended | None) -> tuple[Case, Verdict]:
     made = _case(meaning, _Supposed(meaning.data, NoLoss()), ended)
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     verdict = made.judge()
-    verdict.add(verdict.look("the losses of one row", lambda: ([], _side_by_side(meaning))))
+    verdict.check("the losses of one row", _side_by_side, meaning)
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
     return made, verdict
 
 
-def _side_by_side(meaning: Meaning) -> list[str]:
-    """Return a note of one row: the script's own loss of it beside the first usual one that fits."""
+def _explains(verdict: Verdict) -> bool:
+    """Whether this loss was computed, perhaps with a fault that has a name, or times some number."""
+    is_named = all(cause.is_listed for cause in verdict.of_gradient)
+    return bool(verdict.evidence) and (is_named or all(each.is_along for each in verdict.evidence))
+
+
+def _side_by_side(meaning: Meaning) -> Iterator[str]:
+    """Yield a note of one row: the script's loss and the first usual loss that fits."""
     x, y, *_ = meaning.data
     called = next((each for each in meaning.watched.log.called if each.outputs and each.inputs), None)
     rows = [] if called is None else Rows(x).find(called.inputs).tolist()
     at = next((i for i, row in enumerate(rows) if row != PAD), None)
     if called is None or at is None or not meaning.own or not meaning.has_labels or not hasattr(y, "shape"):
-        return []
+        return
     label, out = np.asarray(y)[rows[at]][None], called.outputs[0][at : at + 1]
-    usual = next(losses(called.outputs, y), None)
-    if usual is None:
-        return []
-    own, other = (
-        float(np.mean(np.asarray(keras.ops.convert_to_numpy(loss(label, out))))) for loss in (meaning.own[0], usual)
-    )
-    told = f"On row {rows[at]}, label {numbers_of(label)}, output {numbers_of(out)}: "
-    return [f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."]
+    if (usual := next(losses(called.outputs, y), None)) is not None:
+        both = meaning.own[0], usual
+        own, other = (float(np.mean(np.asarray(keras.ops.convert_to_numpy(loss(label, out))))) for loss in both)
+        told = f"On row {rows[at]}, label {numbers_of(label)}, output {numbers_of(out)}: "
+        yield f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."
 
 
 def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
-    """Yield what is meant, if that is known; then what may be, the most usual first."""
+    """Yield the known intention, if there is one; then the possible ones, the most usual first."""
     x, y, *weight = meaning.data
     called = [each for each in meaning.watched.log.called if each.outputs]
     outputs = called[0].outputs if called else []
@@ -160,37 +160,142 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
     if not meaning.is_supposed and not meaning.called:
         return
     weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
-    for of, values in labels.items():
+    for of, array in labels.items():
         named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
         known = [(loss, name_of(loss)) for loss in meaning.called]
-        usual = [(loss, loss.name) for loss in losses(outputs, values)] if meaning.is_supposed else []
+        usual = [(loss, loss.name) for loss in losses(outputs, array)] if meaning.is_supposed else []
         for by, own in weights.items():
-            yield from (_Supposed((x, values, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
-        if isinstance(values, np.ndarray) and is_padded(values):
-            by, own = " at the places whose labels are not 0", (values != 0).astype("float32")
-            masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, values)]
-            yield from (_Supposed((x, values, own), loss, f"{name}{named}{by}") for loss, name in masked)
+            yield from (_Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
+        if isinstance(array, np.ndarray) and is_padded(array):
+            by, mask = " at the places whose labels are not 0", (array != 0).astype("float32")
+            masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
+            yield from (_Supposed((x, array, mask), loss, f"{name}{named}{by}") for loss, name in masked)
         if meaning.is_supposed:
-            yield from (_Supposed((x, values), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
+            yield from (_Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
 
 
 def _why(meaning: Meaning) -> str:
     """Return why a loss that has to be supposed is not known."""
+    why = "the model is not compiled with a loss, "
     if not meaning.called:
-        return "the model is not compiled with a loss, the script calls none of Keras, and none gives its gradients"
+        return f"{why}the script calls none of Keras, and none gives its gradients"
     names = ", ".join(sorted(map(name_of, meaning.called)))
-    return (
-        f"the model is not compiled with a loss, and of those that the script calls ({names}) none gives its gradients"
-    )
+    return f"{why}and of those that the script calls ({names}) none gives its gradients"
 
 
-def _case(meaning: Meaning, supposed: _Supposed, ended: Ended | None) -> Case:
+def _case(meaning: Meaning, supposed: _Supposed, ended: Values | None) -> Case:
     watched = meaning.watched
     try:
-        # Not the weights of now: a step of JAX that was ended halfway has given them up.
+        # Not the present weights: a step of JAX that was ended halfway has given them up.
         given = supposed.data, supposed.loss, watched.log
         made = case(watched.model, *given, optimizer=meaning.optimizer, before=watched.before)
     except SpecificationError as error:
-        raise UnknownError(f"what the loop is to be compared with: {error}") from error
+        raise UnknownError(f"the data and the loss: {error}") from error
     made.supposed, made.is_found, made.ended = supposed.told, True, ended
     return made
+
+
+def _padded(made: Case) -> Iterator[str]:
+    """Yield a note if the ends of rows count whose inputs and labels are 0."""
+    x, y, weight = made.data
+    leaves = [leaf for leaf in tree.leaves(x) if np.shape(leaf) == np.shape(y)]
+    if weight is not None or is_masked(made.model) or not isinstance(y, np.ndarray) or not is_padded(y):
+        return
+    if any(np.array_equal(leaf == 0, y == 0) for leaf in leaves):
+        told = f"Rows end with inputs and labels of 0, {np.mean(y == 0):.0%} of all places, which count in the loss as "
+        yield f"{told}any other. Are they padding?"
+
+
+def _teachers(scout: Scout, own: set[int]) -> Iterator[str]:
+    """Yield notes of models that no step moves, and that are called in training mode."""
+    for each in scout.watched.values():
+        called = [one for one in each.log.called if one.is_whole and one.inputs and one.inputs[0].ndim]
+        if not called or each.log.applied or id(each.model) in own:
+            continue
+        replay = Replay(each.model, (nested(each, called[0].inputs), np.zeros(1), None))
+        if (line := in_training(replay, called)) is not None:
+            told = f"The model {each.model.name!r}, which no step moves, is called in training mode: dropout drops, "
+            told += "and BatchNormalization takes the batch's statistics, and moves its own. Is that meant?"
+            yield f"{told}{line}"
+
+
+def _used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Iterator[str]:
+    """Yield a note of a generator that a loop of epochs iterates over, and that was empty after the first."""
+    line = next((each.line for each in reversed(watched.log.called) if each.line is not None), None)
+    num_passes = len({number for number, _ in seen.place.values()}) if seen is not None else 2
+    if num_passes > 1 or line is None or scout.limit.has_stopped:
+        return
+    generators = [n.name for n in scout.around.named(GeneratorType) if n.value.gi_frame is None]
+    told = "The generator {!r} is used up after the first epoch: the others have no batch. Make it in each."
+    yield from [Likely(told.format(name)) for name in generators if is_gone_over_again(line.file, name)][:1]
+
+
+def _still(scout: Scout, watched: Watched) -> Iterator[str]:
+    """Yield notes of other models that are called for a gradient, and that nothing moves."""
+    for each in scout.watched.values():
+        is_used = any(called.differentiated for called in each.log.called)
+        if each is not watched and is_used and not each.log.applied and each.model.trainable_variables:
+            num = len(each.model.trainable_variables)
+            told = f"The {num} trainable variables of the model {each.model.name!r} are moved by no step"
+            yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
+
+
+class _Round(NamedTuple):
+    """A pass over the data, or an evaluation between two: its batches, and their rows."""
+
+    num: int
+    rows: int
+
+
+def _running(metrics: Iterable[keras.metrics.Metric], log: Log, seen: Windows) -> Iterator[str]:
+    """Yield a note of the metrics that have counted since the beginning, though several passes were made.
+
+    A mean counts its batches, or the rows.
+    """
+    kinds = [kind for kind in (_passes(seen), _evaluations(log, seen)) if len(kind) > 1]
+    whole = [_Round(sum(each.num for each in kind), sum(each.rows for each in kind)) for kind in kinds]
+    single = [each for kind in kinds for each in kind]
+    size = max((each.rows / each.num for each in single), default=0.0) or 1.0  # rows of a batch
+
+    def is_of(count: float, rounds: list[_Round], most: int) -> bool:
+        """Whether it counts the batches, or the rows, of one of these rounds, or at most `most` batches more."""
+        more = [delta for r in rounds for delta in (count - r.num, (count - r.rows) / size)]
+        return any(-_SLACK <= delta <= most for delta in more)
+
+    counts = {metric.name: _count(metric) for metric in metrics}
+    names = sorted(
+        n for n, c in counts.items() if is_of(c, whole, _SLACK + log.num_late) and not is_of(c, single, _SLACK)
+    )
+    if names:
+        told = (
+            f"The {'metrics' if len(names) > 1 else 'metric'} {', '.join(names)} {'have' if len(names) > 1 else 'has'}"
+        )
+        told += " counted since the beginning, over several passes: what is read is no number of the last one."
+        yield f"{told} Is `reset_state()` missing where a pass begins?"
+
+
+def _passes(seen: Windows) -> list[_Round]:
+    numbers = sorted({number for number, _ in seen.place.values()})
+    rounds = [[piece for piece in seen.pieces if seen.place[piece.called.order][0] == number] for number in numbers]
+    return [_Round(len(own), sum(len(piece.rows) for piece in own)) for own in rounds]
+
+
+def _evaluations(log: Log, seen: Windows) -> list[_Round]:
+    """Return the runs of forward passes without gradient between two with one."""
+    own = {piece.called.order for piece in seen.pieces}
+    runs: list[list[Called]] = [[]]
+    for called in log.called:
+        if called.order not in own:
+            runs[-1].append(called)
+        elif runs[-1]:
+            runs.append([])
+    num_rows = [sum(len(c.inputs[0]) if c.inputs and c.inputs[0].ndim else 0 for c in run) for run in runs]
+    return [_Round(len(run), num) for run, num in zip(runs, num_rows, strict=True) if run]
+
+
+def _count(metric: keras.metrics.Metric) -> float:
+    """Return the count of a mean; NaN if it is none, or is being traced."""
+    try:
+        return float(np.asarray(keras.ops.convert_to_numpy(metric.count)))
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return float("nan")

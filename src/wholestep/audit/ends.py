@@ -1,93 +1,77 @@
-"""What the model holds once the loop is over: values that never came back to it, and averages of its weights."""
+"""The model after the loop: values that never came back to it, and averages of its weights."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import keras
 import numpy as np
 
-from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import DIFFERS, Found, far, found
-from wholestep.audit.keeping import all_same, same
+from wholestep.audit.found import Finding, found
+from wholestep.audit.log import Values
+from wholestep.audit.measure import FINE, all_same, distance, same
+from wholestep.audit.replay import Replay
+from wholestep.audit.steps import as_vector, written
 from wholestep.audit.windows import Update, Windows
-from wholestep.audit.written import some, written
 
 _DECAYS = 1 - np.geomspace(1e-4, 0.9, 400)
-_FINER = 3  # times that the neighbourhood of the best decay is looked at again
+_FINER = 3  # times that the neighbourhood of the best decay is searched again
 NUM_KEPT = 300  # updates and microbatches whose weights may be averaged
 
 
-class Ended(NamedTuple):
-    """All values of a model after the loop."""
-
-    params: list[np.ndarray]
-    buffers: list[np.ndarray]
-
-    @classmethod
-    def of(cls, model: keras.Model) -> "Ended | None":
-        """Return copies of them; None if the loop has given them away, as it may on JAX (`donate_argnums`)."""
-        groups = model.trainable_variables, model.non_trainable_variables
-        try:
-            return cls(*([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups))
-        except RuntimeError:  # "Array has been deleted"
-            return None
-
-
-def ends(model: keras.Model, before: list[np.ndarray], now: Ended, seen: Windows) -> tuple[list[Found], list[str]]:
-    """Return (causes, notes) of what the loop has left in the model.
+def ends(replay: Replay, before: list[np.ndarray], now: Values, seen: Windows) -> Iterator[Finding]:
+    """Yield the findings on the values that the loop left in the model.
 
     Args:
         before: the trainable weights when the loop began.
+        now: all values after it.
     """
     whole = [u for u in seen.updates if u.applied.is_whole and u.pieces and u.is_known]
     is_alike = whole and len(now.params) == len(before) == len(whole[0].pieces[0].called.params)
     if not is_alike or seen.is_by_hand or len(whole) < len(seen.updates):  # the last update is not known
-        return [], []
+        return
     first, last = whole[0].applied.params, whole[-1].applied.params_after
-    if any(a.shape != b.shape for a, b in zip(now.params, last, strict=True)) or all_same(now.params, last):
-        return lost_statistics(model, now, whole), []
-    if all_same(now.params, first):
-        return [], ["The trained weights never come back to the model: after the loop it has those that it began with."]
-    causes, notes = _averaged(now.params, whole)
-    return [*causes, *lost_statistics(model, now, whole)], notes
+    is_moved = all(a.shape == b.shape for a, b in zip(now.params, last, strict=True)) and not all_same(now.params, last)
+    if is_moved and all_same(now.params, first):
+        yield "The trained weights never come back to the model: after the loop it has those that it began with."
+        return
+    if is_moved:
+        yield from _averaged(now.params, whole)
+    yield from lost_statistics(replay, now, whole)
 
 
-def lost_statistics(model: keras.Model, now: Ended, updates: list[Update]) -> list[Found]:
-    """Find statistics that the loop moved, and that the model does not have after it."""
+def lost_statistics(replay: Replay, now: Values, updates: list[Update]) -> Iterator[Finding]:
+    """Yield the finding on statistics that the loop moved, and that the model does not have after it."""
     first, last = (updates[i].pieces[i].called.buffers for i in (0, -1))
-    variables = model.non_trainable_variables
     if not len(first) == len(last) == len(now.buffers):
-        return []
+        return
     lost = [
         i
-        for i, variable in enumerate(variables)
-        if "seed" not in variable.path.split("/")[-1]
-        and same(now.buffers[i], first[i])
-        and not same(now.buffers[i], last[i])
+        for i, is_seed in enumerate(replay.are_seeds)
+        if not is_seed and same(now.buffers[i], first[i]) and not same(now.buffers[i], last[i])
     ]
-    if not lost:
-        return []
-    without = far([now.buffers[i] for i in lost], [last[i] for i in lost])
-    detail = f"It is so with {', '.join(variables[i].path for i in lost)}."
-    line = updates[-1].pieces[-1].called.line
-    return [found(BY_NAME["statistics never written back"], without, 0.0, line, [updates[-1].number], detail)]
+    if lost:
+        without = distance([now.buffers[i] for i in lost], [last[i] for i in lost])
+        detail = f"These are {', '.join(replay.names_of_others[i] for i in lost)}."
+        line = updates[-1].pieces[-1].called.line
+        yield found("statistics never written back", without, line, [updates[-1].number], detail)
 
 
-def _averaged(now: list[np.ndarray], updates: list[Update]) -> tuple[list[Found], list[str]]:
-    """Return what the weights are that the model ends with, if they are not those of the last update."""
-    *states, last = (*(some(u.applied.params) for u in updates), some(updates[-1].applied.params_after))
-    by_update = _decayed(some(now), states, last)
-    if by_update.apart <= DIFFERS:
-        return [], []
+def _averaged(now: list[np.ndarray], updates: list[Update]) -> Iterator[Finding]:
+    """Yield the finding on final weights that differ from the last update."""
+    *states, last = (*(as_vector(u.applied.params) for u in updates), as_vector(updates[-1].applied.params_after))
+    decay, by_update = _decayed(as_vector(now), states, last)
+    if by_update <= FINE.differs:
+        return
     pieces = [state for u, state in zip(updates, states, strict=True) for state in [state] * len(u.pieces)]
     if len(states) < len(pieces) < NUM_KEPT:
-        by_piece = _decayed(some(now), pieces, last)
-        if by_piece.apart <= DIFFERS / 2:
-            detail = f"It is decayed by {by_piece.decay:.4g}."
-            name, line, numbers = "average by microbatch", updates[-1].applied.line, [u.number for u in updates]
-            return [found(BY_NAME[name], by_update.apart, by_piece.apart, line, numbers, detail)], []
+        decay, by_piece = _decayed(as_vector(now), pieces, last)
+        if by_piece <= FINE.differs / 2:
+            detail, line = f"It is decayed by {decay:.4g}.", updates[-1].applied.line
+            numbers = [u.number for u in updates]
+            yield found("average by microbatch", by_update, line, numbers, detail, with_change=by_piece)
+            return
     how = written(updates, updates[-1], now)
     how = f": {how}" if how else ""
-    return [], [f"After the loop the model's weights are not those of its last update{how}. Is that meant?"]
+    yield f"After the loop the model's weights are not those of its last update{how}. Is that meant?"
 
 
 class _Decayed(NamedTuple):
@@ -98,8 +82,8 @@ class _Decayed(NamedTuple):
 def _decayed(wanted: np.ndarray, states: list[np.ndarray], last: np.ndarray) -> _Decayed:
     """Return the decay with which a moving average of the states comes nearest, and its distance.
 
-    The average begins with the first state or the second, and goes up to the last one or to the one before. The
-    distance is relative to that of the states.
+    The average begins with the first state or the second, and ends with the last or the one before. The distance is
+    relative to the length of the path.
     """
     origin = states[0]
     scale = max(float(np.linalg.norm(state - origin)) for state in (*states, last)) or 1.0
@@ -121,7 +105,7 @@ def _searched(wanted: np.ndarray, states: np.ndarray) -> _Decayed:
 
 
 def _shares(decays: np.ndarray, num: int) -> np.ndarray:
-    """Return how much of each of so many states is in a moving average of them: (decays, states)."""
+    """Return the share of each of `num` states in a moving average of them: (decays, states)."""
     shares: np.ndarray = (1 - decays[:, None]) * decays[:, None] ** np.arange(num)[::-1]
     shares[:, 0] = shares[:, 0] / (1 - decays)
     return shares

@@ -1,29 +1,33 @@
-"""What one update handed to its optimizer, what it should have, and what both are made of."""
+"""The gradient that an update handed to its optimizer, the meant gradient, and the parts of both."""
 
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from wholestep.audit.found import distance
+from wholestep.audit.measure import distance
 from wholestep.audit.modes import Modes
 from wholestep.audit.replay import Replay
 from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.model import Objective
 from wholestep.tree import Tree
 
-NUM_DRAWN = 4  # rows whose gradients stand for all rows' where their size is asked for
+NUM_DRAWN = 4  # rows whose gradients represent those of all rows in an estimate of their size
 _NEARLY = 1e-3
 
 
 class Meant:
-    """How the gradients of updates are computed: a replay, the objective that is meant, and the modes that were seen.
+    """The means to compute gradients: a replay, the objective that is meant, and the modes that were seen.
 
-    `place` is that of `Windows`; `is_scaled`: whether an optimizer scales the loss. `optimizer`: the one whose steps
-    can be made once more, if it is known.
+    Args:
+        place: as in `Windows`.
+        is_scaled: whether an optimizer scales the loss.
+        optimizer: the optimizer whose steps can be replayed, if it is known.
 
-    `largest` (pieces of an update), `full` (the weight of the heaviest one, by term) and `has_penalty` (whether the
-    model has losses of its own) are of the whole loop; valid once all updates have been looked at.
+    Attributes:
+        largest: the most pieces of an update. This and the next two are valid once all updates have an `Evidence`.
+        full: the weight of the heaviest update, by term.
+        has_penalty: whether the model itself has losses.
     """
 
     def __init__(
@@ -42,9 +46,13 @@ class Meant:
 
 
 class Evidence:
-    """One update: the gradient as handed over beside those of the reference and of its changes.
+    """One update: the handed gradient, the reference, and the gradients of its changes.
 
-    All vectors hold the parameters that were handed over, and no others. `before` is the update before, if it is known.
+    All vectors hold the parameters that were handed over, and no others.
+
+    Attributes:
+        before: the update before, if it is known.
+        whole: the weight of all rows, by term.
     """
 
     def __init__(self, meant: Meant, update: Update, before: "Evidence | None" = None):
@@ -64,24 +72,19 @@ class Evidence:
             np.where(piece.rows[None] == PAD, 0.0, terms.weights)
             for piece, terms in zip(update.pieces, self.terms, strict=True)
         ]
-        whole = np.sum([w.sum(axis=1) for w in self.weights], axis=0)
+        self.whole = np.sum([w.sum(axis=1) for w in self.weights], axis=0)
         meant.largest = max(meant.largest, len(update.pieces))
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
-        meant.full = whole if meant.full is None else np.maximum(meant.full, whole)
+        meant.full = self.whole if meant.full is None else np.maximum(meant.full, self.whole)
         self.scale = 0.0
-
-    @cached_property
-    def whole(self) -> np.ndarray:
-        """The weight of all rows, by term."""
-        return np.sum([w.sum(axis=1) for w in self.weights], axis=0)
 
     @property
     def factors(self) -> list[np.ndarray]:
-        """What each row counts in the gradient that was meant: by piece (terms, rows)."""
+        """The factor of each row in the gradient that was meant: by piece (terms, rows)."""
         return [self.counted(weights, self.whole) for weights in self.weights]
 
     def counted(self, weights: np.ndarray, whole: np.ndarray) -> np.ndarray:
-        """Return what rows of these weights count: each term divided once by the weight of all, a sum by nothing."""
+        """Return the factors of rows with these weights: a mean is divided once by the weight of all, a sum is not."""
         first = self.terms[0]
         with np.errstate(divide="ignore", invalid="ignore"):
             by_term = first.coefficients / np.where(first.divided, whole, 1.0)
@@ -93,7 +96,7 @@ class Evidence:
 
     @property
     def num_replicas(self) -> int:
-        """Of how many replicas its pieces are."""
+        """The number of replicas of its pieces."""
         return len({piece.called.replica for piece in self.update.pieces})
 
     @cached_property
@@ -101,14 +104,9 @@ class Evidence:
         """The gradient of the model's own losses, once."""
         if not self.meant.has_penalty:
             return np.zeros_like(self.handed)
-        num = sum(len(piece.rows) for piece in self.update.pieces)
-        return sum(
-            (
-                self.gradient(i, np.zeros_like(terms.weights), penalty=len(piece.rows) / num)
-                for i, (piece, terms) in enumerate(zip(self.update.pieces, self.terms, strict=True))
-            ),
-            np.zeros_like(self.handed),
-        )
+        num = [len(piece.rows) for piece in self.update.pieces]
+        parts = (self.gradient(i, np.zeros_like(w), penalty=num[i] / sum(num)) for i, w in enumerate(self.weights))
+        return sum(parts, np.zeros_like(self.handed))
 
     @cached_property
     def reference(self) -> np.ndarray:
@@ -116,7 +114,7 @@ class Evidence:
         return sum(self.pieces(), self.penalty)
 
     def pieces(self) -> list[np.ndarray]:
-        """Return what each piece adds to that."""
+        """Return the part of each piece in the gradient that was meant."""
         return [self.gradient(i, factors) for i, factors in enumerate(self.factors)]
 
     @cached_property
@@ -125,9 +123,9 @@ class Evidence:
         return [np.stack([self._one(i, entry) for entry in range(w.size)]) for i, w in enumerate(self.weights)]
 
     def measure(self) -> None:
-        """Let distances be relative to what the gradient is summed from, where that nearly cancels.
+        """Let distances be relative to the sum of the rows' lengths, where the gradients of rows nearly cancel.
 
-        That is the sum of the rows' lengths. It is drawn from a few rows, but where it matters much.
+        The sum is estimated from a few rows, and computed where it matters.
         """
         parts = self.factors
         entries = [(i, entry) for i, part in enumerate(parts) for entry in np.flatnonzero(part).tolist()]
@@ -142,7 +140,7 @@ class Evidence:
         self.scale = drawn
 
     def apart(self, candidate: np.ndarray) -> float:
-        """Return the distance of what was handed over from a candidate, relative to the larger or to its parts."""
+        """Return the distance of the handed gradient from a candidate, relative to the larger or to its parts."""
         size = float(np.linalg.norm(self.reference))
         scale = self.scale * min(1.0, float(np.linalg.norm(self.handed)) / size if size else 1.0)
         return distance(self.handed, candidate, scale) if np.all(np.isfinite(candidate)) else float("inf")
@@ -153,8 +151,15 @@ class Evidence:
         return self.apart(self.reference)
 
     @property
+    def is_along(self) -> bool:
+        """Whether the handed gradient is the meant one times some number above 0."""
+        size = float(self.reference @ self.reference)
+        share = float(self.handed @ self.reference) / size if size else 0.0
+        return share > 0 and self.apart(share * self.reference) <= self.meant.replay.tolerance.fits
+
+    @property
     def kind(self) -> tuple[int, ...]:
-        """What tells updates apart: the rows of their pieces."""
+        """The numbers of rows of its pieces."""
         return tuple(len(piece.rows) for piece in self.update.pieces)
 
     def by_parameter(self, candidate: np.ndarray) -> dict[str, float]:
@@ -163,7 +168,7 @@ class Evidence:
         return {name: distance(one[name], two[name], self.scale) for name in one}
 
     def cut(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a vector by parameter, of those that were handed over."""
+        """Return a vector by parameter, of the parameters that were handed over."""
         full = np.full(len(self.mask), np.nan)
         full[self.mask] = vector
         return {name: part for name, part in self.meant.replay.parts(full).items() if not np.isnan(part).any()}
@@ -177,7 +182,7 @@ class Evidence:
         penalty: float = 0.0,
         batch: Tree = None,
     ) -> np.ndarray:
-        """Return the gradient of one piece, a factor for each row and term, of another objective or batch if given."""
+        """Return the gradient of one piece, with a factor for each row and term; by default of the meant objective."""
         piece, replay = self.update.pieces[i], self.meant.replay
         training = self.meant.modes.of(piece)
         batch = replay.batch(piece) if batch is None else batch
@@ -185,7 +190,7 @@ class Evidence:
         return replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)[self.mask]
 
     def _one(self, i: int, entry: int) -> np.ndarray:
-        """Return the gradient of one row's loss, and one term's: the entry is its place in (terms, rows)."""
+        """Return the gradient of one term of one row: the entry is its index in (terms, rows), flat."""
         if not self.weights[i].flat[entry]:
             return np.zeros(len(self.handed), "float32")
         factors = np.zeros(self.weights[i].shape)

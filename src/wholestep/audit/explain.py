@@ -8,21 +8,21 @@ from itertools import combinations
 import numpy as np
 
 from wholestep.audit import by_row
-from wholestep.audit.basis import Basis
-from wholestep.audit.coefficients import MOST_ROWS, RAW, SPARE, Level, solve
+from wholestep.audit.basis import MOST_ROWS, Basis
+from wholestep.audit.changes import by_variable
+from wholestep.audit.coefficients import RAW, SPARE, Level, solve
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.forms import BASE, Error, Form, forms, mixtures
+from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import least
-from wholestep.audit.variables import by_variable
 
-_NAMED, _NAMED_TOO = 0.75, 0.25  # so much likelier is what has a name
+_NAMED, _NAMED_TOO = 0.75, 0.25  # the cost that a name in the field saves
 _SURE = 0.5  # the cost of one error with a name, beside which no other is looked for
-_NEAR = 1e-3  # numbers that are solved for
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Errors that make the gradients. `made`: these, by update; None where the update before is not known."""
+    """Errors that make the gradients; `made`: by update, None where the update before is not known."""
 
     errors: tuple[Error, ...]
     cost: float
@@ -43,7 +43,7 @@ class Search:
         self._forms: list[Form] = []
 
     def stages(self) -> Iterator[tuple[Callable[[], None], float]]:
-        """Yield what to try next, and up to which cost what was found then is enough."""
+        """Yield (an attempt, the cost up to which an explanation found by then is enough)."""
         yield self._simple, 1.6
         yield self._of_forms, 1.6
         yield self._by_variable, 1.6
@@ -111,20 +111,14 @@ class Search:
         self._solve(Level("rows", BASE, Basis.rows, lambda basis: np.arange(sum(basis.sizes))))
 
     def _shapes(self, form: Form) -> None:
-        """Try factors of the rows that go as a count does, or are there for some of them, where rows are too many."""
-        shapes: dict[str, Callable[[Basis], np.ndarray]] = {}
-        for name in _OF_ROWS:
-            if any(np.ptp(basis.counts[name]) for basis in self.bases) or name == "the number of the batch":
-                shapes |= {
-                    f"times {w}{name}": partial(_counted, name=name, power=p) for w, p in (("", 1), ("1 / ", -1))
-                }
-        for name in self.bases[0].sets:
-            some = np.concatenate([basis.sets[name] for basis in self.bases])
-            if some.any() and not some.all():
-                shapes |= {f"{w} {name}": partial(_chosen, name=name, is_in=w == "only") for w in ("only", "all but")}
-        for words, factors in shapes.items():
-            columns = partial(_shaped, form=form, factors=factors)
-            self._solve(Level("shape", form, columns, _first, words, factors))
+        """Try factors of the rows that are proportional to a count, or that only some rows have."""
+        for words in self.bases[0].shapes:
+            factors = [basis.shapes[words] for basis in self.bases]
+            has_levels = any(map(np.ptp, factors)) or "the number of the batch" in words
+            if has_levels or (not words.startswith("times") and np.ptp(np.concatenate(factors))):
+                of_rows = partial(_factors, words=words)
+                columns = partial(_shaped, form=form, words=words)
+                self._solve(Level("shape", form, columns, _first, words, of_rows))
 
     def _stale(self) -> None:
         """Try the gradient of an update before, of all its rows or of its last batch."""
@@ -150,7 +144,7 @@ class Search:
         def told(numbers: np.ndarray) -> Error | None:
             counted = numbers * first.coefficients
             for number in (np.zeros(num), np.ones(num), first.coefficients):
-                counted = np.where(np.abs(counted - number) <= _NEAR * np.abs(counted).max(), number, counted)
+                counted = np.where(np.abs(counted - number) <= SOLVED * np.abs(counted).max(), number, counted)
             numbers[:] = counted / first.coefficients
             if np.array_equal(counted, first.coefficients) or not np.any(counted):
                 return None
@@ -197,23 +191,12 @@ class Search:
                 self._add(*explained)
 
 
-_OF_ROWS = (
-    *("the weight of the own microbatch", "the weight of the own replica", "the row's own weight"),
-    *("the row's sample weight", "the number of the batch"),
-)
+def _factors(basis: Basis, words: str) -> np.ndarray:
+    return basis.shapes[words]
 
 
-def _counted(basis: Basis, name: str, power: int) -> np.ndarray:
-    column = basis.counts[name]
-    return np.where(column > 0, np.where(column > 0, column, 1.0) ** power, 0.0)
-
-
-def _chosen(basis: Basis, name: str, is_in: bool) -> np.ndarray:
-    return (basis.sets[name] == is_in).astype(float)
-
-
-def _shaped(basis: Basis, form: Form, factors: Callable[[Basis], np.ndarray]) -> list[np.ndarray]:
-    return [basis.shaped(form, factors(basis))]
+def _shaped(basis: Basis, form: Form, words: str) -> list[np.ndarray]:
+    return [basis.shaped(form, basis.shapes[words])]
 
 
 def _first(basis: Basis) -> np.ndarray:

@@ -3,28 +3,18 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from inspect import signature
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
-from keras import ops
 
 from wholestep import tree
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.meaning import LossObjective, flipped, is_masked
+from wholestep.audit.meaning import LossObjective, changes, flipped, is_masked, is_squared, others, unsmoothed
+from wholestep.audit.measure import SOLVED
 from wholestep.audit.windows import PAD, Piece
 from wholestep.model import Objective
-from wholestep.tree import Tensor
 
-_LOSSES = (
-    *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
-    *("MeanAbsolutePercentageError", "Poisson", "KLDivergence", "Hinge", "SquaredHinge", "CosineSimilarity"),
-    *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
-    "SparseCategoricalCrossentropy",
-)
 _MOST_STEPS = 2  # rows or places by which labels and weights may be shifted
-_SAME = 1e-3  # numbers that are solved for
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ class Form:
 
     @property
     def is_at_outputs(self) -> bool:
-        """Whether the derivative by the outputs is taken by itself: no program is traced for it."""
+        """Whether the derivative by the outputs is enough: no program of the model is traced for it."""
         return self.outputs is not None or isinstance(self.objective, _AtOutputs)
 
     def with_(self, other: "Form") -> "Form":
@@ -75,7 +65,7 @@ class Form:
 
 
 class _AtOutputs(LossObjective):
-    """Another loss than the one that was meant."""
+    """Another loss than the meant loss."""
 
 
 BASE = Form()
@@ -111,7 +101,7 @@ def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
         told = Error("the mask", "is left out", ("mask ignored",))
         yield Form((told,), objective=LossObjective(loss, is_masked=False))
     elif _is_plain(meant, evidence):
-        yield from _losses(objective, evidence[0].update.pieces[0].called.outputs[0].shape, data[1])
+        yield from _losses(objective, evidence[0].update.pieces[0].called.outputs[0].shape[-1], data[1])
 
 
 def _is_plain(meant: Meant, evidence: list[Evidence]) -> bool:
@@ -172,38 +162,17 @@ def _weights(num: int) -> Iterator[Form]:
         yield Form((Error("the sample weights", predicate, (name,) if name else ()),), weights=way)
 
 
-def _losses(objective: LossObjective, shape: tuple[int, ...], labels: Any) -> Iterator[Form]:
-    """Yield other losses of Keras, as far as they take such labels, and the loss of outputs after one more function."""
+def _losses(objective: LossObjective, width: int, labels: Any) -> Iterator[Form]:
+    """Yield other losses that take such labels, and the loss of outputs after one more function."""
     loss = objective.loss
     if (other := flipped(loss)) is not None:
         told = Error("the loss", "takes from_logits the other way", ("from_logits",))
         yield Form((told,), objective=_AtOutputs(other))
-    is_wide = shape[-1] > 1
-    functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if is_wide else {}
-    functions |= {"sigmoid": _sigmoid, "tanh": ops.tanh, "relu": ops.relu, "exp": ops.exp, "square": ops.square}
-    twice = "sigmoid" if "Binary" in type(loss).__name__ else "softmax"
-    for name, change in functions.items():
-        told = Error("the outputs", f"go through one more {name}", ("softmax twice",) * (name == twice))
+    for name, change, is_own in changes(loss, width):
+        told = Error("the outputs", f"go through one more {name}", ("softmax twice",) * is_own)
         yield Form((told,), outputs=change)
-    reduction = loss.reduction if isinstance(loss.reduction, str) else "sum_over_batch_size"
-    is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
-    for name in _LOSSES:
-        kind = getattr(keras.losses, name)
-        if kind is type(loss) or ("Sparse" in name and not is_whole):
-            continue
-        has_logits = "from_logits" in signature(kind).parameters
-        for given in [{"from_logits": True}, {"from_logits": False}] if has_logits else [{}]:
-            arguments = ", ".join(f"{key}={value}" for key, value in given.items())
-            told = Error("the loss", f"is {name}({arguments}) instead of {loss.name}")
-            yield Form((told,), objective=_AtOutputs(kind(**given, reduction=reduction)))
-
-
-def _softmax(outputs: Tensor) -> Tensor:
-    return ops.exp(ops.log_softmax(outputs))  # written out, as `_sigmoid` is: Keras would undo its own activations
-
-
-def _sigmoid(outputs: Tensor) -> Tensor:
-    return 1 / (1 + ops.exp(-outputs))
+    for name, other in others(loss, labels):
+        yield Form((Error("the loss", f"is {name} instead of {loss.name}"),), objective=_AtOutputs(other))
 
 
 def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
@@ -211,30 +180,27 @@ def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
     objective, loss = meant.objective, getattr(meant.objective, "loss", None)
     if not isinstance(objective, LossObjective) or is_masked(meant.replay.model) or not _is_plain(meant, evidence):
         return
-    name, function = type(loss).__name__, getattr(loss, "_function", None)
-    if name == "SparseCategoricalCrossentropy" or hasattr(loss, "label_smoothing"):
-        yield _smoothed(loss, evidence[0].update.pieces[0].called.outputs[0].shape[-1])
-    if name == "MeanSquaredError" or getattr(function, "__name__", "") in ("mse", "mean_squared_error"):
+    if (plain := unsmoothed(loss)) is not None:
+        yield _smoothed(
+            *plain, evidence[0].update.pieces[0].called.outputs[0].shape[-1], "Sparse" in type(loss).__name__
+        )
+    if is_squared(loss):
         constant = [partial(np.full_like, fill_value=value) for value in (0, 1)]
         yield Mixture((BASE, *(Form((Error("labels", "constant"),), labels=labels) for labels in constant)), _scaled)
 
 
-def _smoothed(loss: Any, num: int) -> Mixture:
-    config, is_sparse = loss.get_config(), "Sparse" in type(loss).__name__
-    own = float(config.get("label_smoothing", 0.0))
-    plain = keras.losses.CategoricalCrossentropy(config["from_logits"], reduction=loss.reduction)
-    full = _AtOutputs(plain if is_sparse else type(loss).from_config(config | {"label_smoothing": 0.0}))
-    eye = np.eye(num, dtype="float32")
+def _smoothed(plain: Any, own: float, num: int, is_sparse: bool) -> Mixture:
+    full, eye = _AtOutputs(plain), np.eye(num, dtype="float32")
 
     def hot(labels: np.ndarray) -> np.ndarray:
         return eye[np.reshape(labels, -1).astype(int)] if is_sparse else labels
 
     def told(numbers: np.ndarray) -> Error | None:
         smoothing = float(numbers[1])
-        smoothing = 0.0 if abs(smoothing) < _SAME else smoothing
-        if abs(numbers.sum() - 1) > 10 * _SAME or not 0 <= smoothing < 1 or abs(smoothing - own) < _SAME:
+        smoothing = 0.0 if abs(smoothing) < SOLVED else smoothing
+        if abs(numbers.sum() - 1) > 10 * SOLVED or not 0 <= smoothing < 1 or abs(smoothing - own) < SOLVED:
             return None
-        is_twice = own > 0 and abs(smoothing - 1 + (1 - own) ** 2) < _SAME
+        is_twice = own > 0 and abs(smoothing - 1 + (1 - own) ** 2) < SOLVED
         names = ("smoothing missing",) if smoothing == 0 else ("smoothing twice",) if is_twice else ()
         return Error("the labels", f"are smoothed by {smoothing:.3g} instead of {own:.3g}", names)
 
@@ -245,9 +211,9 @@ def _smoothed(loss: Any, num: int) -> Mixture:
 def _scaled(numbers: np.ndarray) -> Error | None:
     """Return the error of a squared loss with the derivative a (o - y) + b o + c (o - 1) by the outputs o."""
     labels, whole, origin = float(numbers[0]), float(numbers.sum()), float(numbers[2])
-    if abs(labels) < _SAME or abs(whole) < _SAME:
+    if abs(labels) < SOLVED or abs(whole) < SOLVED:
         return None
     ratio, plus = labels / whole, origin / labels
-    told = [f"are times {ratio:.4g} beside the outputs (the outputs times {1 / ratio:.4g})"] * (abs(ratio - 1) > _SAME)
-    told += [f"have {plus:.4g} added"] * (abs(plus) > _SAME)
+    told = [f"are times {ratio:.4g} beside the outputs (the outputs times {1 / ratio:.4g})"] * (abs(ratio - 1) > SOLVED)
+    told += [f"have {plus:.4g} added"] * (abs(plus) > SOLVED)
     return Error("the labels", " and ".join(told)) if told else None

@@ -1,32 +1,15 @@
-"""What an audit finds: a cause with its proof, and the numbers that prove it."""
+"""The findings of an audit: a cause with its proof, and the numbers that prove it."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from wholestep.audit.cause import Cause
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Line
-from wholestep.audit.proof import Proof
 
-FITS, DIFFERS = 1e-4, 1e-3  # relative distances: what reproduces, and what is not the reference
 UNKNOWN = "not known"
-
-
-class Tolerance(NamedTuple):
-    """Relative distances: up to which numbers are reproduced, and from which on they are others."""
-
-    fits: float
-    differs: float
-
-    def shows(self, without: float, with_change: float) -> bool:
-        """Whether a change explains numbers that are so far from the reference without it."""
-        return with_change <= self.fits and 3 * with_change <= without
-
-
-FINE = Tolerance(FITS, DIFFERS)
-COARSE = Tolerance(4e-2, 4e-2)  # of float16 and bfloat16: two orders of the same sum differ by a percent
+NUM_SHOWN = 3
 
 
 class Likely(str):
@@ -34,19 +17,53 @@ class Likely(str):
 
 
 @dataclass(frozen=True)
+class Number:
+    """One number of a proof: its name, and three values; NaN where there is none."""
+
+    what: str
+    yours: float
+    reference: float
+    changed: float
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The same numbers three times: of the loop, of the reference, and of the reference with the fault.
+
+    Attributes:
+        where: the update or quantity, in words.
+        step: the distance of the weights' step from the reference's; NaN if it was not computed again.
+        parameters: of a gradient, by parameter: the distance from the reference, and from it with the fault.
+    """
+
+    where: str
+    lines: tuple[Number, ...]
+    step: float = float("nan")
+    parameters: tuple[tuple[str, float, float], ...] = ()
+
+
+def of_values(where: str, name: Callable[[int], str], values: Sequence[np.ndarray]) -> Proof:
+    """Return the proof of (yours, reference, changed), vectors: the numbers in which the first two differ most."""
+    yours, reference, changed = (np.ravel(np.asarray(each, "float64")) for each in values)
+    order = np.argsort(-np.abs(yours - reference), kind="stable")[:NUM_SHOWN]
+    numbers = ((int(i), float(yours[i]), float(reference[i]), float(changed[i])) for i in sorted(order))
+    return Proof(where, tuple(Number(name(i), *three) for i, *three in numbers))
+
+
+@dataclass(frozen=True)
 class Found:
-    """One thing that is wrong with a loop.
+    """One fault of a loop.
 
     Attributes:
         name: of the cause; "not known" for a difference that none reproduces.
         stage: where the loop first differs from the update that was meant.
-        explanation: what is wrong, in a sentence.
-        fix: what to write instead.
+        explanation: the fault, in a sentence.
+        fix: the code to write instead.
         without: the relative distance of the loop's numbers from the reference's.
-        with_change: their distance from the reference with this fault; NaN for what is not known.
+        with_change: their distance from the reference with this fault; NaN if the fault is not known.
         line: the user's line where it happens.
         updates: the numbers of the updates that show it.
-        detail: more of what was measured.
+        detail: further measurements.
         proof: the numbers of one update, three times; None where there are none to show.
         twins: other causes that reproduce the same numbers.
     """
@@ -74,35 +91,32 @@ class Found:
         return self.name in BY_NAME
 
 
+Finding = Found | str  # a fault, or a note: no fault, or perhaps intended
+
+
 def found(
-    cause: Cause,
+    name: str,
     without: float,
-    with_change: float,
     line: Line | None,
-    updates: list[int],
+    updates: Iterable[int],
     detail: str = "",
+    *,
+    with_change: float = 0.0,
     proof: Proof | None = None,
     twins: tuple[str, ...] = (),
 ) -> Found:
-    """Return what was found of a known cause."""
-    told = (
-        cause.explanation,
-        cause.fix,
-        float(without),
-        float(with_change),
-        line,
-        tuple(updates),
-        detail,
-        proof,
-        twins,
+    """Return the finding of a known cause."""
+    cause = BY_NAME[name]
+    distances = float(without), float(with_change)
+    return Found(
+        name, cause.stage, cause.explanation, cause.fix, *distances, line, tuple(updates), detail, proof, twins
     )
-    return Found(cause.name, cause.stage, *told)
 
 
 def not_known(
-    stage: str, explanation: str, without: float, line: Line | None, updates: list[int], proof: Proof | None = None
+    stage: str, explanation: str, without: float, line: Line | None, updates: Iterable[int], proof: Proof | None = None
 ) -> Found:
-    """Return what was found of a difference that nothing known reproduces."""
+    """Return the finding of a difference that nothing known reproduces."""
     fix = "nothing is proposed: no known cause reproduces these numbers."
     return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates), "", proof)
 
@@ -118,26 +132,20 @@ def numbers_of(values: np.ndarray, most: int = 4) -> str:
     return shown if flat.size == 1 else f"({shown}{', ...' if flat.size > most else ''})"
 
 
-def distance(one: np.ndarray, two: np.ndarray, scale: float = 0.0) -> float:
-    """Return how far two vectors are apart, relative to the longer one, or to a scale that is larger still.
+def some(parts: Iterable[object], num: int = 8) -> str:
+    """Return the first ones in words.
 
-    >>> distance(np.array([3.0, 4.0]), np.array([3.0, 4.0]))
-    0.0
+    >>> some(range(3)), some("abc", 2)
+    ('0, 1, 2', 'a, b, ...')
     """
-    one, two = np.ravel(one).astype("float64"), np.ravel(two).astype("float64")
-    size = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)), scale)
-    return float(np.linalg.norm(one - two)) / size if size else 0.0
+    words = list(map(str, parts))
+    return ", ".join(words[:num]) + (", ..." if len(words) > num else "")
 
 
-def far(one: list[np.ndarray], two: list[np.ndarray]) -> float:
-    """Return the distance of two lists of arrays, each taken as one vector."""
-    if not one:
-        return 0.0
-    lengths = [np.array([_length(leaf) for leaf in leaves]) for leaves in (one, two)]
-    apart = np.array([_length(np.asarray(a, "float64") - b) for a, b in zip(one, two, strict=True)])
-    size = max(map(_length, lengths))
-    return _length(apart) / size if size else 0.0
+def many(num: int, one: str, more: str = "") -> str:
+    """Return a number with its noun.
 
-
-def _length(leaf: np.ndarray) -> float:
-    return float(np.linalg.norm(np.asarray(leaf, "float64")))
+    >>> many(1, "update"), many(2, "batch", "batches")
+    ('1 update', '2 batches')
+    """
+    return f"{num} {one if num == 1 else more or one + 's'}"

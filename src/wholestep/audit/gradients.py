@@ -1,27 +1,27 @@
 """The stage of the gradient: the gradients that the optimizer got, against the meant ones."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from wholestep.audit.by_row import derivative, on_a_row
-from wholestep.audit.causes import BY_NAME
-from wholestep.audit.clips import clipped
+from wholestep.audit.changes import clipped
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.explain import Explanation, Search
 from wholestep.audit.forms import Error
-from wholestep.audit.found import Found, found, not_known
+from wholestep.audit.found import Finding, Found, found, not_known, some
 from wholestep.audit.log import Line
-from wholestep.audit.proof_of_gradients import proved
+from wholestep.audit.proof import proved
 from wholestep.audit.source import line_of_loss
-from wholestep.audit.windows import Update
+from wholestep.audit.windows import PAD, Update
 
 _IN_THE_LOSS = "padding", "padded places", "mean of row", "divided by the weights", "divided by the rows"
 _IN_THE_LOSS_OF_ONE = "never divided", "divided by the full batch", "penalty forgotten", "penalty added twice"
 _NOT_OF_THE_LOSS = "each row", "the penalty", "the gradient"
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
 _FEW = 0.3  # explanations that cost no more than this beyond the best are as likely
-_UNLISTED = {  # by quantity, the name of what has none in the field, and the fix
+_UNLISTED = {  # by quantity, the name of an error that has none in the field, and the fix
     "each row's gradient": ("rows counted otherwise", "sum up what the rows give, and divide once by all weights."),
     "the penalty": ("penalty counted otherwise", "add `sum(model.losses)` once per update."),
     "the gradient": ("gradient changed", "hand over the gradient as it is taken, each variable's in its place."),
@@ -32,8 +32,25 @@ _UNLISTED = {  # by quantity, the name of what has none in the field, and the fi
 }
 
 
-def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[str], list[Evidence]]:
-    """Return (causes, notes, evidence) of the gradients of these updates."""
+_TOTAL = '`total = tf.distribute.get_replica_context().all_reduce("SUM", {})`'
+_OF_ROWS = f"divide by the rows of all replicas: {_TOTAL.format('tf.shape(labels)[0]')}, then " + (
+    "`tf.reduce_sum(losses) / tf.cast(total, losses.dtype)`."
+)
+_OF_WEIGHTS = (
+    f"divide by the sum of the weights (the mask) of all replicas: {_TOTAL.format('tf.reduce_sum(weights)')}, then "
+    "`tf.reduce_sum(losses * weights) / total`, and not by `num_replicas_in_sync`."
+)
+_SUMMED = "summed over replicas"
+_ON_REPLICAS = {  # explanations where each part of an update is a replica's
+    _SUMMED: "Each replica divides by its own {}, and the optimizer adds up the gradients: replicas times too much.",
+    "mean of means": "Each replica divides by its own {}, and the means are averaged: rows of a replica with fewer of "
+    "them count more.",
+    "divided by the full batch": "",
+}
+
+
+def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[Evidence]]:
+    """Return (findings, evidence) on the gradients of these updates."""
     everything = _evidence(meant, updates)
     if any(not np.all(np.isfinite(e.handed + e.reference)) for e in everything):
         return _of_finite(meant, everything)
@@ -45,33 +62,28 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Found], list[st
         e.measure()
     differing = [e for e in differing if e.without > differs]
     if not differing:
-        return [], [], everything
+        return [], everything
     alike = [e for e in everything if all(e is not other for other in differing)]
     chosen = [*_spread(differing, NUM_DIFFERING), *_spread(alike, NUM_ALIKE)]
     for e in chosen:
         e.measure()
     explanations, how = _explained(meant, chosen, everything)
     if how:
-        note = f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
-        return [], [note], everything
-    return _told(explanations, chosen) if explanations else [_located(differing)], [], everything
+        return [f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."], everything
+    return list(_told(explanations, chosen) if explanations else [_located(differing)]), everything
 
 
-def _of_finite(meant: Meant, everything: list[Evidence]) -> tuple[list[Found], list[str], list[Evidence]]:
-    """Return the same of the updates with finite gradients; a gradient that alone is not finite is no known cause."""
-    is_meant = {e.update.number: bool(np.all(np.isfinite(e.reference))) for e in everything}
-    is_handed = {e.update.number: bool(np.all(np.isfinite(e.handed))) for e in everything}
-    finite = [e.update for e in everything if is_meant[e.update.number] and is_handed[e.update.number]]
-    causes, notes, evidence = gradients(meant, finite)
-    broken = [e for e in everything if is_meant[e.update.number] and not is_handed[e.update.number]]
-    if broken:
-        told = f"The gradient of update {broken[0].update.number} is not finite; that of the loss that was meant is."
-        line, numbers = broken[0].update.applied.line, [e.update.number for e in broken]
-        causes = [*causes, not_known("gradient", told, float("inf"), line, numbers)]
-    if lost := [number for number, is_finite in is_meant.items() if not is_finite]:
-        some = ", ".join(map(str, lost[:6]))
-        notes = [*notes, f"The gradient that was meant is not finite in updates {some}: these are not judged."]
-    return causes, notes, evidence
+def _of_finite(meant: Meant, everything: list[Evidence]) -> tuple[list[Finding], list[Evidence]]:
+    """Return the same of the updates with finite gradients; a single gradient that is not finite has no known cause."""
+    finite = [(e, bool(np.all(np.isfinite(e.handed))), bool(np.all(np.isfinite(e.reference)))) for e in everything]
+    findings, evidence = gradients(meant, [e.update for e, is_handed, is_meant in finite if is_handed and is_meant])
+    if broken := [e.update for e, is_handed, is_meant in finite if is_meant and not is_handed]:
+        told = f"The gradient of update {broken[0].number} is not finite; that of the loss that was meant is."
+        numbers = [update.number for update in broken]
+        findings.append(not_known("gradient", told, float("inf"), broken[0].applied.line, numbers))
+    if lost := [e.update.number for e, _, is_meant in finite if not is_meant]:
+        findings.append(f"The gradient that was meant is not finite in updates {some(lost, 6)}: these are not judged.")
+    return findings, evidence
 
 
 def _evidence(meant: Meant, updates: list[Update]) -> list[Evidence]:
@@ -116,32 +128,46 @@ def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence])
     return sorted(fitting, key=lambda each: round(each.cost, 3)), ""
 
 
-def _told(fitting: list[Explanation], chosen: list[Evidence]) -> list[Found]:
+def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]:
     best, differs = fitting[0], chosen[0].meant.replay.tolerance.differs
     differing = [(e, made) for e, made in zip(chosen, best.made, strict=True) if e.without > differs]
     without, numbers = max(e.without for e, _ in differing), sorted(e.update.number for e, _ in differing)
-    last, made = differing[-1]  # of the first one's step the slots know nothing yet
+    last, made = differing[-1]  # the slots of the first step are still empty
     proof = proved(last, made)
     alike = {
         name for other in fitting if other.cost <= best.cost + _FEW for error in other.errors for name in error.causes
     }
-    told = []
     for error in best.errors:
         sentence, line = f"{str(error)[0].upper()}{str(error)[1:]}.", _line_of(error, last.update)
         if not error.causes:
             name, fix = next(each for quantity, each in _UNLISTED.items() if error.quantity.startswith(quantity))
-            told.append(Found(name, "gradient", sentence, fix, without, best.apart, line, tuple(numbers), "", proof))
+            yield Found(name, "gradient", sentence, fix, without, best.apart, line, tuple(numbers), "", proof)
             continue
         own = {each for e in best.errors if e is not error for each in e.causes}
-        twins = sorted(({*error.causes} | (alike if len(best.errors) == 1 else set())) - own - {error.causes[0]})
-        more = f" These updates cannot tell it from: {', '.join(twins)}." if twins else ""
-        cause = BY_NAME[error.causes[0]]
-        told.append(found(cause, without, best.apart, line, numbers, sentence + more, proof, tuple(twins)))
-    return told
+        first, *others = error.causes
+        twins = sorted(({*others} | (alike if len(best.errors) == 1 else set())) - own - {first})
+        more = f"These updates cannot tell it from: {', '.join(twins)}." if twins else ""
+        cause = found(first, without, line, numbers, more, with_change=best.apart, proof=proof, twins=tuple(twins))
+        cause = replace(cause, explanation=sentence)
+        yield _on_replicas(cause, [e for e, _ in differing]) if first in _ON_REPLICAS else cause
+
+
+def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
+    """Return a cause with the explanation, the fix and the line for updates whose parts are replicas'."""
+    updates = [e.update for e in evidence]
+    if not all(1 < len(u.pieces) == len({piece.called.replica for piece in u.pieces}) for u in updates):
+        return cause
+    weights = [w[:, p.rows != PAD].ravel() for e in evidence for w, p in zip(e.weights, e.update.pieces, strict=True)]
+    is_weighed = len(np.unique(np.concatenate(weights))) > 1
+    fix = _OF_WEIGHTS if is_weighed else cause.fix if cause.name == _SUMMED else _OF_ROWS
+    told = _ON_REPLICAS[cause.name].format("weights" if is_weighed else "rows")
+    detail = f"{cause.explanation} {cause.detail}".strip() if told else cause.detail
+    line = line_of_loss(updates[-1].pieces[-1].called.line) or cause.line
+    return replace(cause, fix=fix, explanation=told or cause.explanation, detail=detail, line=line)
 
 
 def _located(differing: list[Evidence]) -> Found:
-    """Tell where a difference is that no error explains: in the loss, or in which variables."""
+    """Return the place of a difference that no error explains: in the loss, or in some variables."""
     e, detail = differing[0], ""
     if (found := derivative(e)) is not None:
         solved, should = found
@@ -163,13 +189,6 @@ def _located(differing: list[Evidence]) -> Found:
     return replace(cause, detail=detail)
 
 
-def is_along(e: Evidence) -> bool:
-    """Whether a gradient is the meant one times some number above 0."""
-    size = float(e.reference @ e.reference)
-    share = float(e.handed @ e.reference) / size if size else 0.0
-    return share > 0 and e.apart(share * e.reference) <= e.meant.replay.tolerance.fits
-
-
 def _line_of(error: Error, update: Update) -> Line | None:
     """Return the user's line of an error: where the loss is computed, if that is wrong, or else the optimizer step."""
     names = _IN_THE_LOSS if len(update.pieces) > 1 else (*_IN_THE_LOSS, *_IN_THE_LOSS_OF_ONE)
@@ -181,7 +200,7 @@ def _line_of(error: Error, update: Update) -> Line | None:
 
 
 def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
-    """Return so many updates, of as many kinds as there are, the first and the last among them."""
+    """Return `num` updates, of as many kinds as possible, the first and the last among them."""
     kinds: dict[tuple[int, ...], list[Evidence]] = {}
     for e in evidence:
         kinds.setdefault(e.kind, []).append(e)

@@ -1,4 +1,4 @@
-"""The hooks on the verbs that every route ends in, for the time of a `with`."""
+"""The hooks on Keras' methods that every training loop calls, for the time of a `with`."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -11,36 +11,30 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.compiled import OUTDATED, compiled_in, is_outdated_in
-from wholestep.audit.keeping import places
-from wholestep.audit.log import (
-    OWN_TRAINER,
-    Applied,
-    Called,
-    Log,
-    Scaled,
-    clips_of,
-    is_in_fit,
-    is_in_trainer,
-    line_of_user,
-)
+from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of
+from wholestep.audit.measure import places
+from wholestep.audit.replay import engine, flags
+from wholestep.audit.source import OWN_TRAINER, is_in_fit, is_in_trainer, line_of_user
 from wholestep.audit.surroundings import tape_elsewhere
-from wholestep.audit.trainable import flags
 from wholestep.engines import Listener
 from wholestep.model import uncast
 
 _TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
-_MEETING = "compile", "__call__", "stateless_call"  # and not `fit`: who asks whether it is Keras' own, is told so
+_MEETING = "compile", "__call__", "stateless_call"  # and not `fit`, which callers may compare with Keras' own
 _GONE = object()
+OUTDATED = (
+    "Layers were frozen or thawed after the model was compiled. Keras' `fit` trains what it did before, until "
+    "`compile` is called again. The audit ran it as if that had been done."
+)
 
 
 class Hooks:
-    """What is hooked on one model and all optimizers, and told to a log.
+    """The hooks on one model and all optimizers, which write to a log.
 
     Args:
-        has_twins: whether another model of the very same variables, as `Own(model.inputs, model.outputs)` is one, is
-            listened to as this one.
+        has_twins: whether other models of the very same variables, such as `Own(model.inputs, model.outputs)`, are
+            recorded as this one.
     """
 
     def __init__(self, model: keras.Model, listener: Listener, log: Log, *, has_twins: bool = False):
@@ -51,28 +45,28 @@ class Hooks:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Inside, the log is told; afterwards every attribute is the object that it was, whatever happened inside."""
+        """Record to the log inside; afterwards every attribute is the object that it was, also after an error."""
         owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
-        apply = vars(owner)["apply"]
         scaling = keras.optimizers.LossScaleOptimizer
-        check = vars(scaling)["check_finite"]
+        self.log.is_stateless = engine() == "jax"
         with self.listener.listening(self._asked), ExitStack() as stack:
-            try:
-                self._hook(self.model)
-                for name in _MEETING if self.has_twins else ():
-                    stack.enter_context(self._meeting(name))
-                owner.apply, scaling.check_finite = self._apply(apply), self._check(check)
-                yield
-            finally:
-                owner.apply, scaling.check_finite = apply, check
-                for unhook in self._hooked.values():
-                    unhook()
-                self._hooked.clear()
-                self.listener.settle()
-                self.log.close()
+            stack.callback(self._close)
+            self._hook(self.model)
+            for name in _MEETING if self.has_twins else ():
+                stack.enter_context(self._meeting(name))
+            stack.enter_context(replaced(owner, "apply", self._apply(owner.apply)))
+            stack.enter_context(replaced(scaling, "check_finite", self._check(scaling.check_finite)))
+            yield
+
+    def _close(self) -> None:
+        for unhook in self._hooked.values():
+            unhook()
+        self._hooked.clear()
+        self.listener.settle()
+        self.log.close()
 
     def _hook(self, model: keras.Model) -> None:
-        """Hook a model's own methods, and keep how they become again what they were."""
+        """Hook a model's own methods, and keep how to restore them."""
         hooked: dict[str, Any] = {name: self._mute(model, name) for name in _NO_UPDATE}
         hooked |= {name: self._train(model, name) for name in _TRAINING}
         hooked |= {"call": self._call(model), "train_function": None}
@@ -82,11 +76,9 @@ class Hooks:
         def unhook() -> None:
             if any(a is not b for a, b in zip(compiled, compiled_in(model), strict=True)):  # the old one is outdated
                 before["train_function"] = None
-            for name, value in before.items():
-                if value is _GONE:
-                    vars(model).pop(name, None)
-                else:
-                    vars(model)[name] = value
+            vars(model).update({name: value for name, value in before.items() if value is not _GONE})
+            for name in (name for name, value in before.items() if value is _GONE):
+                vars(model).pop(name, None)
 
         vars(model).update(hooked)  # past Keras' own __setattr__, which would look at them
         self._hooked[id(model)] = unhook
@@ -95,7 +87,7 @@ class Hooks:
     def _meeting(self, name: str) -> Iterator[None]:
         """Inside, a model of the same variables is hooked before its first call."""
         owner = keras.layers.Layer if name in vars(keras.layers.Layer) else keras.Model
-        method, before = getattr(owner, name), vars(owner).get(name, _GONE)
+        method = getattr(owner, name)
 
         @wraps(method)
         def met(layer: Any, *arguments: Any, **others: Any) -> Any:
@@ -105,14 +97,8 @@ class Hooks:
                 self.log.elsewhere = self.log.elsewhere or tape_elsewhere(self.model)
             return method(layer, *arguments, **others)
 
-        setattr(owner, name, self.listener.unhooked(met))
-        try:
+        with replaced(owner, name, self.listener.unhooked(met)):
             yield
-        finally:
-            if before is _GONE:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
 
     def _is_twin(self, model: keras.Model) -> bool:
         """Whether another model trains this one's variables, neither being a part of the other."""
@@ -128,7 +114,7 @@ class Hooks:
             self.log.targets.append((shape, line_of_user(self.listener.stack())))
 
     def _mute(self, model: keras.Model, name: str) -> Callable:
-        """Return a method that runs as ever, and tells nothing."""
+        """Return a method that runs unchanged, and records nothing."""
         method = getattr(model, name)
 
         @wraps(method)
@@ -143,7 +129,7 @@ class Hooks:
         return _as_bound(muted, method)
 
     def _train(self, model: keras.Model, name: str) -> Callable:
-        """Return a method that trains by Keras' own loop, in programs from which something can be told."""
+        """Return a method that trains by Keras' own loop, in programs that can be recorded."""
         method, is_outdated = getattr(model, name), is_outdated_in(model)
 
         @wraps(method)
@@ -164,13 +150,13 @@ class Hooks:
         return _as_bound(heard, method)
 
     def _check(self, check: Callable) -> Callable:
-        """Return the look of a `LossScaleOptimizer` at its gradients, which tells whether it skips them."""
+        """Return the check of a `LossScaleOptimizer`, which records whether it skips its gradients."""
         listener = self.listener
 
         @wraps(check)
         def told(optimizer: Any, grads: Any) -> Any:
             is_finite = check(optimizer, grads)
-            if not self._is_silent() and self._is_told([is_finite]):
+            if not self._is_silent() and self._can_record([is_finite]):
                 replica = listener.replica()
 
                 def keep(order: int, numbers: list[np.ndarray]) -> None:
@@ -182,7 +168,7 @@ class Hooks:
         return listener.unhooked(told)
 
     def _call(self, model: keras.Model) -> Callable:
-        """Return a model's `call`, which tells of every forward pass."""
+        """Return a model's `call`, which records every forward pass."""
         call, listener = model.call, self.listener
         first = next(iter(inspect.signature(call).parameters), "inputs")
 
@@ -198,7 +184,7 @@ class Hooks:
             if not self.model.built or not params:
                 params = self._values(self.model.trainable_variables)
             groups = (inputs, tree.leaves(outputs), params, buffers)
-            if self._is_told([leaf for group in groups for leaf in group]):
+            if self._can_record([leaf for group in groups for leaf in group]):
                 if len(params) not in self.log.flags:
                     self.log.flags[len(params)] = flags(self.model)
                 self._tell_call(groups, listener.is_differentiated([*params, *inputs]))
@@ -207,11 +193,11 @@ class Hooks:
         return told
 
     def _values(self, variables: list) -> list:
-        """Return the values themselves, not what a layer of lower precision makes of them."""
+        """Return the values themselves, before a layer of lower precision casts them."""
         with uncast():
             return [self.listener.value(v) for v in variables]
 
-    def _is_told(self, values: list) -> bool:
+    def _can_record(self, values: list) -> bool:
         reason = OWN_TRAINER if is_in_trainer() else self.listener.blind(values)
         if reason:
             self.log.unseen[reason] = None
@@ -230,7 +216,7 @@ class Hooks:
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 
     def _apply(self, apply: Callable) -> Callable:
-        """Return the optimizers' `apply`, which tells of every step that moves a parameter of the model."""
+        """Return the optimizers' `apply`, which records every step that moves a parameter of the model."""
         listener = self.listener
 
         @wraps(apply)
@@ -254,7 +240,7 @@ class Hooks:
             before = self._states(optimizer)
             result = apply(optimizer, grads, given)
             groups = (held, *before, *self._states(optimizer), numbers)
-            if self._is_told([leaf for group in groups for leaf in group]):
+            if self._can_record([leaf for group in groups for leaf in group]):
                 lost = [i for i, v in enumerate(params) if id(v) in handed and handed[id(v)] is None]
                 self._tell_apply(optimizer, (place, lost, len(params)), groups)
             return result
@@ -267,7 +253,7 @@ class Hooks:
         return [[_in_part(self.listener.value(v), v.shape) for v in variables] for variables in groups]
 
     def _number(self, number: Any) -> Any:
-        """Return a number of an optimizer, a variable or computed from some, as it is here."""
+        """Return the present value of an optimizer's number, which may be a variable or computed from some."""
         is_variable = isinstance(number, keras.Variable)
         return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
 
@@ -291,16 +277,16 @@ class Hooks:
 
 
 def _as_bound(function: Callable, method: Any) -> Callable:
-    """Return the function with what shows whose method it stands for: who asks whether it is Keras' own, is told so."""
+    """Return the function as the bound method that it replaces: callers may compare `__func__` with Keras' own."""
     vars(function)["__func__"] = getattr(method, "__func__", None)
     return function
 
 
 def _in_part(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor, of a large one its numbers at some places: no more leaves the program.
+    """Return a tensor, of a large one its entries at some places: no more leaves the program.
 
     Args:
-        shape: that of its variable; a gradient of rows that is traced may show none.
+        shape: of the tensor's variable; a traced sparse gradient may not have it.
     """
     chosen = places(int(np.prod(shape)))
     return value if chosen is None else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
@@ -313,3 +299,30 @@ def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
         parts.append(rest[: len(group)])
         rest = rest[len(group) :]
     return parts
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a class or module inside of a `with`."""
+    before = vars(owner).get(name, _GONE)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _GONE:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def compiled_in(model: keras.Model) -> list:
+    """Return the objects that `compile` replaces."""
+    return [vars(model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+
+
+def is_outdated_in(model: keras.Model) -> bool:
+    """Whether `fit` would train other variables than the trainable ones, as it was not compiled again."""
+    optimizer = vars(model).get("optimizer")
+    if vars(model).get("train_function") is None or not getattr(optimizer, "built", False):
+        return False
+    return {id(v) for v in optimizer._trainable_variables} != {id(v) for v in model.trainable_variables}

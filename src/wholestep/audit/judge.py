@@ -1,35 +1,30 @@
-"""What an audit concludes from its log: stage by stage, the first one that differs first."""
+"""The verdict of an audit on its log, stage by stage; the first stage that differs comes first."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from typing import Any
 
-import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.clips import otherwise
-from wholestep.audit.ends import Ended, ends
+from wholestep.audit.changes import otherwise
+from wholestep.audit.ends import ends
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import DIFFERS, Found, Likely
+from wholestep.audit.found import Finding, Found, Likely, many
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
-from wholestep.audit.inputs import altered, beside
-from wholestep.audit.keeping import all_same
-from wholestep.audit.log import Applied, Called, Log
-from wholestep.audit.meaning import LossObjective
+from wholestep.audit.log import Applied, Called, Log, Values
+from wholestep.audit.meaning import LossObjective, NoLoss, constant, misfits
+from wholestep.audit.measure import FINE, all_same
 from wholestep.audit.modes import Modes, evaluations, second_passes, state
-from wholestep.audit.on_replicas import on_replicas
-from wholestep.audit.order import FEW_PASSES, classes, order
 from wholestep.audit.printed import printed
-from wholestep.audit.readings import read
-from wholestep.audit.replay import Replay
+from wholestep.audit.readings import read, without_void
+from wholestep.audit.replay import Replay, as_then
+from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, accumulated_twice, apply, away, between, idle, rates, repeated
-from wholestep.audit.supposing import NoLoss, apart, constant, misfits
-from wholestep.audit.trainable import as_then
-from wholestep.audit.void import without_void
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model import Objective
 from wholestep.tree import Tree
@@ -37,19 +32,28 @@ from wholestep.tree import Tree
 CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
 _LONGEST = 200  # letters of an error in a report
-_JUDGED = "judged is what comes after the last change."
+_OUTLINED = (
+    "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before the audit "
+    "cannot be opened: call the audit before its first step. Nor are updates seen that no forward pass of this model "
+    "has begun"
+)
+# Errors of a supposed loss that are a matter of scale or padding: the author may have meant them.
+_MAY_BE_MEANT = (
+    *("never divided", "divided by the full batch", "divided twice", "mean of row means", "divided by the rows"),
+    *("divided by the weights", "padding counted", "padded places counted"),
+)
 
 
 @dataclass
 class Verdict:
-    """What was concluded.
+    """The findings of an audit.
 
     Attributes:
-        causes: what is wrong, in the order of the stages.
-        notes: what is no cause, or may be meant.
-        unseen: what could not be looked at.
-        looked_at: what was, in words.
-        has_loss: whether it is known, or can be supposed, which loss is meant.
+        causes: the faults, in the order of the stages.
+        notes: observations that are no fault, or may be intended.
+        unseen: everything that could not be checked.
+        looked_at: the updates that were seen, in words.
+        has_loss: whether the loss that is meant is known, or can be supposed.
         unjudged: why no gradient was judged, in words; "" if some were.
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
@@ -65,19 +69,25 @@ class Verdict:
     seen: Windows | None = None
     evidence: list[Evidence] = field(default_factory=list)
 
-    def add(self, result: tuple[list[Found], list[str]]) -> None:
-        """Take what a stage concludes."""
-        self.causes += result[0]
-        self.notes += result[1]
+    def add(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Add the findings of a stage, and return them."""
+        findings = list(findings)
+        self.causes += [each for each in findings if isinstance(each, Found)]
+        self.notes += [each for each in findings if isinstance(each, str)]
+        return findings
 
-    def look(self, name: str, check: Callable[[], tuple[list[Found], list[str]]]) -> tuple[list[Found], list[str]]:
-        """Return what a side check concludes; one that fails is not looked at, in one line."""
+    def look(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
+        """Return the findings of a check; a check that fails is reported as not done, in one line."""
         try:
-            return check()
-        except Exception as error:  # what the loop does is not known beforehand
-            what = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
-            self.unseen.append(f"{name}: {what}")
-            return [], []
+            return list(check(*arguments))
+        except Exception as error:  # the loop may do anything
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+            self.unseen.append(f"{name}: {told}")
+            return []
+
+    def check(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
+        """Add the findings of a check, and return them."""
+        return self.add(self.look(name, check, *arguments))
 
     @property
     def judged(self) -> list[str]:
@@ -88,25 +98,30 @@ class Verdict:
         is_own = self.seen.is_by_hand and not self.seen.is_rated
         return [*stages, *["step"] * (not is_own), "state"]
 
+    @property
+    def of_gradient(self) -> list[Found]:
+        """The causes in the gradient."""
+        return [cause for cause in self.causes if cause.stage == "gradient"]
+
 
 @dataclass
 class Case:
-    """All that a verdict is made from.
+    """The input of a verdict.
 
     Args:
         data: (x, y, sample_weight) as they were when the loop began.
         schedule: the learning rate that is meant, if it is known.
         before: the model's weights when the loop began.
-        optimizer: the one that was meant, if it is known.
-        is_told: whether the user said that it is.
-        supposed: what the loss is called, if nobody said which one is meant.
+        optimizer: the meant optimizer, if it is known.
+        is_told: whether the user passed it.
+        supposed: the name of the loss, if it is supposed.
         is_late: whether the log begins where more variables were set to be trained.
-        ended: what the model has after the loop; None if it was ended before its time, or is not known.
-        is_found: whether the data are what an audit has found among a script's names: it may hold out some of them.
-        compiled: the optimizer whose schedule it is, by its id, if nobody said that it is the one that was meant.
+        ended: the model's values after the loop; None if it was ended early, or they are not known.
+        is_found: whether the data were found among a script's names: it may hold out some of them.
+        compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
     """
 
-    model: keras.Model
+    model: Any
     data: tuple[Tree, Tree, Tree]
     objective: Objective
     schedule: Schedule | None
@@ -114,136 +129,125 @@ class Case:
     before: list[np.ndarray]
     printed: list[float] = field(default_factory=list)
     compiled: int | None = None
-    optimizer: keras.optimizers.Optimizer | None = None
+    optimizer: Any = None
     is_told: bool = False
     supposed: str = ""
     is_found: bool = False
-    ended: Ended | None = None
+    ended: Values | None = None
     is_late: bool = False
 
     def judge(self) -> Verdict:
-        """Return the verdict, with the layers set to be trained that were so while the loop ran."""
-        num = next((len(each.params) for each in reversed(self.log.called) if each.is_whole), None)
-        is_other = num is not None and num != len(self.model.trainable_variables)
-        with as_then(self.model, self.log.flags.get(num or 0, []) if is_other else []):
+        """Return the verdict, with the layers set to be trained as they were while the loop ran."""
+        with as_then(self.model, self.log):
             return self._judge()
 
     def _judge(self) -> Verdict:
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
-        self._begin_late()
-        has_loss, rows = not isinstance(self.objective, NoLoss), Rows(self.data[0])
-        verdict = Verdict(unseen=list(self.log.unseen), has_loss=has_loss)
-        verdict.seen = windows(self.log, rows)
-        verdict.seen = replace(verdict.seen, updates=without_void(verdict.seen.updates))
-        self._say_what_was_seen(verdict, verdict.seen)
-        if self._trainable_changes():
+        rows, replay = Rows(self.data[0]), Replay(self.model, self.data)
+        self._begin_late(len(replay.names))
+        verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
+        seen = windows(self.log, rows)
+        verdict.seen = seen = replace(seen, updates=without_void(seen.updates))
+        self._say_what_was_seen(verdict, seen, replay, rows)
+        events: list[Called | Applied] = [*self.log.called, *self.log.applied]
+        if len({len(each.params) for each in events if each.is_whole}) > 1:
             verdict.has_seen = False
             verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras' about a loss that is a hypothesis, not the user's
-            if verdict.has_seen:
-                self._say_how_it_ran(verdict, verdict.seen)
-                self._go_through_the_stages(verdict, verdict.seen, rows)
+        if verdict.has_seen:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Keras' about a loss that is a hypothesis, not the user's
+                verdict.notes += self._how_it_ran(seen)
+                self._go_through_the_stages(verdict, seen, replay, rows)
         return verdict
 
-    def _begin_late(self) -> None:
-        """Take the log from where the variables are trainable that are so in the end, if few updates go before."""
+    def _begin_late(self, num_trained: int) -> None:
+        """Drop the first part of the log if the trainable variables change after a few updates."""
         num = [len(each.params) for each in self.log.called if each.is_whole]
-        if len(list(groupby(num))) not in (2, 3) or num[-1] != len(self.model.trainable_variables):
+        if len(list(groupby(num))) not in (2, 3) or num[-1] != num_trained:
             return
         events: list[Called | Applied] = [*self.log.called, *self.log.applied]
         late = self.log.since(max(e.order for e in events if e.is_whole and len(e.params) != num[-1]))
         if len(late.applied) >= LEAST:
-            late.notes[f"Which variables are trainable changes inside of the loop; {_JUDGED}"] = None
+            told = (
+                "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
+            )
+            late.notes[told] = None
             first = next(each for each in late.called if each.is_whole)
             self.log, self.before, self.printed, self.is_late = late, first.params, [], True
 
-    def _trainable_changes(self) -> bool:
-        called = {len(each.params) for each in self.log.called if each.is_whole}
-        return len(called | {len(each.params) for each in self.log.applied if each.is_whole}) > 1
-
-    def _go_through_the_stages(self, verdict: Verdict, seen: Windows, rows: Rows) -> None:
-        replay, modes, twice = Replay(self.model, self.data), Modes(), repeated(seen.updates)
+    def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Replay, rows: Rows) -> None:
+        modes, twice, is_scaled = Modes(), repeated(seen.updates), bool(self.log.scaled)
         for update in seen.updates:
             if update.is_known and update.number not in twice:
                 modes.note(replay, update)
-        is_scaled = bool(self.log.scaled)
-        seen = read(Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer), seen, rows, self.data)
-        verdict.seen, verdict.notes = seen, [*verdict.notes, *_by_hand(seen)]
+        meant = Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer)
+        verdict.seen = seen = read(meant, seen, rows, self.data)
+        verdict.notes += _by_hand(seen)
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice)
 
-        look = verdict.look
-        rows_of = partial(order, seen, rows, self.log, classes(self.data[1]), is_found=self.is_found)
-        verdict.add(look("the order of the rows", rows_of))
-        self._judge_modes(verdict, modes)
+        of_rows = partial(order, seen, rows, self.log, classes(self.data[1]), is_found=self.is_found)
+        verdict.check("the order of the rows", of_rows)
+        verdict.add(modes.findings())
+        if modes.unlike:
+            told = (
+                f"the outputs of updates {', '.join(map(str, modes.unlike[:6]))} are not those of the model in either "
+            )
+            told += "mode: what comes after them"
+            verdict.unseen.append(f"{told} (draws outside of Keras' seeds? code outside of the model?)")
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
-        moved = look("what moves between updates", lambda: self._moved([_bare(u, seen) for u in steps]))
-        like = self._like(verdict, known, modes, moved[0])
+        bare = [replace(u, pieces=[]) if u.number in seen.stale else u for u in steps]
+        is_own = bool(bare) and all(u.applied.optimizer == id(self.optimizer) for u in bare)
+        decay = getattr(self.optimizer, "weight_decay", None) if is_own else None
+        moved = verdict.look("what moves between updates", between, bare, decay)
+        inside = [each for each in moved if isinstance(each, Found) and each.name in INSIDE]
+        moving = {number for cause in inside for number in cause.updates} | {*away(known)}
+        if moving:
+            told = f"the gradient of {many(len(moving), 'update')}: the weights move inside the window"
+            verdict.unseen.append(told)
+        like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
         self._judge_gradients(verdict, seen, meant, like)
-        is_told = any(cause.stage == "gradient" for cause in verdict.causes)
-        if not is_told and verdict.has_loss:  # so the loss got these outputs
-            verdict.add(look("the outputs", lambda: ([], self._of_outputs(verdict))))
-            verdict.add(look("variables without a gradient", lambda: self._left_out(replay, seen)))
-        verdict.add(look("the optimizer steps", lambda: self._judge_steps(verdict, seen, steps)))
+        if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
+            verdict.check("the outputs", self._of_outputs, verdict)
+            verdict.check("variables without a gradient", self._left_out, replay, seen)
+        verdict.check("the optimizer steps", self._judge_steps, verdict, seen, steps)
         verdict.add(moved)
-        verdict.add(look("statistics and seeds", lambda: (state(replay, modes, like), [])))
-        verdict.add(again := look("second forward passes", lambda: (second_passes(self.log, seen), [])))
-        if not again[0]:
-            verdict.add(look("evaluations", lambda: ([], evaluations(replay, self.log, seen))))
-        if (ended := self.ended) is not None:
-            causes, notes = look("the end", lambda: ends(self.model, self.before, ended, seen))
-            verdict.add((causes, [] if any(moved) else notes))
+        verdict.check("statistics and seeds", state, replay, modes, like)
+        if not verdict.check("second forward passes", second_passes, self.log, seen):
+            verdict.check("evaluations", evaluations, replay, self.log, seen)
+        if self.ended is not None:
+            at_end = verdict.look("the end", ends, replay, self.before, self.ended, seen)
+            verdict.add(each for each in at_end if isinstance(each, Found) or not moved)
         if self.printed:
             is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
-            verdict.add(look("the printed loss", lambda: printed(verdict.evidence, self.printed, is_whole)))
+            verdict.check("the printed loss", printed, verdict.evidence, self.printed, is_whole)
 
-    def _of_outputs(self, verdict: Verdict) -> list[str]:
+    def _of_outputs(self, verdict: Verdict) -> Iterator[Finding]:
         outputs = [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
-        is_of_loss = bool(verdict.evidence) and isinstance(self.objective, LossObjective)
-        more = misfits(self.objective.given, outputs) if is_of_loss else []  # type: ignore[attr-defined]
-        return [*constant(outputs), *more]
+        yield from constant(outputs)
+        if verdict.evidence and isinstance(self.objective, LossObjective):
+            yield from misfits(self.objective.given, outputs)
 
-    def _say_how_it_ran(self, verdict: Verdict, seen: Windows) -> None:
+    def _how_it_ran(self, seen: Windows) -> Iterator[str]:
         if seen.stale:
             told = "The gradients of several batches are taken at the same weights, and applied one after the other: "
             told += f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
-            verdict.notes.append(Likely(told))
-        verdict.notes += self.log.notes
+            yield Likely(told)
+        yield from self.log.notes
         if seen.num_skipped:
-            num = _many(seen.num_skipped, "optimizer step was", "optimizer steps were")
-            verdict.notes.append(f"{num} skipped: the gradient was not finite at this loss scale.")
+            num = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
+            yield f"{num} skipped: the gradient was not finite at this loss scale."
         if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
-            verdict.notes.append(f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up.")
+            yield f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up."
 
-    def _judge_modes(self, verdict: Verdict, modes: Modes) -> None:
-        verdict.causes += modes.causes()
-        if modes.unlike:
-            numbers = ", ".join(map(str, modes.unlike[:6]))
-            told = f"the outputs of updates {numbers} are not those of the model in either mode: what comes after them"
-            verdict.unseen.append(f"{told} (draws outside of Keras' seeds? code outside of the model?)")
-
-    def _moved(self, steps: list[Update]) -> tuple[list[Found], list[str]]:
-        """Return (causes, notes) of weights that moved by no optimizer step."""
-        own = self.optimizer if steps and all(u.applied.optimizer == id(self.optimizer) for u in steps) else None
-        return between(steps, getattr(own, "weight_decay", None))
-
-    def _left_out(self, replay: Replay, seen: Windows) -> tuple[list[Found], list[str]]:
-        """Return (causes, notes) of trainable variables that nothing moves, and of frozen ones that something does."""
-        given = replay, self.objective, seen.updates, self.log.applied, self.before
+    def _left_out(self, replay: Replay, seen: Windows) -> Iterator[Finding]:
+        """Yield the findings on variables that nothing moves, and on frozen ones that something does."""
+        given = replay, self.objective, seen.updates
         has_others = self.log.has_others or len({step.optimizer for step in self.log.applied}) > 1
-        causes, notes = left_out(*given, is_thawed=self.is_late, has_others=has_others)
-        moved, told = frozen(replay, self.objective, seen.updates, has_others)
-        return [*causes, *moved], [*notes, *told]
-
-    def _like(self, verdict: Verdict, known: list[Update], modes: Modes, moved: list[Found]) -> list[Update]:
-        """Return the updates whose forward passes are the model's, and whose weights stay while they are summed up."""
-        moving = {number for cause in moved if cause.name in INSIDE for number in cause.updates} | {*away(known)}
-        if moving:
-            verdict.unseen.append(f"the gradient of {_many(len(moving), 'update')}: the weights move inside the window")
-        return [u for u in known if u.number not in modes.unlike and u.number not in moving]
+        yield from left_out(*given, self.log.applied, self.before, is_thawed=self.is_late, has_others=has_others)
+        yield from frozen(*given, has_others)
 
     def _judge_gradients(self, verdict: Verdict, seen: Windows, meant: Meant, like: list[Update]) -> None:
         if not verdict.has_loss:
@@ -254,95 +258,85 @@ class Case:
             told = f"the gradients: {told} momentum? another optimizer?), and which it is cannot be told"
             verdict.unseen.append(told)
         else:
-            self._compare_gradients(verdict, seen, meant, like)
+            findings, verdict.evidence = gradients(meant, like) if like else ([], [])
+            is_any = bool(verdict.evidence) or any(isinstance(each, Found) for each in findings)
+            if not is_any:
+                verdict.unjudged = "no gradient of an update could be computed again"
+            verdict.has_loss = is_any or not like
+            if self.supposed:
+                findings = [self._supposed(each, verdict.evidence) for each in findings]
+            verdict.add(findings)
+            has_causes = any(isinstance(each, Found) for each in findings)
+            if self.is_told and not has_causes and verdict.evidence and not seen.is_by_hand:
+                verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)
         verdict.causes = [c for c in verdict.causes if c.name != CARRIED or _is_proven(c, verdict)]
 
-    def _compare_gradients(self, verdict: Verdict, seen: Windows, meant: Meant, like: list[Update]) -> None:
-        causes, notes, verdict.evidence = gradients(meant, like) if like else ([], [], [])
-        if not (verdict.evidence or causes):
-            verdict.unjudged = "no gradient of an update could be computed again"
-        verdict.has_loss = bool(verdict.evidence or causes or not like)
-        causes = on_replicas(causes, verdict.evidence)
-        if self.supposed:
-            causes, more = apart(causes, self.supposed, verdict.evidence)
-            notes = [*notes, *more]
-        verdict.add((causes, notes))
-        if self.is_told and not causes and verdict.evidence and not seen.is_by_hand:
-            clips = verdict.look("the optimizer's clips", lambda: (otherwise(verdict.evidence, self.optimizer), []))
-            verdict.add(clips)
+    def _supposed(self, finding: Finding, evidence: list[Evidence]) -> Finding:
+        """Return a finding on a loss that is supposed: a note if the fault may be intended."""
+        if not isinstance(finding, Found):
+            return finding
+        may_be = finding.name in _MAY_BE_MEANT or (not finding.is_listed and all(e.is_along for e in evidence))
+        told = f"The gradient is that of {self.supposed}, but: {finding.explanation} Is that meant?"
+        return told if may_be else finding
 
-    def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> tuple[list[Found], list[str]]:
+    def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> Iterator[Finding]:
         if not seen.is_by_hand:
-            causes, notes = apply(steps, self.schedule)
-            twice = accumulated_twice(seen, self.log.applied)
-            verdict.causes = [c for c in verdict.causes if not twice or c.name != CARRIED]
-            return [*causes, *idle(seen), *twice], notes
-        if seen.is_rated and self.schedule is not None:
-            return rates(seen.updates, self.schedule, DIFFERS)
-        return [], []
+            yield from apply(steps, self.schedule)
+            yield from idle(seen)
+            if twice := list(accumulated_twice(seen, self.log.applied)):
+                verdict.causes = [c for c in verdict.causes if c.name != CARRIED]
+            yield from twice
+        elif seen.is_rated and self.schedule is not None:
+            yield from rates(seen.updates, self.schedule, FINE.differs)
 
-    def _say_what_was_seen(self, verdict: Verdict, seen: Windows) -> None:
+    def _say_what_was_seen(self, verdict: Verdict, seen: Windows, replay: Replay, rows: Rows) -> None:
         num = sum(piece.is_known for piece in seen.pieces)
-        verdict.looked_at = f"{_many(len(seen.updates), 'update')} of {_many(num, 'batch', 'batches')} of the data"
+        verdict.looked_at = f"{many(len(seen.updates), 'update')} of {many(num, 'batch', 'batches')} of the data"
         verdict.has_seen = bool(seen.updates) and num > 0
         if seen.updates and not seen.pieces:
             told = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
             verdict.unseen.append(told)
-            verdict.add(self._left_out(Replay(self.model, self.data), seen))
+            verdict.add(self._left_out(replay, seen))
         elif seen.updates and not num:
             told = (
                 "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
             )
-            told += "".join(verdict.look("the inputs", lambda: ([], [beside(Rows(self.data[0]), seen.pieces)]))[1])
-            verdict.add(altered(Rows(self.data[0]), [np.asarray(y) for y in tree.leaves(self.data[1])], seen.pieces))
+            told += "".join(map(str, verdict.look("the inputs", lambda: [beside(rows, seen.pieces)])))
+            verdict.add(altered(rows, [np.asarray(y) for y in tree.leaves(self.data[1])], seen.pieces))
             verdict.unseen.append(told)
         elif seen.foreign:
-            verdict.unseen.append(
-                f"{_many(seen.foreign, 'forward pass', 'forward passes')} on other inputs than `data`"
-            )
+            told = many(seen.foreign, "forward pass", "forward passes")
+            verdict.unseen.append(f"{told} on other inputs than `data`")
         if not seen.updates and not verdict.unseen:
-            now = [np.asarray(keras.ops.convert_to_numpy(v)) for v in self.model.trainable_variables]
-            has_moved = bool(self.before) and not all_same(self.before, now)
-            how = (
-                "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before "
-                "the audit cannot be opened: call the audit before its first step. Nor are updates seen that no "
-                "forward pass of this model has begun"
-            )
-            verdict.unseen.append(how if has_moved else "any update: no optimizer step was made, and no weight moved")
+            now = replay.values()
+            has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
+            told = _OUTLINED if has_moved else "any update: no optimizer step was made, and no weight moved"
+            verdict.unseen.append(told)
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int]) -> list[Update]:
         known = [u for u in seen.updates if u.is_known and u.number not in twice]
-        clear = [u for u in known if u.number in seen.settled or not self._is_ambiguous(rows, u)]
-        if len(clear) < len(known):
-            told = "rows with equal inputs and different labels or weights"
-            verdict.unseen.append(f"the gradient of {_many(len(known) - len(clear), 'update')}: {told}")
-        if (late := sum(not u.applied.is_whole for u in seen.updates)) > 0:
-            verdict.unseen.append(
-                f"the numbers of {_many(late, 'update')}, mostly the last: the log keeps {self.log.room}"
-            )
-        bare = [u for u in seen.updates if not u.pieces and u.number not in twice]
-        if bare:
-            verdict.unseen.append(f"the gradient of {_many(len(bare), 'update')} without a forward pass that was seen")
-        return clear
-
-    def _is_ambiguous(self, rows: Rows, update: Update) -> bool:
-        return rows.twins(update.rows) and not rows.agree(update.rows, self.data[1:])
+        are_clear = [
+            u.number in seen.settled or not rows.twins(u.rows) or rows.agree(u.rows, self.data[1:]) for u in known
+        ]
+        num = are_clear.count(False), sum(not u.applied.is_whole for u in seen.updates)
+        bare = sum(not u.pieces and u.number not in twice for u in seen.updates)
+        unseen = {
+            f"the gradient of {many(num[0], 'update')}: rows with equal inputs and different labels or weights": num[0],
+            f"the numbers of {many(num[1], 'update')}, mostly the last: the log keeps {self.log.room}": num[1],
+            f"the gradient of {many(bare, 'update')} without a forward pass that was seen": bare,
+        }
+        verdict.unseen += [told for told, is_any in unseen.items() if is_any]
+        return [u for u, is_clear in zip(known, are_clear, strict=True) if is_clear]
 
 
 def _is_proven(carried: Found, verdict: Verdict) -> bool:
-    """Whether gradients that were judged are those of all the microbatches, be it with a fault that has a name."""
-    told = [cause for cause in verdict.causes if cause.stage == "gradient"]
-    if any(cause.name == DROPPED for cause in told):  # so nothing of it is carried over
+    """Whether the judged gradients have all the microbatches, perhaps with a fault that has a name."""
+    if any(cause.name == DROPPED for cause in verdict.of_gradient):  # so nothing of it is carried over
         return False
-    of_known = {number for cause in told if cause.is_known for number in cause.updates}
+    of_known = {number for cause in verdict.of_gradient if cause.is_known for number in cause.updates}
     own = [e for e in verdict.evidence if e.update.number in carried.updates]
     differs = own[0].meant.replay.tolerance.differs if own else 0.0
     return bool(own) and all(e.without <= differs or e.update.number in of_known for e in own)
-
-
-def _bare(update: Update, seen: Windows) -> Update:
-    """Return an update without its forward passes, if they were at weights of before: that is said by itself."""
-    return replace(update, pieces=[]) if update.number in seen.stale else update
 
 
 def _by_hand(seen: Windows) -> list[str]:
@@ -352,10 +346,10 @@ def _by_hand(seen: Windows) -> list[str]:
     rates = [u.applied.learning_rate for u in seen.updates]
     least, most = min(rates), max(rates)
     same = f"{most:.4g} times the gradient in each"
-    told = same if most - least <= DIFFERS * most else f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
+    told = (
+        same
+        if most - least <= FINE.differs * most
+        else f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
+    )
     told = f", here {told}" if seen.is_rated else ""
-    return [f"The weights are moved by no optimizer of Keras: an update is whatever moves them{told}."]
-
-
-def _many(num: int, one: str, more: str = "") -> str:
-    return f"{num} {one if num == 1 else more or one + 's'}"
+    return [f"The weights are moved by no optimizer of Keras: an update is any move of them{told}."]

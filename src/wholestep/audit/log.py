@@ -1,40 +1,16 @@
-"""What a loop did, in the order in which it did it: forward passes and optimizer steps with their numbers."""
+"""The record of a loop, in order: forward passes and optimizer steps with their numbers."""
 
 import linecache
-import re
-import sys
-import sysconfig
-import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from traceback import walk_tb
-from types import FrameType
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
-from wholestep.audit.keeping import once
-from wholestep.audit.trainable import Flags
-from wholestep.engines import running
-from wholestep.errors import WholestepError
+from wholestep.audit.measure import once
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
-OWN_TRAINER = (
-    "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
-    "`trainer.explain()` shows how they run"
-)
-_PACKAGE = Path(__file__).parent.parent
-_KERAS = str(Path(keras.__file__).parent)
-_COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
-_LIBRARIES = (
-    str(Path(keras.__file__).parent.parent),
-    str(_PACKAGE),
-    sysconfig.get_paths()["stdlib"],
-)
-_NUMPY = str(Path(np.__file__).parent)
+Flags = list[tuple[Any, bool]]  # layers, and whether each is set to be trained
 
 
 class Line(NamedTuple):
@@ -45,70 +21,11 @@ class Line(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What stands there, if it can be read."""
+        """The source of the line, if it can be read."""
         return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number}: {self.text}".rstrip(": ")
-
-
-def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
-    """Return the innermost line of a stack outside of Keras, the engine, Python's own library and this one."""
-    line = _innermost(stack)
-    main = threading.main_thread()
-    if line is None and threading.current_thread() is not main:  # a replica's thread, for which the main one waits
-        line = _innermost(running(sys._current_frames().get(main.ident or 0)))
-    return line
-
-
-def is_of_user(file: str) -> bool:
-    """Whether a file holds code of the user: no library's, and none that was generated."""
-    return not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file)
-
-
-def is_in_trainer() -> bool:
-    """Whether a step of this library's own trainer runs here."""
-    files = (Path(file) for file, _ in _under_way())
-    return any(file.parent == _PACKAGE and file.name not in _COMMAND for file in files)
-
-
-def is_in_fit() -> bool:
-    """Whether the `fit` of some Keras model runs here."""
-    return any(name == "fit" and file.startswith(_KERAS) for file, name in _under_way())
-
-
-def _under_way() -> Iterator[tuple[str, str]]:
-    """Yield (file, name) of the functions that run now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_code.co_name
-        frame = frame.f_back
-
-
-def _innermost(stack: Iterable[tuple[str, int]]) -> Line | None:
-    return next((Line(file, number) for file, number in stack if is_of_user(file)), None)
-
-
-def own_fault(error: BaseException) -> str:
-    """Return in words that an error is one of this library's own code; "" if the user, Keras or the engine raised it.
-
-    Asked is the innermost function outside of numpy and Python's library, also of those in the text of an error that an
-    engine's program passes on.
-    """
-    places = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
-    places += [(file, int(number)) for file, number in re.findall(r'File "(.+?)", line (\d+)', str(error))]
-    file, number = next((place for place in reversed(places) if not _is_called(place[0])), ("", 0))
-    if isinstance(error, WholestepError) or not file.startswith(str(_PACKAGE)):
-        return ""
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    where = f"{Path(file).name}:{number}"
-    return f"an error inside of wholestep, and no fault of the script ({what}, {where}): please report it"
-
-
-def _is_called(file: str) -> bool:
-    """Whether a file is one of Python's library or of numpy, which raise errors in the place of their callers."""
-    is_pythons = file.startswith(sysconfig.get_paths()["stdlib"]) and "site-packages" not in file
-    return is_pythons or file.startswith((_NUMPY, "<"))
 
 
 def clips_of(optimizer: Any) -> tuple[float, float, float]:
@@ -119,10 +36,10 @@ def clips_of(optimizer: Any) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Called:
-    """A forward pass: the leaves of its input and output, and all values that the model had before.
+    """A forward pass: the leaves of its input and output, and all values of the model before it.
 
-    `differentiated`: whether a gradient was taken; None where nobody can tell. Beyond the log's room only the inputs
-    are kept.
+    `differentiated`: whether a gradient was taken; None if it is not known. Beyond the log's room only the inputs are
+    kept.
     """
 
     order: int
@@ -142,15 +59,16 @@ class Called:
 
 @dataclass(frozen=True)
 class Applied:
-    """An optimizer step: the gradients as handed over (by parameter; None where there was none), before and after.
+    """An optimizer step: the gradients handed over (by parameter; None for a missing one), values before and after.
 
-    Of what is large these are the numbers at some places, those of `wholestep.audit.keeping.places`.
+    Large arrays are kept at the entries of `wholestep.audit.measure.places`.
 
-    `built`: of which parameters of the model the optimizer has slots, by their places.
-    `lost`: the places of the parameters that were handed over with None for a gradient.
-    `kind`: the class of the optimizer.
-    `clips`: the optimizer's own bounds, of each gradient's norm, of the norm of all and of each number; 0 for none.
-    `accumulates`: how many of its calls the optimizer itself makes one update of; `num_calls`: those before this one.
+    Attributes:
+        accumulates: the number of calls that the optimizer itself makes one update of; `num_calls`: calls before this.
+        clips: the optimizer's bounds, of each gradient's norm, of the norm of all and of each number; 0 for none.
+        built: the model's parameters that the optimizer has slots of, by index.
+        lost: the parameters that were handed over with None for a gradient, by index.
+        kind: the class of the optimizer.
     """
 
     order: int
@@ -176,35 +94,46 @@ class Applied:
         """Whether its numbers were kept."""
         return bool(self.params_after)
 
+    def emptied(self) -> "Applied":
+        """Return the step without its numbers."""
+        return replace(self, grads=[], params=[], slots=[], params_after=[], slots_after=[])
+
 
 @dataclass(frozen=True)
 class Scaled:
-    """An optimizer that scales the loss has looked whether the gradients are finite; it skips the step if not."""
+    """A check of an optimizer that scales the loss: it skips the step if the gradients are not finite."""
 
     order: int
     is_finite: bool
     replica: int = 0
 
 
+class Values(NamedTuple):
+    """All values of a model."""
+
+    params: list[np.ndarray]
+    buffers: list[np.ndarray]
+
+
 @dataclass
 class Log:
-    """Everything that was told, and what could not be.
+    """The record of a loop.
 
     Args:
-        room: how many optimizer steps are kept with all their numbers; of later ones the log knows that they were, but
-            for the first ones on a batch of another size than all before.
+        room: the number of optimizer steps that are kept with all their numbers; of later ones only the first steps on
+            batches of a new size.
 
     Attributes:
-        notes: what the hooks have changed in how it runs, in words.
-        unseen: what ran and could not be looked at, in words.
-        has_evaluated: whether the model's own `evaluate` or `predict` has looked at rows that are not known.
+        notes: changes that the hooks made to how the loop runs, in words.
+        unseen: code that ran and could not be recorded, in words.
+        has_evaluated: whether the model's own `evaluate` or `predict` ran, on unknown rows.
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
-        flags: by how many parameters a forward pass had, which layers were set to be trained.
-        num_late: forward passes that ran between the end of the log and that of the script, which a compiled step runs
-            ahead of.
-        targets: shapes of what a gradient was asked of that are no scalars, with the line.
+        flags: by the number of parameters of a forward pass, the layers that were set to be trained.
+        num_late: forward passes between the end of the log and the end of the script.
+        targets: shapes of the targets of gradients that are not scalars, with the line.
+        is_stateless: whether an optimizer step sees only the variables that are passed to it.
     """
 
     room: int = MOST
@@ -220,6 +149,7 @@ class Log:
     elsewhere: str = ""
     is_open: bool = True
     num_late: int = 0
+    is_stateless: bool = False
     flags: dict[int, Flags] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
@@ -232,29 +162,29 @@ class Log:
 
     @property
     def num_updates(self) -> int:
-        """How many updates were told by all replicas: one for all calls of which the optimizer makes one."""
+        """The number of updates of all replicas; calls that the optimizer accumulates are one update."""
         counts = Counter(each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates)
         return min(counts.values(), default=0)
 
     def begin(self, params: list[np.ndarray]) -> None:
-        """Keep the model's weights of the beginning; as long as they have not moved, they are not kept again."""
+        """Keep the model's initial weights; they are not kept again until they move."""
         self._last["params"] = params
 
     def wants(self, inputs: list[np.ndarray]) -> bool:
-        """Whether the numbers of a forward pass on such inputs are kept: there is room, or none was as large."""
+        """Whether the numbers of a forward pass on such inputs are kept: there is room, or their number is new."""
         sizes = {called.inputs[0].shape[:1] for called in self.called if called.inputs}
         is_new = bool(inputs) and len(sizes) in range(1, MOST_SIZES) and inputs[0].shape[:1] not in sizes
         return self.has_room or is_new
 
     def wants_step(self, replica: int) -> bool:
-        """Whether the numbers of an optimizer step are kept: there is room, or those of the passes before it are."""
+        """Whether the numbers of an optimizer step are kept: there is room, or the pass before it is kept."""
         events: list[Called | Applied] = [*self.called[-2 * MOST :], *self.applied[-MOST:]]
         own = [event for event in events if event.replica == replica]
         last = max(own, key=lambda event: event.order, default=None)
         return self.has_room or (isinstance(last, Called) and last.is_whole)
 
     def add(self, event: Called | Applied | Scaled) -> None:
-        """Keep what was told, its arrays as copies; values that have not moved are kept once."""
+        """Keep an event, its arrays as copies; values that have not moved are kept once."""
         if not self.is_open:
             self.num_late += isinstance(event, Called)
         elif isinstance(event, Scaled):
@@ -280,16 +210,14 @@ class Log:
         return kept
 
     def since(self, order: int) -> "Log":
-        """Return what was told after this."""
-        called = [each for each in self.called if each.order > order]
-        applied = [each for each in self.applied if each.order > order]
-        scaled = [each for each in self.scaled if each.order > order]
-        notes, unseen = dict(self.notes), dict(self.unseen)
-        return replace(self, called=called, applied=applied, scaled=scaled, notes=notes, unseen=unseen)
+        """Return the events after this one."""
+        late = replace(self, notes=dict(self.notes), unseen=dict(self.unseen))
+        for name in ("called", "applied", "scaled"):
+            setattr(late, name, [event for event in getattr(self, name) if event.order > order])
+        return late
 
     def close(self) -> None:
-        """Keep nothing more, and bring what is kept into the order in which it ran."""
+        """Keep nothing more, and sort the events in the order in which they ran."""
         self.is_open = False
-        self.called.sort(key=lambda event: event.order)
-        self.applied.sort(key=lambda event: event.order)
-        self.scaled.sort(key=lambda event: event.order)
+        for events in (self.called, self.applied, self.scaled):
+            events.sort(key=lambda event: event.order)

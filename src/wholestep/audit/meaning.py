@@ -1,6 +1,6 @@
-"""The loss that was meant, as an objective over (x, y[, sample_weight]), and the losses that it is mistaken for."""
+"""The loss that is meant, as an objective over (x, y[, sample_weight]), and the losses that it is mistaken for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -10,26 +10,34 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
+from wholestep.audit.found import Likely
+from wholestep.audit.measure import SOLVED
 from wholestep.errors import SpecificationError, message
-from wholestep.model import CompiledObjective, LossCall, Objective, Term, Whole, unpack, unreduced
+from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Term, Whole, unpack, unreduced
 from wholestep.tree import Tensor, Tree
 
 NUM_PROBES, NUM_WEIGHED, NUM_COUPLED = 3, 512, 4
-_EVEN = 1e-3
+_ENOUGH = 16  # numbers: all of fewer logits may lie between 0 and 1
+_LOSSES = (
+    *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
+    *("MeanAbsolutePercentageError", "Poisson", "KLDivergence", "Hinge", "SquaredHinge", "CosineSimilarity"),
+    *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
+    "SparseCategoricalCrossentropy",
+)
 
 
 class _Function(keras.losses.Loss):
     """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does."""
 
     has_own_weights = False
-    is_coupled = False  # rows count by what is in the rows beside them: it is the number of a batch, and of no row
+    is_coupled = False  # whether a row's loss depends on the rows beside it
 
     def __init__(self, function: Callable):
         super().__init__(name=getattr(function, "__name__", None))
         self._function = function
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return the function's values; of one that returns a single number, its number for each row by itself."""
+        """Return the function's values; if it returns a single number, its number for each row alone."""
         values = self.whole(y_true, y_pred)
         if len(values.shape):
             return values
@@ -41,13 +49,13 @@ class _Function(keras.losses.Loss):
         return ops.stack([self.whole(row(i, y_true), row(i, y_pred)) for i in range(num)])
 
     def with_weights(self) -> "_Function":
-        """Return the same with a mean that is divided by the weights of the rows, which are its own."""
+        """Return the same function with a mean that is divided by its own weights of the rows."""
         found = _Function(self._function)
         found.reduction, found.has_own_weights = "mean_with_sample_weight", True
         return found
 
     def whole(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return what the function returns; nests of labels and outputs are given as they are."""
+        """Return the function's result; nests of labels and outputs are passed unchanged."""
         if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
             return self._function(y_true, y_pred)
         if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
@@ -58,10 +66,10 @@ class _Function(keras.losses.Loss):
 
 
 def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[int, ...]) -> np.ndarray | None:
-    """Return what each row weighs in a function that returns one number for a batch; None where all weigh the same.
+    """Return the rows' weights in a function that returns one number for a batch; None if they are equal.
 
-    A masked mean gives a row with more places more weight: that shows in the number of two rows, which lies between
-    those of each alone. Weights are looked at with random outputs, and are taken to depend on the labels alone.
+    A masked mean gives a row with more places more weight: the number of two rows lies between the numbers of each
+    alone. Weights are measured with random outputs, and are assumed to depend on the labels alone.
 
     Args:
         data: (x, y, sample_weight).
@@ -92,17 +100,22 @@ def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[i
     if anchor is None:
         return None
     found = np.array([weigh(row, anchor) for row in some])
-    if num > NUM_WEIGHED or np.all(np.abs(found - 1) < _EVEN) or not np.all(np.isfinite(found)) or found.min() < -_EVEN:
+    if (
+        num > NUM_WEIGHED
+        or np.all(np.abs(found - 1) < SOLVED)
+        or not np.all(np.isfinite(found))
+        or found.min() < -SOLVED
+    ):
         return None
-    return np.where(np.abs(found) < _EVEN, 0.0, found).astype("float32")
+    return np.where(np.abs(found) < SOLVED, 0.0, found).astype("float32")
 
 
 def _couples(loss: _Function, labels: Tree, outputs: Tree) -> bool:
-    """Whether what a row adds to a batch's number depends on the outputs of other rows, as in contrastive losses.
+    """Whether a row's share of a batch's number depends on the outputs of other rows, as in contrastive losses.
 
     Args:
-        labels: those of `NUM_COUPLED` rows.
-        outputs: symbols of what the model returns.
+        labels: of `NUM_COUPLED` rows.
+        outputs: symbols of the model's outputs.
     """
     draw = np.random.default_rng(1)
 
@@ -112,7 +125,7 @@ def _couples(loss: _Function, labels: Tree, outputs: Tree) -> bool:
         )
 
     def moves(first: Tree, second: Tree, others: Tree) -> float:
-        """Return what it makes of a difference if the first row is another, beside these."""
+        """Return the effect of another first row on the number, beside these other rows."""
         both = [
             tree.map_leaves(lambda row, other: np.concatenate([row[:1], other[1:]]), each, others)
             for each in (first, second)
@@ -125,7 +138,7 @@ def _couples(loss: _Function, labels: Tree, outputs: Tree) -> bool:
         found = [moves(first, second, drawn()) for _ in range(NUM_PROBES)]
     except Exception:  # a function of batches of one size
         return True
-    return bool(np.all(np.isfinite(found)) and np.ptp(found) > _EVEN * np.max(np.abs(found)))
+    return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
 
 
 class LossObjective(Objective):
@@ -136,18 +149,18 @@ class LossObjective(Objective):
 
     @property
     def given(self) -> Any:
-        """What the user gave: a loss of Keras, or a function."""
+        """The user's argument: a loss of Keras, or a function."""
         return getattr(self.loss, "_function", self.loss)
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Term:
-        """Return the loss before its reduction, with what Keras would have divided by."""
+        """Return the loss before its reduction, with the divisor of Keras."""
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training)
-        y_pred = y_pred if self.is_masked else tree.map_leaves(lambda leaf: leaf + 0, y_pred)  # which has none
+        y_pred = y_pred if self.is_masked else tree.map_leaves(lambda leaf: leaf + 0, y_pred)  # without the mask
         return self.of(y, y_pred, weight)
 
     def of(self, y: Tree, y_pred: Tree, weight: Tree = None) -> Term:
-        """Return the loss of outputs; a number for a whole batch has no places that a mask could leave out."""
+        """Return the loss of outputs; a single number for a batch cannot be masked."""
         if isinstance(self.loss, _Function) and not len((number := self.loss.whole(y, y_pred)).shape):
             if self.loss.is_coupled:
                 return Whole(number)
@@ -156,7 +169,7 @@ class LossObjective(Objective):
 
 
 class _AsCompiled(Objective):
-    """Several losses, as `compile` takes them: in the place of those that the model is compiled with."""
+    """Several losses, as `compile` takes them, in place of the model's compiled losses."""
 
     def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree):
         symbols = outputs(model, x)
@@ -176,10 +189,10 @@ class _AsCompiled(Objective):
 
 
 def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
-    """Return the objective that is meant, on such data.
+    """Return the objective that is meant, on these data.
 
     Raises:
-        SpecificationError: there is no loss, or none that can be understood.
+        SpecificationError: there is no loss, or it is not a loss.
     """
     if isinstance(loss, Objective):
         return loss
@@ -214,11 +227,11 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
 def weighed(
     model: keras.Model, data: tuple[Tree, Tree, Tree], objective: Objective
 ) -> tuple[tuple[Tree, Tree, Tree], Objective]:
-    """Return (data, objective) with the weights of the rows, if the objective is a function that has some itself."""
+    """Return (data, objective) with the weights of the rows, if the objective is a function with own weights."""
     if not isinstance(objective, LossObjective) or not isinstance(objective.loss, _Function) or not model.built:
         return data, objective
     symbol = outputs(model, data[0])
-    if any(None in leaf.shape[1:] for leaf in tree.leaves(symbol)):  # it is not known what there is to draw
+    if any(None in leaf.shape[1:] for leaf in tree.leaves(symbol)):  # of unknown size
         return data, objective
     if data[2] is None and tree.num_rows(data[:2]) >= NUM_COUPLED:
         labels = tree.map_leaves(lambda leaf: leaf[:NUM_COUPLED], data[1])
@@ -232,24 +245,132 @@ def weighed(
 
 
 def outputs(model: keras.Model, x: Tree) -> Tree:
-    """Return what the model returns for one row, as symbols."""
+    """Return the model's outputs for one row, as symbols."""
     return model.compute_output_spec(
         tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
     )
 
 
 def flipped(loss: keras.losses.Loss) -> keras.losses.Loss | None:
-    """Return a loss with `from_logits` the other way; None if it has none."""
+    """Return a loss with `from_logits` the other way; None if it has no such argument."""
     function, config = getattr(loss, "_function", None), {} if isinstance(loss, _Function) else loss.get_config()
     if function is not None and "from_logits" in signature(function).parameters:
         is_set = getattr(function, "keywords", {}).get("from_logits", False)
         return _Function(partial(function, from_logits=not is_set))
-    return (
-        type(loss).from_config(config | {"from_logits": not config["from_logits"]}) if "from_logits" in config else None
-    )
+    if "from_logits" not in config:
+        return None
+    return type(loss).from_config(config | {"from_logits": not config["from_logits"]})
+
+
+def others(loss: keras.losses.Loss, labels: Any) -> Iterator[tuple[str, keras.losses.Loss]]:
+    """Yield (in words, loss) for the other losses of Keras that take such labels."""
+    reduction = loss.reduction if isinstance(loss.reduction, str) else "sum_over_batch_size"
+    is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
+    for name in _LOSSES:
+        kind = getattr(keras.losses, name)
+        if kind is type(loss) or ("Sparse" in name and not is_whole):
+            continue
+        has_logits = "from_logits" in signature(kind).parameters
+        for given in [{"from_logits": True}, {"from_logits": False}] if has_logits else [{}]:
+            arguments = ", ".join(f"{key}={value}" for key, value in given.items())
+            yield f"{name}({arguments})", kind(**given, reduction=reduction)
+
+
+def changes(loss: keras.losses.Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
+    """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
+    functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if width > 1 else {}
+    functions |= {"sigmoid": _sigmoid, "tanh": ops.tanh, "relu": ops.relu, "exp": ops.exp, "square": ops.square}
+    own = "sigmoid" if "Binary" in type(loss).__name__ else "softmax"
+    yield from ((name, function, name == own) for name, function in functions.items())
+
+
+def _softmax(outputs: Tensor) -> Tensor:
+    return ops.exp(ops.log_softmax(outputs))  # written out, as `_sigmoid` is: Keras would undo its own activations
+
+
+def _sigmoid(outputs: Tensor) -> Tensor:
+    return 1 / (1 + ops.exp(-outputs))
+
+
+def unsmoothed(loss: Any) -> tuple[keras.losses.Loss, float] | None:
+    """Return (the loss without label smoothing, its smoothing), of dense labels; None if it takes no smoothing."""
+    if type(loss).__name__ == "SparseCategoricalCrossentropy":
+        return keras.losses.CategoricalCrossentropy(loss.get_config()["from_logits"], reduction=loss.reduction), 0.0
+    if not hasattr(loss, "label_smoothing"):
+        return None
+    config = loss.get_config()
+    return type(loss).from_config(config | {"label_smoothing": 0.0}), float(config.get("label_smoothing", 0.0))
+
+
+def is_squared(loss: Any) -> bool:
+    """Whether it is the mean squared error."""
+    name = getattr(getattr(loss, "_function", None), "__name__", "")
+    return type(loss).__name__ == "MeanSquaredError" or name in ("mse", "mean_squared_error")
 
 
 def is_masked(model: keras.Model) -> bool:
     """Whether a layer of the model makes a mask."""
     layers = model._flatten_layers()
     return any(getattr(layer, "mask_zero", isinstance(layer, keras.layers.Masking)) for layer in layers)
+
+
+class NoLoss(Objective):
+    """Placeholder for an unknown loss: gradients are not judged."""
+
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Mean:
+        """Return zeros, one for each row."""
+        output = tree.leaves(model(batch[0], training=training))[0]
+        return Mean(ops.zeros(ops.shape(output)[:1]))
+
+
+def name_of(loss: object) -> str:
+    """Return the name of a loss: a name, a Keras loss, a function, or a partial function.
+
+    >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of("huber")
+    ('Huber', 'huber', 'huber')
+    """
+    if isinstance(loss, str):
+        return loss
+    function = getattr(loss, "func", loss)
+    return getattr(function, "__name__", None) or type(loss).__name__
+
+
+def are_shares(out: np.ndarray) -> bool:
+    """Whether the numbers of each place are probabilities."""
+    return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
+
+
+def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
+    """Return a note if a cross entropy takes logits and gets probabilities, or the other way round.
+
+    >>> misfits(keras.losses.BinaryCrossentropy(from_logits=True), [np.array([[0.2], [0.9]])] * 8)
+    ['BinaryCrossentropy takes logits (from_logits=True), and gets numbers between 0 and 1: is an activation too many?']
+    >>> misfits(keras.losses.BinaryCrossentropy(), [np.array([[-0.2], [3.0]])] * 8)
+    ['BinaryCrossentropy takes numbers between 0 and 1, and gets others: is from_logits=True missing?']
+    """
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else getattr(loss, "keywords", {})
+    name = name_of(loss)
+    many = [out for out in outputs if out.ndim > 1]
+    if "crossentropy" not in name.lower() or sum(map(np.size, many)) < _ENOUGH:
+        return []
+    is_binary = "binary" in name.lower()
+    are_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
+    kind = "numbers between 0 and 1" if is_binary else "numbers that add up to 1"
+    if bool(config.get("from_logits")) is not are_shares:
+        return []
+    if are_shares:
+        return [f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"]
+    return [f"{name} takes {kind}, and gets others: is from_logits=True missing?"]
+
+
+def constant(outputs: list[np.ndarray]) -> list[str]:
+    """Return a note if all outputs are one number, in every row.
+
+    >>> constant([np.ones((4, 1))] * 4)
+    ['All outputs are 1, in every row of every update: is it a softmax of a single number? That takes a sigmoid.']
+    """
+    many = np.concatenate([np.ravel(out) for out in outputs] or [np.zeros(0)])
+    if many.size < _ENOUGH or np.any(many != many[0]):
+        return []
+    told = "is it a softmax of a single number? That takes a sigmoid." if many[0] == 1 else "do they see the inputs?"
+    return [Likely(f"All outputs are {many[0]:g}, in every row of every update: {told}")]

@@ -1,6 +1,7 @@
-"""The pictures of a report, drawn with matplotlib, which is asked for only here."""
+"""The pictures of a report, and the numbers that they show; only drawing them needs matplotlib."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import pairwise
@@ -8,8 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.found import DIFFERS
-from wholestep.audit.views import Factors, Rates, Views
+from wholestep.audit.by_row import solve
+from wholestep.audit.judge import Case, Verdict
+from wholestep.audit.measure import FINE, SOLVED, Tolerance
+from wholestep.audit.proof import by_parameter
+from wholestep.audit.windows import PAD, passes
 from wholestep.errors import SpecificationError, message
 
 _MEANT, _RIGHT, _WRONG, _CHANGED = "#222222", "#7f9fbf", "#c8553d", "#1a7f3c"  # colours; _RIGHT, _WRONG: the loop's
@@ -18,11 +22,84 @@ _LEGEND: dict[str, Any] = {"framealpha": 1.0, "edgecolor": "none", "fontsize": 9
 
 
 class Picture(NamedTuple):
-    """A picture as PNG, its title, and what it says to whoever cannot see it."""
+    """A picture as PNG, its title, and its description for readers who cannot see it."""
 
     title: str
     caption: str
     png: bytes
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factor of each row in the gradient of an update, and the right one; `sizes`: rows by microbatch."""
+
+    update: int
+    solved: np.ndarray
+    should: np.ndarray
+    sizes: list[int]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The learning rate of each update; `meant`: None if it is not known."""
+
+    numbers: list[int]
+    used: np.ndarray
+    meant: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Views:
+    """The numbers of the pictures; None or empty if they were not seen.
+
+    Attributes:
+        parameters: (name, distance, distance from it with the fault or NaN) of the gradients of `update`.
+        orders: the rows in the order in which the first two passes took them.
+        num_rows: of the data.
+        tolerance: the distances from which on the gradients differ.
+    """
+
+    factors: Factors | None
+    update: int
+    parameters: list[tuple[str, float, float]]
+    orders: list[np.ndarray]
+    num_rows: int
+    rates: Rates | None
+    tolerance: Tolerance = FINE
+
+
+def views(case: Case, verdict: Verdict) -> Views:
+    """Return the numbers of the pictures."""
+    tolerance = verdict.evidence[0].meant.replay.tolerance if verdict.evidence else FINE
+    differing = [e for e in verdict.evidence if e.without > tolerance.differs] or verdict.evidence
+    factors, update, parameters = None, 0, []
+    if differing:
+        proofs = [c.proof for c in verdict.causes if c.proof and c.proof.parameters]
+        shown = [e for e in differing if proofs and proofs[0].where == f"update {e.update.number}"]
+        e = (shown or differing)[0]
+        update = e.update.number
+        parameters = list(proofs[0].parameters) if shown else list(by_parameter(e, None))
+        if (found := solve(e)) is not None:
+            sizes = [int(np.count_nonzero(w)) for w in e.weights]
+            factors = Factors(update, *found, sizes)
+    orders, num = [], 0
+    if verdict.seen is not None and verdict.seen.pieces:
+        known = [piece for piece in verdict.seen.pieces if piece.is_known]
+        cut = passes(known)[:2] if known else []
+        orders = [np.concatenate([p.rows[p.rows != PAD] for p in each]) for each in cut]
+        num = 1 + max((int(each.max()) for each in orders if len(each)), default=0)
+    return Views(factors, update, parameters, orders, num, _rates_of(case, verdict), tolerance)
+
+
+def _rates_of(case: Case, verdict: Verdict) -> Rates | None:
+    updates = verdict.seen.updates if verdict.seen is not None else []
+    if not updates:
+        return None
+    first = updates[0].applied.iterations
+    meant = None
+    if case.schedule is not None:
+        meant = np.array([case.schedule(first + i) for i in range(len(updates))])
+    return Rates([u.number for u in updates], np.array([u.applied.learning_rate for u in updates]), meant)
 
 
 def can_draw() -> bool:
@@ -42,7 +119,7 @@ def assert_drawable() -> None:
 
 
 def pictures(views: Views) -> Iterator[Picture]:
-    """Yield the pictures that there is something to show in."""
+    """Yield the pictures that have something to show."""
     if views.factors is not None:
         yield _drawn(_factors, views.factors, (8, 3.2))
     if views.parameters:
@@ -75,7 +152,7 @@ def _coloured(near: np.ndarray) -> list[str]:
 
 
 def _name_colours(axes: Any, near: np.ndarray, name: str) -> None:
-    """Add to the legend what the two colours mean, those that are there."""
+    """Add the used ones of the two colours to the legend."""
     for colour, is_there, end in ((_RIGHT, np.any(near), "the same"), (_WRONG, not np.all(near), "differs")):
         if is_there:
             axes.plot([], [], "s", color=colour, ms=8, label=f"{name}: {end}")
@@ -84,10 +161,11 @@ def _name_colours(axes: Any, near: np.ndarray, name: str) -> None:
 def _factors(figure: Any, factors: Factors) -> tuple[str, str]:
     axes = figure.subplots()
     x = np.arange(1, len(factors.solved) + 1)
-    near = np.isclose(factors.solved, factors.should, rtol=DIFFERS, atol=1e-3 * float(np.max(np.abs(factors.should))))
+    slack = SOLVED * float(np.max(np.abs(factors.should)))
+    near = np.isclose(factors.solved, factors.should, rtol=FINE.differs, atol=slack)
     axes.bar(x, factors.solved, color=_coloured(near), width=0.7)
     _name_colours(axes, near, "in your loop")
-    lost = x[np.isclose(factors.solved, 0, atol=1e-3 * float(np.max(np.abs(factors.should)))) & ~near]
+    lost = x[np.isclose(factors.solved, 0, atol=slack) & ~near]
     axes.plot(lost, np.zeros(len(lost)), "x", color=_WRONG, ms=8, mew=2, clip_on=False)
     axes.step(
         np.append(x - 0.5, x[-1] + 0.5), np.append(factors.should, factors.should[-1]), where="post", color=_MEANT
@@ -174,7 +252,7 @@ def _rates(figure: Any, rates: Rates) -> tuple[str, str]:
     if rates.meant is not None:
         axes.plot(rates.numbers, rates.meant, color=_MEANT, lw=1.5, label="as it was meant", zorder=1)
     meant = rates.used if rates.meant is None else rates.meant
-    near = np.isclose(rates.used, meant, rtol=DIFFERS)
+    near = np.isclose(rates.used, meant, rtol=FINE.differs)
     axes.scatter(rates.numbers, rates.used, color=_coloured(near), s=22, zorder=2)
     if rates.meant is not None:
         _name_colours(axes, near, "in your loop")

@@ -1,18 +1,19 @@
-"""The stage of the report: the loss that the loop prints, against the one that its updates had."""
+"""The stage of the report: the loss that the loop prints, against the loss of its updates."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from statistics import mean
 
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import FINE, Found, found
-from wholestep.audit.proof import of_values
+from wholestep.audit.found import Finding, found, of_values
+from wholestep.audit.measure import FINE, farthest
 from wholestep.audit.windows import PAD, passes
 
 
 class Losses:
-    """What every forward pass of the updates had for a loss, cut into passes over the data."""
+    """The losses of all forward passes of the updates, cut into passes over the data."""
 
     def __init__(self, evidence: list[Evidence]):
         self.line = evidence[0].update.pieces[0].called.line
@@ -34,25 +35,18 @@ class Losses:
         return found
 
     def changed(self, *, penalty: bool) -> Iterator[tuple[str, list[float]]]:
-        """Yield what is printed by mistake, by the name of the cause."""
+        """Yield (the cause, the numbers that are printed by mistake)."""
         alone = [[self._mean([each], penalty=penalty) for each in cut] for cut in self.passes]
-        yield "printed: mean of means", [float(np.mean(each)) for each in alone]
-        yield "printed: last batch", [each[-1] for each in alone]
         so_far = [[each for cut in self.passes[: n + 1] for each in cut] for n in range(len(self.passes))]
-        yield "printed: not reset", [self._mean(each, penalty=penalty) for each in so_far]
         firsts = [[one for each in alone[: n + 1] for one in each] for n in range(len(alone))]
-        yield "printed: not reset", [float(np.mean(each)) for each in firsts]
-        num = [len({id(e) for e, _ in cut}) for cut in self.passes]
-        yield "printed: summed over microbatches", [float(np.sum(each)) / n for each, n in zip(alone, num, strict=True)]
-        yield "printed: sum", [float(np.sum(each)) for each in alone]
-        yield (
-            "printed: means over rows",
-            [np.sum(a) / self._num(cut) for a, cut in zip(alone, self.passes, strict=True)],
-        )
-
-    def name_of_last(self, num: int) -> Callable[[int], str]:
-        """Return what the i-th of the last so many passes is called."""
-        return lambda i: f"of pass {len(self.passes) - num + 1 + i}"
+        sums, updates = list(map(sum, alone)), [len({id(e) for e, _ in cut}) for cut in self.passes]
+        yield "printed: mean of means", list(map(mean, alone))
+        yield "printed: last batch", [each[-1] for each in alone]
+        yield "printed: not reset", [self._mean(each, penalty=penalty) for each in so_far]
+        yield "printed: not reset", list(map(mean, firsts))
+        yield "printed: summed over microbatches", [each / n for each, n in zip(sums, updates, strict=True)]
+        yield "printed: sum", sums
+        yield "printed: means over rows", [each / n for each, n in zip(sums, map(self._num, self.passes), strict=True)]
 
     @staticmethod
     def _num(cut: list[tuple[Evidence, int]]) -> int:
@@ -74,39 +68,37 @@ class Losses:
         return float(np.sum(coefficients * values / np.where(divided, weights, len(cut)))) + own
 
 
-def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> tuple[list[Found], list[str]]:
-    """Return (causes, notes) of printed losses: one number for each pass, or that of the last.
+def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> Iterator[Finding]:
+    """Yield the finding on printed losses: one number for each pass, or for the last.
 
     Args:
         is_whole: whether the evidence is of all updates that the loop made.
     """
     if not evidence or not is_whole:
-        return [], ["The printed loss is not judged: not all updates could be computed again."]
-    losses = Losses(evidence)
-    if len(numbers) not in (1, len(losses.passes)):
-        told = f"{len(numbers)} printed numbers for {len(losses.passes)} passes over the data"
-        return [], [f"The printed loss is not judged: {told}."]
-    right = [losses.means(penalty=penalty)[-len(numbers) :] for penalty in (True, False)]
-    without = min(_apart(numbers, each) for each in right)
-    as_keras = [losses.by_rows(penalty=penalty)[-len(numbers) :] for penalty in (True, False)]
+        yield "The printed loss is not judged: not all updates could be computed again."
+        return
+    losses, num = Losses(evidence), len(numbers)
+    if num not in (1, len(losses.passes)):
+        yield f"The printed loss is not judged: {num} printed numbers for {len(losses.passes)} passes over the data."
+        return
+    right, as_keras = (
+        [means(penalty=penalty)[-num:] for penalty in (True, False)] for means in (losses.means, losses.by_rows)
+    )
+    without = min(farthest(numbers, each) for each in right)
     fits, differs = evidence[0].meant.replay.tolerance
-    if without <= differs or min(_apart(numbers, each) for each in as_keras) <= FINE.fits:
-        has_none = min(_apart(numbers, each) for each in (right[0], as_keras[0])) > differs
-        return [], [BY_NAME["printed: without penalty"].explanation] if has_none else []
-    for penalty in (True, False):
+    if without <= differs or min(farthest(numbers, each) for each in as_keras) <= FINE.fits:
+        if min(farthest(numbers, each) for each in (right[0], as_keras[0])) > differs:
+            yield BY_NAME["printed: without penalty"].explanation
+        return
+    for penalty, meant in zip((True, False), right, strict=True):
         for name, wrong in losses.changed(penalty=penalty):
-            if (apart := _apart(numbers, wrong[-len(numbers) :])) <= fits:
-                columns = [np.array(c) for c in (numbers, right[0 if penalty else 1], wrong[-len(numbers) :])]
-                proof = of_values("the printed loss", losses.name_of_last(len(numbers)), columns)
-                return [found(BY_NAME[name], without, apart, losses.line, losses.numbers, proof=proof)], []
+            if (apart := farthest(numbers, wrong[-num:])) <= fits:
+                columns = [np.array(each) for each in (numbers, meant, wrong[-num:])]
+                proof = of_values("the printed loss", lambda i: f"of pass {len(losses.passes) - num + 1 + i}", columns)
+                yield found(name, without, losses.line, losses.numbers, with_change=apart, proof=proof)
+                return
     told = ", ".join(f"{n:.6g}" for n in right[0])
-    return [], [
-        f"The printed loss is none that was looked for; the mean over all rows, as they were trained on, is {told}."
-    ]
-
-
-def _apart(one: list[float], two: list[float]) -> float:
-    return max(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in zip(one, two, strict=True))
+    yield f"The printed loss has no known cause; the mean over all rows, as they were trained on, is {told}."
 
 
 def as_numbers(loss: object) -> list[float]:

@@ -1,4 +1,4 @@
-"""A loop that can be called is called again, on rows that tell apart what looked alike."""
+"""A loop that can be called is called again, on rows that distinguish causes with equal numbers."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,20 +11,19 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.counting import Counting
 from wholestep.audit.found import Found
-from wholestep.audit.log import Log, own_fault
+from wholestep.audit.log import Log
 from wholestep.audit.report import Report
-from wholestep.audit.stop import COMMAND, Ended, Enough, over
-from wholestep.engines import listener
+from wholestep.audit.source import own_fault
+from wholestep.audit.stop import COMMAND, Enough, Limit, over
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
-_STAGES = ("gradient",)  # what a probe is asked about: its rows are others, and so is their order
+_STAGES = ("gradient",)  # that a probe judges: its rows are others, and so is their order
 
 
 class Probe(NamedTuple):
-    """Rows to call a loop with, and what they are."""
+    """Rows to call a loop with, and their description."""
 
     name: str
     data: tuple
@@ -38,13 +37,13 @@ def call(
     optimizer: keras.optimizers.Optimizer | None,
     num_updates: int,
 ) -> Report:
-    """Return the report of a loop on the data, made clearer by calls on probes; give everything back as it was.
+    """Return the report of a loop on the data, made clearer by calls on probes; restore model and optimizers.
 
     Args:
         audit: makes an audit of the model on data that it is called with.
     """
     if not model.built:
-        must, attempt = "The model must be built, for its weights to be given back.", "model.build(shape) before."
+        must, attempt = "The model must be built, for its weights to be restored.", "model.build(shape) before."
         raise SpecificationError(message(must, "a model that is not built", attempt))
     with _given_back(model, optimizer) as give_back:
         report, log = _run(audit, train, model, data, num_updates)
@@ -62,53 +61,26 @@ def call(
     return report
 
 
-class _Bounded:
-    """Ends an audited loop after so many updates; see `wholestep.audit.stop.Command`."""
-
-    def __init__(self, num_updates: int):
-        self.num_updates, self.ended, self.log = num_updates, Ended.not_yet(), Log()
-        self._is_main = threading.current_thread() is threading.main_thread()
-
-    @property
-    def has_stopped(self) -> bool:
-        """Whether the loop was asked to end."""
-        return self.ended.is_asked.is_set()
-
-    def listener(self) -> Any:
-        """Return the listener that counts."""
-        return Counting(listener(), self._is_enough, self.ended, is_entered=False)
-
-    def adopt(self, report: Report, log: Log) -> None:
-        """Count what this log has."""
-        self.log = log
-
-    def _is_enough(self) -> bool:
-        if len(self.log.applied) < self.num_updates or not self._is_main:
-            return False
-        self.log.is_open = False
-        return True
-
-
 def _run(audit: Callable, train: Callable, model: keras.Model, data: Tree, num_updates: int) -> tuple[Report, Log]:
-    bounded = _Bounded(num_updates)
-    token = COMMAND.set(bounded)
+    limit = Limit(num_updates, can_end=threading.current_thread() is threading.main_thread())
+    token = COMMAND.set(limit)
     try:
-        with suppress(Enough), audit(data=data) as report:
+        with suppress(Enough), audit(data=data):
             try:
                 train(model, *tree.map_leaves(np.array, tuple(data)))
             finally:
-                over(bounded.ended.has_come)
-    except Exception:  # of any class: an engine's program makes its own error of the `Enough` that ended the loop
-        if not bounded.has_stopped:
+                over(limit.has_come)
+    except Exception:
+        if not limit.has_stopped:  # else an engine's error for `Enough`
             raise
     finally:
         COMMAND.reset(token)
-    return report, bounded.log
+    return limit.reports[0]
 
 
 @contextmanager
 def _given_back(model: keras.Model, optimizer: keras.optimizers.Optimizer | None) -> Iterator[Callable[[], None]]:
-    """Give a function that puts model and optimizers back, and call it at the end, whatever happens."""
+    """Yield a function that restores model and optimizers, and call it at the end, also after an error."""
     optimizers = [o for o in (getattr(model, "optimizer", None), optimizer) if o is not None]
     built = [o for o in optimizers if o.built]
     variables = [*model.variables, *(v for o in built for v in o.variables)]
@@ -154,27 +126,26 @@ def _probes(data: Tree, log: Log) -> Iterator[Probe]:
 
 
 def _learn(report: Report, other: Report, name: str) -> None:
-    """Tell causes of a report apart by what another one, of the same loop on other rows, found."""
-    theirs = [cause for cause in other.causes if cause.stage in _STAGES]
-    left = [{cause.name, *cause.twins} for cause in theirs]
+    """Settle twins of causes by another report, of the same loop on other rows."""
+    theirs = [(cause, {cause.name, *cause.twins}) for cause in other.causes if cause.stage in _STAGES]
     for i, cause in enumerate(report.causes):
-        alike = {cause.name, *cause.twins}
-        both = [alike & each for each in left if alike & each]
+        own = {cause.name, *cause.twins}
+        both = [(their, own & names) for their, names in theirs if own & names]
         if cause.twins and both:
-            report.causes[i] = _told_apart(cause, both[0], name)
-    own = {each for cause in report.causes for each in (cause.name, *cause.twins)}
-    for cause, names in zip(theirs, left, strict=True):
-        if not names & own and cause.name not in own:
-            report.notes.append(
-                f"On {name}, and not on the data themselves: {cause.name}. {cause.explanation} Change: {cause.fix}"
-            )
+            report.causes[i] = _settled(cause, *both[0], name)
+    known = {each for cause in report.causes for each in (cause.name, *cause.twins)}
+    for cause, names in theirs:
+        if not names & known:
+            told = f"On {name}, and not on the data themselves: {cause.name}. {cause.explanation}"
+            report.notes.append(f"{told} Change: {cause.fix}")
 
 
-def _told_apart(cause: Found, names: set[str], probe: str) -> Found:
+def _settled(cause: Found, other: Found, names: set[str], probe: str) -> Found:
+    """Return a cause by a name that it shares with the fault on other rows."""
     first = cause.name if cause.name in names else min(names)
-    twins = tuple(sorted(names - {first}))
-    gone = ", ".join(sorted({cause.name, *cause.twins} - names))
-    detail = f"A call on {probe} tells it from: {gone}." if gone else cause.detail
+    twins, gone = sorted(names - {first}), sorted({cause.name, *cause.twins} - names)
+    detail = f"A call on {probe} tells it from: {', '.join(gone)}." if gone else cause.detail
     detail += f" These updates cannot tell it from: {', '.join(twins)}." if gone and twins else ""
-    known = BY_NAME[first]
-    return replace(cause, name=first, explanation=known.explanation, fix=known.fix, detail=detail, twins=twins)
+    explanation = cause.explanation if first == cause.name else other.explanation
+    fix = BY_NAME[first].fix
+    return replace(cause, name=first, explanation=explanation, fix=fix, detail=detail, twins=tuple(twins))

@@ -1,83 +1,91 @@
-"""The same numbers three times: the loop's, the reference's, and those of the reference with the fault."""
+"""The proof of a gradient: the numbers of one update that differ, and their effect on the weights."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import keras
 import numpy as np
 
-from wholestep.audit.log import Applied
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.found import Number, Proof, of_values
+from wholestep.audit.measure import NUM_PLACES, distance
 
-NUM_SHOWN = 3
-HIDDEN = 0.05  # a step of the weights so close to another, by its length, is hardly another one
-
-
-@dataclass(frozen=True)
-class Line:
-    """One number: what it is, and its three values; NaN where there is none."""
-
-    what: str
-    yours: float
-    reference: float
-    changed: float
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Numbers of one update.
-
-    Attributes:
-        where: of what they are, in words.
-        step: the distance of the weights' step from the reference's; NaN if it was not computed again.
-        parameters: of a gradient, by parameter: the distance from the reference, and from it with the fault.
-    """
-
-    where: str
-    lines: tuple[Line, ...]
-    step: float = float("nan")
-    parameters: tuple[tuple[str, float, float], ...] = ()
-
-
-def of_values(where: str, name: Callable[[int], str], values: Sequence[np.ndarray]) -> Proof:
-    """Return the proof of (yours, reference, changed), vectors: the numbers in which the first two differ most."""
-    yours, reference, changed = (np.ravel(np.asarray(each, "float64")) for each in values)
-    return Proof(where, tuple(_lines(name, yours, reference, changed)))
-
-
-def _lines(name: Callable[[int], str], yours: np.ndarray, reference: np.ndarray, changed: np.ndarray) -> list[Line]:
-    order = np.argsort(-np.abs(yours - reference), kind="stable")[:NUM_SHOWN]
-    return [Line(name(int(i)), float(yours[i]), float(reference[i]), float(changed[i])) for i in sorted(order)]
-
-
+HIDDEN = 0.05  # a step that is closer to another, relative to its length, hardly differs
 Grads = list[np.ndarray | None]
 
 
-def stepped(optimizer: keras.optimizers.Optimizer, steps: list[tuple[Applied, Grads]]) -> list | None:
-    """Return the weights after the last of an optimizer's own steps, with these gradients and from the log's weights.
+def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
+    """Return the three columns of an update: the gradient's length, the loss, and three weights after the step.
 
-    The first begins with the slots of the log, each later one with those that the one before leaves. None where they
-    cannot be computed so: another optimizer made the steps, or their numbers are not whole.
+    Args:
+        changed: the gradient of the reference with the fault, as `Evidence` has gradients; None if there is none.
     """
-    try:
-        config = optimizer.get_config()
-    except Exception:  # a step of JAX that was ended halfway has given up the optimizer's numbers
+    columns = e.handed, e.reference, np.full_like(e.handed, np.nan) if changed is None else changed
+    lines = [Number("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
+    lines.append(Number("loss of the update", np.nan, _loss(e), np.nan))
+    where = f"update {e.update.number}"
+    parameters = tuple(by_parameter(e, changed))
+    chain = [e]  # the reference's slots hold its own gradients of the updates before
+    while chain[0].before is not None:
+        chain.insert(0, chain[0].before)
+    weights = [_weights([(one, one.reference) for one in chain]), _weights([(e, columns[2])])]
+    step = float("nan")
+    if weights[0] is not None:
+        applied = e.update.applied
+        own, meant = (
+            [b - a for a, b in zip(applied.params, each, strict=True)] for each in (applied.params_after, weights[0])
+        )
+        step = distance(own, meant)
+    if weights[0] is None or step < HIDDEN:
+        proof = of_values(where, lambda i: f"gradient of {_name(e, i)}", columns)
+        return Proof(where, (*lines, *proof.lines), step, parameters)
+    after, flat = e.update.applied.params_after, e.meant.replay.flat
+    values = [columns[2] * np.nan if each is None else flat(list(each))[e.mask] for each in (after, *weights)]
+    proof = of_values(where, lambda i: f"{_name(e, i)} afterwards", values)
+    return Proof(where, (*lines, *proof.lines), step, parameters)
+
+
+def by_parameter(e: Evidence, changed: np.ndarray | None) -> Iterator[tuple[str, float, float]]:
+    """Yield (name, distance from the reference, distance from it with the fault or NaN) of the handed gradients."""
+    without = e.by_parameter(e.reference)
+    apart = {} if changed is None else e.by_parameter(changed)
+    for name, grad in zip(e.meant.replay.names, e.update.applied.grads, strict=True):
+        if grad is not None:
+            yield name, without[name], apart.get(name, float("nan"))
+
+
+def _weights(steps: list[tuple[Evidence, np.ndarray]]) -> list[np.ndarray] | None:
+    """Return the weights after the last of these updates with these gradients, where they can be computed."""
+    meant, params = steps[0][0].meant, steps[0][0].update.applied.params
+    if meant.optimizer is None or any(p.size > NUM_PLACES for p in params):
         return None
-    if "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
+    if any(not np.all(np.isfinite(gradient)) for _, gradient in steps):
         return None
-    if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):
-        return None
-    other = type(optimizer).from_config(config)
-    variables = [keras.Variable(value, trainable=True) for value in steps[0][0].params]
-    other.build(variables)
-    slots = steps[0][0].slots
-    if len(slots) == len(other.variables):  # else the optimizer was not built: its state is as it begins
-        for variable, value in zip(other.variables, slots, strict=True):
-            variable.assign(value)
-    for applied, grads in steps:
-        for variable, value in zip(variables, applied.params, strict=True):
-            variable.assign(value)
-        if not callable(getattr(other, "_learning_rate", None)):
-            other.learning_rate = applied.learning_rate
-        tensors = [keras.ops.convert_to_tensor(g, dtype=v.dtype) for g, v in zip(grads, variables, strict=True)]
-        other.apply(tensors, variables)
-    return [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+    return meant.replay.stepped(meant.optimizer, [(e.update.applied, _as_grads(e, g)) for e, g in steps])
+
+
+def _as_grads(e: Evidence, gradient: np.ndarray) -> Grads:
+    full = np.zeros(len(e.mask))
+    full[e.mask] = gradient
+    triples = zip(e.meant.replay.parts(full).values(), e.update.applied.params, e.update.applied.grads, strict=True)
+    return [None if g is None else part.reshape(p.shape).astype(p.dtype) for part, p, g in triples]
+
+
+def _name(e: Evidence, i: int) -> str:
+    """Return the name of the i-th number of such a vector, as `dense/kernel[2, 0]`."""
+    replay = e.meant.replay
+    places = [
+        np.arange(size, dtype="float64").reshape(shape) for size, shape in zip(replay.sizes, replay.shapes, strict=True)
+    ]
+    owners = [np.full(shape, j, "float64") for j, shape in enumerate(replay.shapes)]
+    place, owner = (int(replay.flat(list(each))[e.mask][i]) for each in (places, owners))
+    shape = replay.shapes[owner]
+    inside = ", ".join(str(int(n)) for n in np.unravel_index(place, shape)) if shape else ""
+    return f"{replay.names[owner]}[{inside}]"
+
+
+def _loss(e: Evidence) -> float:
+    """Return the loss that was meant, of the rows of the update."""
+    values = np.sum([(t.values * (w != 0)).sum(axis=1) for t, w in zip(e.terms, e.weights, strict=True)], axis=0)
+    first = e.terms[0]
+    penalty = sum(t.penalty for t in e.terms) / len(e.terms)
+    with np.errstate(all="ignore"):
+        return float(np.sum(first.coefficients * values / np.where(first.divided, e.whole, 1.0))) + penalty

@@ -93,7 +93,8 @@ def _fractions(
         cost = sum(name != MEANT for name in top) + len(low) - 0.5 * (top == (MEANT,) and bool(low))
         cost += 2.5 if near is None else 0 if near == 1 else 1
         number = middles[i] if near is None else near
-        fraction = (" x ".join(top) or "1" * bool(low)) + (f" / ({' x '.join(low)})" if low else "")
+        below = f"({' x '.join(low)})" if len(low) > 1 else "".join(low)
+        fraction = (" x ".join(top) or "1" * bool(low)) + (f" / {below}" if low else "")
         multiple = f"{number:.4g} x " if near is None else _MULTIPLES[near]
         key = "number" if near is None else f"{near}:{fraction}"
         text = f"{multiple}{fraction}" if fraction else f"{number:.4g}"

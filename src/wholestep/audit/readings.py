@@ -1,11 +1,12 @@
-"""What a log leaves open: which rows fill up a batch, which of two equal rows it holds, which rate it has."""
+"""Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs, rates of steps by hand."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import distance
+from wholestep.audit.measure import all_same, distance, in_part
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, placed
 from wholestep.tree import Tree
 
@@ -15,7 +16,7 @@ _NEAR = 3e-4
 
 
 def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree]) -> Windows:
-    """Return what a log says, with what it leaves open read as it makes the gradients."""
+    """Return the updates of a log, with the open facts chosen so that they make the gradients."""
     known = [u for u in seen.updates if u.is_known and u.number not in meant.modes.unlike]
     often, again = _often([piece.rows for piece in seen.pieces]), doubled(seen.updates, rows.num)
     changed: dict[int, Update] = {}
@@ -46,7 +47,7 @@ def _often(lists: list[np.ndarray]) -> set[int]:
 
 
 def _without_idle(meant: Meant, seen: Windows) -> Windows:
-    """Take steps of zeros for a part of the update after them, if its gradient is that of all their rows."""
+    """Merge steps of zeros with the update after them, if its gradient has all their rows."""
     wait: list[Update] = []
     merged: list[Update] = []
     idle: dict[int, list[Update]] = {}
@@ -68,10 +69,7 @@ def _without_idle(meant: Meant, seen: Windows) -> Windows:
 
 
 def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.ndarray]) -> Update:
-    """Return an update that ends with rows that it has already, as one that is filled up, if so it is right.
-
-    A row that fills up weighs nothing: that is seen in the gradient.
-    """
+    """Return an update with its last rows as padding, if they repeat others and the gradient leaves them out."""
     rows, last = update.rows, update.rows[-1]
     differs, fits = meant.replay.tolerance.differs, meant.replay.tolerance.fits
     if update.number in again and Evidence(meant, update).without > differs:
@@ -92,7 +90,7 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
 
 
 def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
-    """Return pieces of which these of all their rows fill up."""
+    """Return pieces with these of their rows as padding."""
     parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
     return [Piece(p.called, np.where(part, PAD, p.rows)) for p, part in zip(pieces, parts, strict=True)]
 
@@ -103,9 +101,9 @@ def _real(pieces: list[Piece]) -> list[Piece]:
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
-    """Return an update with those of its rows' equals in their place that make its gradient; None if none do.
+    """Return an update with the rows of equal inputs that make its gradient; None if none do.
 
-    Looked for are gradients of the rows' own losses, and of those of all pairs of labels and outputs.
+    Gradients of the rows' own losses are tried, and of the losses of all pairs of labels and outputs.
     """
     if meant.replay.data[2] is not None or len(update.pieces) != 1:
         return None
@@ -123,7 +121,7 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
 
 
 def _part(e: Evidence, place: int, row: int, is_of_pairs: bool) -> np.ndarray:
-    """Return what a row in this place adds to the gradient: its own loss, or its label's with the outputs of all."""
+    """Return the part of a row in the gradient: of the row's loss, or of its label with all outputs."""
     piece = e.update.pieces[0]
     labels = np.where(piece.rows == PAD, 0, piece.rows)
     labels[... if is_of_pairs else place] = row
@@ -134,7 +132,7 @@ def _part(e: Evidence, place: int, row: int, is_of_pairs: bool) -> np.ndarray:
 
 
 def _combined(e: Evidence, parts: list[list[np.ndarray]]) -> list[int] | None:
-    """Return which part of each place is in the sum that was handed over, up to one factor and the model's losses."""
+    """Return the index of the part of each place in the handed sum, up to one factor and the model's losses."""
     some = np.random.default_rng(0).permutation(len(e.handed))[:NUM_PLACES]
     own = e.penalty[some]
     size = float(own @ own)
@@ -168,3 +166,28 @@ def rated(meant: Meant, updates: list[Update]) -> list[Update]:
         grads = [None if g is None else g / abs(rate) for g in update.applied.grads]  # of an ascent: of the other sign
         found.append(replace(update, applied=replace(update.applied, grads=grads, learning_rate=abs(rate))))
     return found
+
+
+def without_void(updates: list[Update]) -> list[Update]:
+    """Return updates where each window is one: only its last step is kept, as by `jnp.where(is_full, new, old)`.
+
+    All windows must be equally long, else the updates are returned unchanged.
+    """
+    known = [u for u in updates if u.applied.is_whole]
+    kept = [i for i, (a, b) in enumerate(pairwise(known)) if not _is_void(a, b)]
+    size = kept[0] + 1 if kept else 1
+    is_regular = all(i + 1 == size * (n + 1) for n, i in enumerate(kept))
+    if size < 2 or len(kept) < 2 or not is_regular or len(kept) < (len(known) - 1) // size:
+        return updates
+    windows = [updates[start : start + size] for start in range(0, len(updates) - size + 1, size)]
+    return [
+        replace(each[-1], number=n, pieces=[piece for u in each for piece in u.pieces])
+        for n, each in enumerate(windows, start=1)
+    ]
+
+
+def _is_void(one: Update, two: Update) -> bool:
+    """Whether the first step changed the weights and the change was discarded before the second."""
+    old, new = one.applied, two.applied
+    is_again = all_same(in_part(old.params), in_part(new.params)) and all_same(old.slots, new.slots)
+    return is_again and not all_same(in_part(old.params), in_part(old.params_after))

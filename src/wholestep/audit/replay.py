@@ -1,6 +1,7 @@
-"""Forward passes and gradients once more, at the values that the loop had: nothing of the model is read or moved."""
+"""The port to Keras: a model as a function of recorded values. Another framework needs a `Replay` and `Hooks`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -8,8 +9,8 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
-from wholestep.audit.found import COARSE, FINE
-from wholestep.audit.keeping import places
+from wholestep.audit.log import Applied, Flags, Log, Values
+from wholestep.audit.measure import places, tolerance
 from wholestep.audit.windows import PAD, Piece
 from wholestep.engines import choose
 from wholestep.model import Mean, Objective, Term, Whole, checked, read
@@ -19,8 +20,8 @@ from wholestep.tree import Tensor, Tree
 class Terms(NamedTuple):
     """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
 
-    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term. `penalty`: the model's
-    own.
+    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term. `penalty` is the sum
+    of the model's own losses.
     """
 
     values: np.ndarray
@@ -32,10 +33,15 @@ class Terms(NamedTuple):
 
 
 class Replay:
-    """A model as a function of values.
+    """A model as a function of values: nothing of the model is read or moved.
 
     Args:
         data: (x, y, sample_weight), the last one perhaps None.
+
+    Attributes:
+        names, shapes, sizes: of the trainable variables.
+        names_of_others: of the other variables.
+        are_seeds: of each other variable, whether it is the state of random draws.
     """
 
     def __init__(self, model: keras.Model, data: tuple[Tree, Tree, Tree]):
@@ -43,32 +49,81 @@ class Replay:
         self.engine = choose()
         self.num_rows = len(tree.leaves(data[0])[0])
         self.names = [v.path for v in model.trainable_variables]
-        self._kept = [places(int(np.prod(v.shape))) for v in model.trainable_variables]
+        self.shapes = [tuple(v.shape) for v in model.trainable_variables]
+        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
+        self.names_of_others = [v.path for v in model.non_trainable_variables]
+        self.are_seeds = ["seed" in name.split("/")[-1] for name in self.names_of_others]
+        self._kept = list(map(places, self.sizes))
         self.is_in_part = any(chosen is not None for chosen in self._kept)
         self._programs: dict[Any, Any] = {}
-        self.is_half = any("float16" in layer.compute_dtype for layer in model._flatten_layers())
+        dtypes = [layer.compute_dtype for layer in model._flatten_layers()]
+        self.is_half = any("float16" in dtype for dtype in dtypes)
         self.is_sparse = any(isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers())
-        self.tolerance = COARSE if self.is_half else FINE
+        self.tolerance = tolerance(dtypes)
         # Small gradients are zeros in float16: they are computed of a larger loss, and divided.
-        self._scale = 1024.0 if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()) else 1.0
+        self._scale = 1024.0 if "float16" in dtypes else 1.0
+
+    def values(self) -> Values | None:
+        """Return the model's present values; None if the loop has given them away."""
+        return values(self.model)
+
+    def beside(self, i: int) -> list[int]:
+        """Return the trainable variables of the layer that has the i-th one."""
+        variables = self.model.trainable_variables
+        homes = [{id(v) for v in layer._trainable_variables} for layer in self.model._flatten_layers()]
+        beside = set[int]().union(*(home for home in homes if id(variables[i]) in home))
+        return [j for j, v in enumerate(variables) if id(v) in beside]
+
+    def frozen(self) -> list[int]:
+        """Return the other variables that would be trained if their layer were set to be trainable."""
+        own = {id(v) for layer in self.model._flatten_layers() for v in layer._trainable_variables}
+        return [i for i, v in enumerate(self.model.non_trainable_variables) if id(v) in own]
+
+    def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
+        """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots.
+
+        Later steps continue with the slots of the step before. None if another optimizer made the steps, or if their
+        numbers are not complete.
+        """
+        try:
+            config = optimizer.get_config()
+        except Exception:  # a step of JAX that was ended halfway has given up the optimizer's numbers
+            return None
+        if "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
+            return None
+        if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):
+            return None
+        other = type(optimizer).from_config(config)
+        variables = [keras.Variable(value, trainable=True) for value in steps[0][0].params]
+        other.build(variables)
+        slots = steps[0][0].slots
+        if len(slots) == len(other.variables):  # else the optimizer was not built: its state is as it begins
+            for variable, value in zip(other.variables, slots, strict=True):
+                variable.assign(value)
+        for applied, grads in steps:
+            for variable, value in zip(variables, applied.params, strict=True):
+                variable.assign(value)
+            if not callable(getattr(other, "_learning_rate", None)):
+                other.learning_rate = applied.learning_rate
+            tensors = [ops.convert_to_tensor(g, dtype=v.dtype) for g, v in zip(grads, variables, strict=True)]
+            other.apply(tensors, variables)
+        return [np.array(ops.convert_to_numpy(v)) for v in variables]
 
     def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
-        """Return gradients as one vector, a missing one as zeros; of large parameters some places, always the same.
+        """Return gradients as one vector, a missing one as zeros; of large parameters the entries at some places.
 
-        Of a large one either all is given, or what a log keeps of it.
+        A large gradient may be passed in whole, or as a log keeps it.
         """
         parts = []
-        for variable, grad, kept in zip(self.model.trainable_variables, grads, self._kept, strict=True):
-            num = int(np.prod(variable.shape)) if kept is None else len(kept)
+        for size, grad, kept in zip(self.sizes, grads, self._kept, strict=True):
+            num = size if kept is None else len(kept)
             part = np.zeros(num) if grad is None else np.reshape(grad, -1)
             parts.append((part if len(part) == num else part[kept]).astype("float64"))
         return np.concatenate(parts)
 
     def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Cut such a vector into the parameters."""
-        sizes = [
-            int(np.prod(v.shape)) if k is None else len(k) for v, k in zip(self._variables(), self._kept, strict=True)
-        ]
+        sizes = [size if kept is None else len(kept) for size, kept in zip(self.sizes, self._kept, strict=True)]
         return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
 
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -88,25 +143,21 @@ class Replay:
         """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
 
         Args:
-            shift: by how many rows the labels are moved on.
-            labels: the rows that the labels are taken from, if they are others.
+            shift: the number of rows by which the labels are moved.
+            labels: the rows whose labels are used, if they are others.
         """
         rows = np.where(piece.rows == PAD, 0, piece.rows)
         shifted = np.roll(rows if labels is None else labels, shift)
 
         def taken(leaf: Any) -> np.ndarray:
             chosen = np.asarray(leaf)[shifted]
-            chosen[np.roll(piece.rows == PAD, shift)] = 0  # as what fills up a batch has them
+            chosen[np.roll(piece.rows == PAD, shift)] = 0  # as in padding
             return self._as_wide(chosen, piece)
 
-        y, weight = tree.map_leaves(taken, self.data[1]), self.data[2]
-        if weight is None:
-            return self._packed(piece.called.inputs), y
-        return (
-            self._packed(piece.called.inputs),
-            y,
-            tree.map_leaves(lambda leaf: self._as_wide(np.asarray(leaf)[rows], piece), weight),
-        )
+        batch = self._packed(piece.called.inputs), tree.map_leaves(taken, self.data[1])
+        if self.data[2] is None:
+            return batch
+        return *batch, tree.map_leaves(lambda leaf: self._as_wide(np.asarray(leaf)[rows], piece), self.data[2])
 
     def _as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
         """Return labels or weights of rows as wide as the outputs, where the batch is narrower than the data."""
@@ -176,24 +227,35 @@ class Replay:
 
         Args:
             objective: a `LossObjective`.
-            change: a function of the outputs, of which the loss is one then.
+            change: a function that the outputs go through before the loss.
         """
         num = len(outputs)
 
-        def run(outputs: list, labels: Tree, weights: Tree) -> tuple:
+        def by_loss(given: list, labels: Tree, weights: Tree) -> tuple:
             def total(given: list) -> tuple:
-                changed = given[0] if change is None else change(given[0])
-                values = ops.sum(_by_row(objective.of(labels, changed, weights), num)[0])
-                return values, values
+                values = ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0])
+                return values, given[0]
 
-            return self.engine.ops.differentiate(total, outputs)
+            return self.engine.ops.differentiate(total, given)
 
-        program = self._program(("derivative", id(objective), id(change), num), run)
-        (grad,), _ = program([ops.convert_to_tensor(np.asarray(outputs, "float32"))], labels, weights)
-        return np.asarray(grad, "float64")
+        def by_change(given: list, factors: Tensor) -> tuple:
+            def total(given: list) -> tuple:
+                changed = ops.cast(change(given[0]), "float32")  # type: ignore[misc]
+                return ops.sum(changed * factors), changed
+
+            return self.engine.ops.differentiate(total, given)
+
+        # A program for each loss and one for each change, not one for each pair.
+        given = [ops.convert_to_tensor(np.asarray(outputs, "float32"))]
+        loss = self._program(("derivative", id(objective), num), by_loss)
+        if change is None:
+            return np.asarray(loss(given, labels, weights)[0][0], "float64")
+        pulled = self._program(("change", id(change)), by_change)
+        _, changed = pulled(given, ops.zeros(given[0].shape))
+        return np.asarray(pulled(given, loss([changed], labels, weights)[0][0])[0][0], "float64")
 
     def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
-        """Return the gradient of the sum of the rows' losses by one of the model's values that are not trained."""
+        """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
         num = len(piece.called.inputs[0])
 
         def run(params: list, buffers: list, chosen: list, batch: Tree) -> tuple:
@@ -212,7 +274,7 @@ class Replay:
         return np.asarray(grad, "float64")
 
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
-        """Return the gradient of the sum of the outputs, each number times the one that is chosen for it, flat."""
+        """Return the gradient of the sum of the outputs times the chosen factors, flat."""
 
         def run(params: list, buffers: list, inputs: list, chosen: list) -> tuple:
             def total(params: list) -> tuple:
@@ -229,9 +291,6 @@ class Replay:
         grads, _ = program(params, piece.called.buffers, piece.called.inputs, given)
         return self.flat([np.asarray(grad) for grad in grads]) / self._scale
 
-    def _variables(self) -> list:
-        return self.model.trainable_variables
-
     def _penalty(self) -> Tensor:
         return sum((ops.sum(loss) for loss in self.model.losses), ops.zeros(()))
 
@@ -240,7 +299,7 @@ class Replay:
         return tree.map_leaves(lambda _: next(leaves), self.data[0])
 
     def _scope(self, params: list, buffers: list) -> keras.StatelessScope:
-        held = [*zip(self._variables(), params, strict=True)]
+        held = [*zip(self.model.trainable_variables, params, strict=True)]
         held += [*zip(self.model.non_trainable_variables, buffers, strict=True)]
         return keras.StatelessScope(held, collect_losses=True)
 
@@ -249,7 +308,7 @@ class Replay:
         return [old if new is None else new for new, old in zip(found, buffers, strict=True)]
 
     def _program(self, key: Any, function: Callable, kept: dict | None = None) -> Any:
-        """Return the traced function of this key, with what its first trace found."""
+        """Return the traced function of this key, with the values kept by its first trace."""
         if key not in self._programs:
             traced = self.engine.programs.traced(function)
             self._programs[key] = traced if kept is None else (traced, kept)
@@ -267,3 +326,41 @@ def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
     values = ops.cast(ops.where(weights == 0, ops.zeros_like(term.values), term.values) * weights, "float32")
     weights = ops.cast(weights, "float32")
     return ops.sum(ops.reshape(values, (num, -1)), axis=1), ops.sum(ops.reshape(weights, (num, -1)), axis=1)
+
+
+@contextmanager
+def as_then(model: keras.Model, log: Log) -> Iterator[None]:
+    """Let the layers be set to be trained as at the end of a log, for the time of a `with`."""
+    num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
+    then = log.flags.get(num, []) if num != len(model.trainable_variables) else []
+    now = flags(model) if then else []
+    try:
+        _set(then)
+        yield
+    finally:
+        _set(now)
+
+
+def flags(model: keras.Model) -> Flags:
+    """Return every layer with whether it is set to be trained, a model before its parts."""
+    return [(layer, layer.trainable) for layer in model._flatten_layers()]
+
+
+def _set(wanted: Flags) -> None:
+    for layer, is_trained in wanted:
+        if layer.trainable != is_trained:
+            layer.trainable = is_trained
+
+
+def engine() -> str:
+    """Return the name of the engine."""
+    return str(keras.backend.backend())
+
+
+def values(model: keras.Model) -> Values | None:
+    """Return copies of a model's values; None in a trace, or if a step of JAX has taken them (`donate_argnums`)."""
+    groups = model.trainable_variables, model.non_trainable_variables
+    try:
+        return Values(*([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups))
+    except (TypeError, RuntimeError, AttributeError):  # raised by Keras, JAX and TensorFlow
+        return None

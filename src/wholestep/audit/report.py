@@ -1,27 +1,45 @@
-"""What an audit says: causes as values, and the text of all of it."""
+"""The report of an audit: causes as values, as text, and as one page of HTML."""
 
 import math
 import os
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
-from wholestep.audit.found import Found, Likely
-from wholestep.audit.html import page
-from wholestep.audit.html import report as as_html
+from wholestep.audit.found import Found, Likely, Proof, some
 from wholestep.audit.judge import Case, Verdict
-from wholestep.audit.pictures import assert_drawable, can_draw, pictures
+from wholestep.audit.pictures import Picture, assert_drawable, can_draw, pictures, views
 from wholestep.audit.printed import as_numbers
-from wholestep.audit.text import first, told
-from wholestep.audit.views import views
+from wholestep.audit.proof import HIDDEN
+from wholestep.audit.replay import engine
+from wholestep.audit.source import OWN_TRAINER
 from wholestep.errors import SpecificationError, message
+
+WITH_FAULT = "reference with this fault"
+_STYLE = """
+.ws-audit {font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 52rem; padding: 0.5rem 1rem;}
+.ws-audit h1 {font-size: 1.35rem; line-height: 1.35; margin: 0.4rem 0;}
+.ws-audit h2 {font-size: 1.1rem; margin: 1.6rem 0 0.3rem;}
+.ws-audit table {border-collapse: collapse; margin: 0.6rem 0; font-variant-numeric: tabular-nums;}
+.ws-audit th, .ws-audit td {padding: 0.15rem 0.9rem 0.15rem 0; text-align: right; border-bottom: 1px solid #ddd;
+  background: #fff; color: #222; font-weight: normal;}
+.ws-audit th:first-child, .ws-audit td:first-child {text-align: left;}
+.ws-audit thead th {font-weight: bold;}
+.ws-audit dl {display: grid; grid-template-columns: max-content auto; gap: 0.1rem 1rem; margin: 0.6rem 0;}
+.ws-audit dt {color: #666;} .ws-audit dd {margin: 0; overflow-wrap: anywhere;}
+.ws-audit code {background: #f3f3f3; padding: 0 0.2rem;}
+.ws-audit figure {margin: 0 0 0.5rem;} .ws-audit img {max-width: 100%;}
+.ws-audit figcaption, .ws-audit footer {color: #666;}
+"""
 
 
 class Report:
-    """What an audit found; complete once its `with` has ended.
+    """The findings of an audit; complete once its `with` has ended.
 
     >>> from wholestep.audit.report import Report
     >>> print(Report())
@@ -37,22 +55,22 @@ class Report:
 
     @property
     def is_over(self) -> bool:
-        """Whether the loop has ended, so that there is something to read."""
+        """Whether the loop has ended, so that the report can be read."""
         return self._case is not None
 
     @property
     def causes(self) -> list[Found]:
-        """What is wrong, the first stage that differs first. Empty: nothing was found in what was seen."""
+        """The faults, the first stage that differs first; empty if nothing was found in the updates that were seen."""
         return self._judged().causes
 
     @property
     def notes(self) -> list[str]:
-        """What is no cause, or may be meant."""
+        """Observations that are no fault, or may be intended."""
         return self._judged().notes
 
     @property
     def unseen(self) -> list[str]:
-        """What the audit could not look at."""
+        """Everything that the audit could not check."""
         return self._judged().unseen
 
     @property
@@ -62,12 +80,12 @@ class Report:
 
     @property
     def has_loss(self) -> bool:
-        """Whether the gradients were judged; `wholestep audit` cannot, if it does not find out which loss is meant."""
+        """Whether the loss that is meant is known, or can be supposed; else `wholestep audit` judges no gradient."""
         return self._judged().has_loss
 
     @property
     def first_line(self) -> str:
-        """The report in a line: a cause; a note that is very likely the fault; what was not judged; or what was."""
+        """The report in a line: a cause; a note that is very likely the fault; or the stages that were judged."""
         return first(self._judged())
 
     @property
@@ -81,7 +99,7 @@ class Report:
         return self.has_seen and self.has_loss and not self._judged().unjudged
 
     def printed(self, *, loss: object) -> None:
-        """Tell the audit what the loop prints: the loss of each pass over the data, or of the last one.
+        """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.
 
         Raises:
             SpecificationError: these are no numbers.
@@ -89,20 +107,17 @@ class Report:
         try:
             numbers = as_numbers(loss)
         except (TypeError, ValueError) as error:
-            must, attempt = (
-                "loss must be a number, or one for each pass over the data.",
-                "report.printed(loss=[0.7, 0.5]).",
-            )
-            raise SpecificationError(message(must, type(loss).__name__, attempt)) from error
+            must = "loss must be a number, or one for each pass over the data."
+            raise SpecificationError(message(must, type(loss).__name__, "report.printed(loss=[0.7, 0.5]).")) from error
         if not numbers or not np.all(np.isfinite(numbers)):
-            must, attempt = "Printed losses must be finite numbers.", "leave out those that are not."
+            must, attempt = "Printed losses must be finite numbers.", "leave out the others."
             raise SpecificationError(message(must, loss, attempt))
         self._printed = numbers
         if self._case is not None:
             self._case.printed, self._verdict = numbers, None
 
     def close(self, case: Case, verdict: Verdict | None = None) -> None:
-        """Take what there is to judge, once the loop has ended; and the verdict, if it is known."""
+        """Take the case to judge, once the loop has ended, and the verdict, if it is known."""
         self._case, self._verdict = case, verdict
         case.printed = self._printed
 
@@ -126,10 +141,9 @@ class Report:
         for cause in verdict.causes:
             line = cause.line and {"file": cause.line.file, "number": cause.line.number, "text": cause.line.text}
             causes.append(asdict(cause) | {"line": line})
-        told = {"engine": keras.backend.backend(), "has_seen": verdict.has_seen, "has_loss": verdict.has_loss}
-        told |= {"first_line": first(verdict), "judged": verdict.judged}
-        lists = {"notes": list(verdict.notes), "unseen": list(verdict.unseen), "taken": list(self.taken)}
-        return _plain(told | {"looked_at": verdict.looked_at, "causes": causes} | lists)
+        facts = {name: getattr(verdict, name) for name in ("has_seen", "has_loss", "judged", "looked_at")}
+        facts |= {"engine": engine(), "first_line": first(verdict), "causes": causes}
+        return _plain(facts | {"notes": verdict.notes, "unseen": verdict.unseen, "taken": self.taken})
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write the report with pictures to a file: one page, without scripts.
@@ -141,18 +155,18 @@ class Report:
         Path(path).write_text(page(self._html()), encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows; without pictures if matplotlib is not installed."""
+        """Return the report for a notebook; without pictures if matplotlib is not installed."""
         return self._html() if self._case is not None else f"<p>{self}</p>"
 
     def _html(self) -> str:
         verdict = self._judged()
         assert self._case is not None
         drawn = pictures(views(self._case, verdict)) if can_draw() and verdict.has_seen else []
-        missing = "" if can_draw() else "The pictures need matplotlib: pip install 'wholestep[demo]'."
-        return as_html(verdict, self.taken, self._looked_at(), drawn, missing)
+        missing = "" if can_draw() else " The pictures need matplotlib: pip install 'wholestep[demo]'."
+        return as_html(verdict, self.taken, self._looked_at() + missing, drawn)
 
     def _looked_at(self) -> str:
-        return f"Looked at {self._judged().looked_at}, on {keras.backend.backend()}."
+        return f"Looked at {self._judged().looked_at}, on {engine()}."
 
     def __str__(self) -> str:
         if self._case is None:
@@ -160,10 +174,8 @@ class Report:
         verdict = self._judged()
         parts = [first(verdict)]
         parts += [told(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
-        lists = ("Taken as meant", self.taken), ("Notes", verdict.notes), ("Not looked at", verdict.unseen)
-        for title, lines in lists:
-            if lines:
-                parts.append("\n".join([f"{title}:", *(f"  - {line}" for line in lines)]))
+        for title, lines in lists(verdict, self.taken):
+            parts.append("\n".join([f"{title}:", *(f"  - {line}" for line in lines)]))
         parts.append(self._looked_at())
         return "\n\n".join(parts)
 
@@ -177,3 +189,139 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def first(verdict: Verdict) -> str:
+    """Return the first line: a cause; a note that is very likely the fault; or the stages that were judged."""
+    if verdict.causes:
+        cause = verdict.causes[0]
+        name = cause.name if cause.is_known else f"not known, but in the stage: {cause.stage}"
+        return f"{name[0].upper()}{name[1:]}. {cause.explanation}"
+    if likely := [note for note in verdict.notes if isinstance(note, Likely)]:
+        return likely[0]
+    if not verdict.has_seen:
+        own = [f"{OWN_TRAINER}."] if OWN_TRAINER in verdict.unseen else []
+        return own[0] if own else "Nothing can be said: no update on rows of the data was seen."
+    num = len(verdict.seen.updates) if verdict.seen is not None else 0
+    found = f"othing found in {num} update{'s' * (num != 1)}: {', '.join(verdict.judged)} were judged."
+    return f"Not judged: {verdict.unjudged}. N{found}" if verdict.unjudged else f"N{found}"
+
+
+def told(number: int, cause: Found) -> str:
+    """Return the text of one cause."""
+    lines = [f"{number}. {cause.stage}: {cause.name}"]
+    lines += [f"   {line}" for line in sentences(number, cause)]
+    if cause.proof is not None:
+        lines += ["", *(f"   {line}".rstrip() for line in table(cause.proof)), ""]
+    lines.append(f"   {apart(cause)}")
+    lines += [f"   {name}: {value}" for name, value in facts(cause)]
+    return "\n".join(lines)
+
+
+def sentences(number: int, cause: Found) -> list[str]:
+    """Return the sentences under the heading of a cause; the first explanation is the report's first line."""
+    return [line for line in (cause.explanation if number > 1 else "", cause.detail) if line]
+
+
+def lists(verdict: Verdict, taken: list[str]) -> list[tuple[str, list[str]]]:
+    """Return the lists of a report that are not empty, with their titles."""
+    every = ("Taken as meant", taken), ("Notes", verdict.notes), ("Not looked at", verdict.unseen)
+    return [(title, lines) for title, lines in every if lines]
+
+
+def apart(cause: Found) -> str:
+    """Return both distances in words."""
+    end = f"from the {WITH_FAULT} {cause.with_change:.2g}" if cause.is_known else "no known fault reproduces it"
+    return f"distance from the reference {cause.without:.2g}; {end}"
+
+
+def facts(cause: Found) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of the other facts of a cause."""
+    yield "updates", some(cause.updates)
+    if cause.line is not None:
+        yield "your code", str(cause.line)
+    yield "fix", cause.fix
+    if cause.proof is not None and (effect := _effect(cause, cause.proof)):
+        yield "effect on the weights", effect
+
+
+def _effect(cause: Found, proof: Proof) -> str:
+    if math.isnan(proof.step):
+        return ""
+    size = f"the step of {proof.where} is off by {proof.step:.2g} of its length"
+    if proof.step < HIDDEN < cause.without:
+        why = "the optimizer divides the gradient by its own size, which hides a factor on it"
+        return f"hardly any in {proof.where} ({proof.step:.2g} of the step's length): {why}"
+    return size
+
+
+def table(proof: Proof) -> list[str]:
+    """Return the numbers of a proof in three columns."""
+    rows: list[tuple[str, ...]] = [(f"{proof.where}:", "yours", "reference", WITH_FAULT)]
+    rows += [(line.what, *map(number_of, (line.yours, line.reference, line.changed))) for line in proof.lines]
+    if all(math.isnan(line.changed) for line in proof.lines):
+        rows = [row[:3] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+
+
+def number_of(value: float) -> str:
+    """Return a number of a proof in words; "-" for NaN."""
+    return "-" if math.isnan(value) else f"{value:.6g}"
+
+
+def page(body: str) -> str:
+    """Return a full page around the report."""
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    title = "<title>Audit of a training loop</title>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}{title}</head>\n<body>{body}</body></html>\n'
+
+
+def as_html(verdict: Verdict, taken: list[str], footer: str, drawn: Iterable[Picture]) -> str:
+    """Return the report as a part of a page.
+
+    Args:
+        taken: the assumptions of the audit.
+    """
+    parts = [f"<style>{_STYLE}</style>", f"<h1>{escape(first(verdict))}</h1>"]
+    parts += [_cause(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
+    parts += [_picture(picture) for picture in drawn]
+    for title, lines in lists(verdict, taken):
+        parts.append(f"<h2>{title}</h2><ul>{''.join(f'<li>{_words(line)}</li>' for line in lines)}</ul>")
+    parts.append(f"<footer><p>{escape(footer)}</p></footer>")
+    return f'<div class="ws-audit">{"".join(parts)}</div>'
+
+
+def _cause(number: int, cause: Found) -> str:
+    parts = [f"<h2>{number}. {escape(cause.stage)}: {escape(cause.name)}</h2>"]
+    parts += [f"<p>{_words(each)}</p>" for each in sentences(number, cause)]
+    if cause.proof is not None:
+        columns = ["yours", "reference", *([WITH_FAULT] if cause.is_known else [])]
+        head = "".join(f"<th>{name}</th>" for name in [escape(cause.proof.where), *columns])
+        rows = []
+        for line in cause.proof.lines:
+            cells = [line.what, *map(number_of, (line.yours, line.reference, line.changed))][: len(columns) + 1]
+            rows.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+    parts.append(f"<p>{escape(apart(cause)).capitalize()}.</p>")
+    rest = "".join(f"<dt>{escape(name)}</dt><dd>{_fact(name, value)}</dd>" for name, value in facts(cause))
+    return f"{''.join(parts)}<dl>{rest}</dl>"
+
+
+def _fact(name: str, value: str) -> str:
+    return f"<code>{escape(value)}</code>" if name == "your code" else _words(value)
+
+
+def _words(line: str) -> str:
+    """Escape a line, and set the parts between backticks as code."""
+    parts = escape(line).split("`")
+    return "".join(f"<code>{part}</code>" if i % 2 and len(parts) % 2 else part for i, part in enumerate(parts))
+
+
+def _picture(picture: Picture) -> str:
+    source = f"data:image/png;base64,{b64encode(picture.png).decode()}"
+    caption = escape(picture.caption)
+    return (
+        f'<h2>{escape(picture.title)}</h2><figure><img alt="{escape(picture.title)}. {caption}" src="{source}">'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )

@@ -1,4 +1,4 @@
-"""Finds out what a script trains that knows nothing of an audit: its models, its losses, and what it holds."""
+"""The watch of an unmodified script: its models, its losses, and the values of its names."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,33 +6,32 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import signature
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.counting import Counting
-from wholestep.audit.hooks import Hooks
-from wholestep.audit.log import Log, line_of_user
-from wholestep.audit.source import call_of_loss
-from wholestep.audit.stop import Ended
+from wholestep.audit.hooks import Hooks, replaced
+from wholestep.audit.log import Log
+from wholestep.audit.replay import values
+from wholestep.audit.source import call_of_loss, line_of_user
+from wholestep.audit.stop import Limit
 from wholestep.audit.surroundings import Surroundings, names_of_user, tape_elsewhere
 from wholestep.audit.watch import room
-from wholestep.engines import Listener, listener
+from wholestep.engines import listener
 from wholestep.tree import Tree
 
 _FITS = ("fit", "train_on_batch")
 _GIVEN = "x", "y", "sample_weight", "class_weight"
 _NO_LOSSES = ("get", "serialize", "deserialize")
-_GONE = object()
 
 
 @dataclass
 class Watched:
-    """A model that the script calls by itself, not as a part of another, and what it does.
+    """A model that the script calls, not as a part of another, and its record.
 
-    `like` is its first call's inputs, as they are nested, with None for leaves.
+    `like` is the nest of its first call's inputs, with None for leaves.
     """
 
     model: keras.Model
@@ -43,10 +42,10 @@ class Watched:
 
 @dataclass
 class Asked:
-    """A Keras loss that the script calls: of the same configuration, one; and the labels that it gets.
+    """A loss that the script calls, one for each configuration, and its labels.
 
-    `is_own`: whether it is a function of the script, and none of Keras.
-    `calls` has (the place in the order of all that is told, labels, sample weights or None).
+    `is_own`: whether it is a function of the script, and not of Keras.
+    `calls` has (the place in the order of all records, labels, sample weights or None).
     """
 
     loss: Any
@@ -58,79 +57,55 @@ class Scout:
     """Watches all models and Keras losses for the time of a `with`.
 
     Args:
-        num_updates: after so many updates of one model the script is ended.
+        num_updates: the script is ended after this many updates of one model.
 
     Attributes:
         watched: the models, in the order of their first calls.
-        losses: the losses that are called, Keras' and those that the script computes, by what tells them apart.
-        fitted: what `fit` was given, by the id of the model: x, y, sample and class weights.
-        reports: those of audits that the script makes by itself, with their logs.
-        ended: what is to be set once the script has ended.
+        losses: the losses that are called, Keras' and the script's, by name and configuration.
+        fitted: the arguments of `fit`, by the id of the model: x, y, sample and class weights.
+        limit: the end of the script, and the audits that it makes itself.
         elsewhere: in words, that the loop's gradients are taken by another engine than the models'.
     """
 
     def __init__(self, num_updates: int):
-        self.num_updates = num_updates
+        self.limit = Limit(num_updates, lambda: [each.log for each in self.watched.values()])
         self.watched: dict[int, Watched] = {}
         self.losses: dict[str, Asked] = {}
         self.fitted: dict[int, tuple] = {}
-        self.reports: list[tuple[Any, Log]] = []
         self.around = Surroundings()
         self._here = threading.local()
         self._hooks = ExitStack()
-        self.ended = Ended.not_yet()
         self.elsewhere = ""
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Inside, everything is watched; afterwards every attribute is what it was."""
+        """Watch all models and losses inside; afterwards every attribute is restored."""
         own = listener()
-        self._listener = cast(Listener, Counting(own, self._is_enough, self.ended, is_entered=True))
+        self._listener = self.limit.listener(own)
         layer, model, loss = keras.layers.Layer, keras.Model, keras.losses.Loss
         with ExitStack() as stack:
             stack.enter_context(own.listening(lambda shape: None))
             stack.enter_context(self._hooks)
             for name in ("__call__", "stateless_call"):
-                stack.enter_context(_replaced(layer, name, self._called(getattr(layer, name))))
+                stack.enter_context(replaced(layer, name, self._called(getattr(layer, name))))
             for name in _FITS:
-                stack.enter_context(_replaced(model, name, self._fitting(getattr(model, name))))
-            stack.enter_context(_replaced(loss, "__call__", self._lost(loss.__call__)))
+                stack.enter_context(replaced(model, name, self._fitting(getattr(model, name))))
+            stack.enter_context(replaced(loss, "__call__", self._lost(loss.__call__)))
             for name in dir(keras.losses):
                 if name[0].islower() and name not in _NO_LOSSES and callable(getattr(keras.losses, name)):
-                    stack.enter_context(_replaced(keras.losses, name, self._lost_by(getattr(keras.losses, name))))
+                    stack.enter_context(replaced(keras.losses, name, self._lost_by(getattr(keras.losses, name))))
             yield
 
-    @property
-    def has_stopped(self) -> bool:
-        """Whether the script was asked to end."""
-        return self.ended.is_asked.is_set()
-
     def settle(self) -> None:
-        """Wait until all is told that was computed: of a step that was ended halfway, as much as there is."""
+        """Wait for pending records; a step that was ended halfway has fewer."""
         self._listener.settle()
 
-    def listener(self) -> Listener:
-        """Return the listener of an audit that the script makes by itself."""
-        return cast(Listener, Counting(listener(), self._is_enough, self.ended, is_entered=False))
-
-    def adopt(self, report: Any, log: Log) -> None:
-        """Take note of an audit that the script makes by itself."""
-        self.reports.append((report, log))
-
     def _depth(self) -> int:
-        """Return how many layers' calls this thread is in."""
+        """Return the number of nested layer calls in this thread."""
         return int(vars(self._here).get("depth", 0))
 
-    def _is_enough(self) -> bool:
-        logs = [self.reports[-1][1]] if self.reports else [each.log for each in self.watched.values()]
-        if not any(log.num_updates >= self.num_updates for log in logs):
-            return False
-        for log in logs:
-            log.is_open = False  # what runs until the script has ended is not looked at
-        return True
-
     def _called(self, call: Callable) -> Callable:
-        """Return a layer's call, which looks at models that are called by themselves."""
+        """Return a layer's call, which hooks models that are not a part of another."""
 
         @wraps(call)
         def called(layer: Any, *arguments: Any, **others: Any) -> Any:
@@ -150,10 +125,11 @@ class Scout:
         return self._listener.unhooked(called)
 
     def _meet(self, model: keras.Model, inputs: Tree = None) -> None:
-        """Hook a model that is met for the first time; look at what the script holds, while it is new."""
+        """Hook a model at its first call; collect the script's values during the first updates."""
         if id(model) not in self.watched:
             like = keras.tree.map_structure(lambda _: None, inputs)
-            watched = Watched(model, Log(room(model)), _values(model), like)
+            now = values(model)  # None in a trace
+            watched = Watched(model, Log(room(model)), now.params if now else [], like)
             watched.log.begin(watched.before)
             self.watched[id(model)] = watched
             self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())
@@ -163,7 +139,7 @@ class Scout:
             self.elsewhere = self.elsewhere or tape_elsewhere(model)
 
     def _look_ahead(self) -> None:
-        """Note the function of the script that is about to get what a model has returned, and the labels."""
+        """Note the function of the script that is about to get the model's outputs, and the labels."""
         call = call_of_loss(line_of_user(self._listener.stack()), names_of_user())
         if call is not None and (place := call.labels()) is not None:
             loss = call.of(place)
@@ -183,7 +159,7 @@ class Scout:
         return fitting
 
     def _lost(self, call: Callable) -> Callable:
-        """Return a loss's call, which tells of labels and weights."""
+        """Return a loss's call, which records labels and weights."""
 
         @wraps(call)
         def lost(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -216,24 +192,3 @@ class Scout:
         if any(each.log.is_open and each.log.has_room for each in self.watched.values()):
             y, weight = np.array(numbers[0]), np.array(numbers[1]) if len(numbers) > 1 else None
             asked.calls.append((order, y, weight))
-
-
-def _values(model: keras.Model) -> list[np.ndarray]:
-    """Return the weights; none where they have no numbers, as in a trace."""
-    try:
-        return [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
-    except (TypeError, RuntimeError, AttributeError):  # what JAX, TensorFlow and Keras raise there
-        return []
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name, _GONE)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is _GONE:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)

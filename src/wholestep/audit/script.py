@@ -26,7 +26,7 @@ class Ran(NamedTuple):
 
 
 def run(script: str, arguments: list[str], num_updates: int) -> Ran:
-    """Run a script until it ends, or has made so many updates.
+    """Run a script until it ends, or has made `num_updates` updates.
 
     Keras is watched from the moment on when the script imports it, so that the script still chooses the engine. An
     interrupt (Ctrl-C) is passed on.
@@ -44,7 +44,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
 
             scout = Scout(num_updates)
             stack.enter_context(scout.on())
-            token = COMMAND.set(scout)
+            token = COMMAND.set(scout.limit)
             stack.callback(COMMAND.reset, token)
             scouts.append(scout)
 
@@ -62,7 +62,7 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
             how = _said(left)
         except Exception as error:
             _look(scouts, error.__traceback__)
-            if not (scouts and scouts[0].has_stopped):  # else the engine's own word for that it was ended
+            if not (scouts and scouts[0].limit.has_stopped):  # else an engine's error for `Enough`
                 traceback.print_exception(type(error), error, _of_script(error.__traceback__, str(path)))
                 how = _ended_with(error)
         if scouts:
@@ -71,9 +71,9 @@ def run(script: str, arguments: list[str], num_updates: int) -> Ran:
 
 
 def _end(scout: Any) -> None:
-    """Note that the script has ended, and wait for what it computes; an engine's error is the script's."""
+    """Note that the script has ended, and wait for its computations; an engine's error is the script's."""
     try:
-        over(scout.ended.has_come)
+        over(scout.limit.has_come)
     finally:
         scout.settle()
 
@@ -95,7 +95,7 @@ def _ended_with(error: Exception) -> str:
     told = f"the script ended with an error, {type(error).__name__}"
     if "keras" not in sys.modules:
         return told
-    from wholestep.audit.log import own_fault
+    from wholestep.audit.source import own_fault
 
     return own_fault(error) or told
 
@@ -136,7 +136,7 @@ def _once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the others do, and hears when it is there; who only asks whether it is may ask before."""
+    """Finds one module as the other finders do, and is notified when it is imported, not by `find_spec` alone."""
 
     def __init__(self, name: str, then: Callable[[], None]):
         self._name, self._then = name, then

@@ -1,16 +1,29 @@
-"""Where a script's data are, by the ways in which they are found: rows, labels, weights."""
+"""The intention of a script: its model, loss, optimizer and data, as far as they can be found."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.holdings import agrees, assembled, different, holding, joined, read
+from wholestep.audit import chain
 from wholestep.audit.log import Called
-from wholestep.audit.scout import Scout, Watched
-from wholestep.audit.surroundings import Named, is_stream
+from wholestep.audit.meaning import are_shares, name_of
+from wholestep.audit.scout import Asked, Scout, Watched
+from wholestep.audit.surroundings import (
+    Named,
+    Surroundings,
+    agrees,
+    assembled,
+    different,
+    holding,
+    is_stream,
+    joined,
+    read,
+)
 from wholestep.audit.windows import Rows
 from wholestep.data import class_weighted
 from wholestep.tree import Tree
@@ -21,22 +34,22 @@ _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "row
 
 
 class UnknownError(Exception):
-    """What has to be known cannot be found out; the message says what."""
+    """A part of the script's intention cannot be found; the message names it."""
 
 
 @dataclass
 class Meaning:
-    """What was taken for meant.
+    """The intention of a script.
 
     Attributes:
-        is_supposed: whether the loss has to be supposed: the script computes it by itself, or calls several.
-        called: the losses of Keras that the script calls, if one has to be supposed, or makes one number of by itself.
+        is_supposed: whether the loss has to be supposed: the script computes its own, or calls several.
+        called: the losses of Keras that may be meant then, or that the script reduces.
         own: the functions of the script that get labels and the model's outputs.
-        labels: what may be the labels then, by name, where several arrays may.
-        has_labels: whether the data have any; else they have zeros.
-        weights: what may be the weights of the rows then, by name.
-        told: the same in words.
-        unseen: what cannot be looked at as the data are only known from what was seen of them.
+        labels: the possible labels, by name, where several arrays may be the labels.
+        has_labels: whether the data have labels; else they have zeros.
+        weights: the possible weights of the rows, by name, if the loss has to be supposed.
+        told: the assumptions in words.
+        unseen: checks that are not possible, as the data are only known from the updates.
     """
 
     watched: Watched
@@ -54,27 +67,102 @@ class Meaning:
 
 
 class Labels(NamedTuple):
-    """What a forward pass and the loss after it were given."""
+    """The inputs of a forward pass, and the labels and weights of the loss after it."""
 
     called: Called
-    y: np.ndarray
+    label: np.ndarray
     weight: np.ndarray | None
 
 
-def search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
-    """Return (x, y) or (x, y, sample_weight), and add to what was taken for meant how they were found.
+def inquire(scout: Scout) -> Meaning:
+    """Return the intention of a script.
+
+    Raises:
+        UnknownError: it cannot be found.
+    """
+    watched = _trained(scout)
+    model, log = watched.model, watched.log
+    loss, asked, told = _loss(model, scout)
+    calls = [c for c in log.called if c.differentiated is not False]
+    own = [each for each in scout.losses.values() if each.is_own and each.calls]
+    labels = max((list(_labels(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
+    meaning = Meaning(watched, (), loss, _optimizer(watched, scout.around), is_supposed=not told)
+    if not told or loss is not None:
+        meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
+    meaning.own = [each.loss for each in own]
+    meaning.told = [f"model: {_name(model)}", *([told] if told else [])]
+    meaning.data = _search(scout, meaning, calls, labels)
+    return meaning
+
+
+def _trained(scout: Scout) -> Watched:
+    trained = chain.joined([each for each in scout.watched.values() if each.log.applied])
+    if not scout.watched:
+        raise UnknownError("the model: no Keras model was called")
+    if trained:
+        return max(trained, key=lambda each: (len(each.log.applied), len(each.model.trainable_variables)))
+    if scout.fitted:
+        return scout.watched[next(iter(scout.fitted))]
+    moved = [each for each in scout.watched.values() if each.log.called]
+    return moved[0] if moved else next(iter(scout.watched.values()))
+
+
+def _loss(model: keras.Model, scout: Scout) -> tuple[Any, list[Asked], str]:
+    """Return (the loss that is meant, the losses that get its labels, the loss in words); "" if it is not known."""
+    known = [each for each in scout.losses.values() if not each.is_own]
+    asked = [each for each in known if each.calls] or known
+    if getattr(model, "compiled", False) and model._compile_loss is not None:
+        same = [each for each in asked if each.loss is model.loss or len(asked) == 1]
+        return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"
+    if len(asked) == 1:
+        told = "as the script calls it: whether it fits the model is not judged"
+        return averaging(asked[0].loss), asked, f"loss: {name_of(asked[0].loss)}, {told}"
+    return None, asked, ""
+
+
+def _name(model: keras.Model) -> str:
+    num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    if isinstance(model, chain.Chain):
+        return f"{', '.join(repr(part.name) for part in model.parts)}, one after the other, {num:,} weights"
+    return f"{type(model).__name__} {model.name!r}, {num:,} weights"
+
+
+def _labels(calls: list[Called], every: list[Called], asked: Asked) -> Iterator[Labels]:
+    """Yield each forward pass with the labels and weights of the loss after it."""
+    if not calls:
+        return
+    orders = sorted(c.order for c in every)
+    wanted = {c.order: c for c in calls}
+    for order, y, weight in sorted(asked.calls, key=lambda call: call[0]):
+        before = int(np.searchsorted(orders, order)) - 1
+        called = wanted.get(orders[before]) if before >= 0 else None
+        if called is not None and called.inputs and y.ndim and len(y) == len(called.inputs[0]):
+            fits = weight is not None and weight.ndim and len(weight) == len(y)
+            yield Labels(called, y, weight if fits else None)
+
+
+def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optimizer | None:
+    used = {step.optimizer for step in watched.log.applied}
+    own = getattr(watched.model, "optimizer", None)
+    known = [getattr(o, "inner_optimizer", o) for o in [own, *around.of(keras.optimizers.Optimizer)]]
+    return next((o for o in known if o is not None and id(o) in used), None)
+
+
+def _search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
+    """Return (x, y) or (x, y, sample_weight), and note in the meaning how they were found.
 
     Args:
         calls: the forward passes of which a gradient may have been taken.
-        labels: what the loss after them got.
+        labels: the labels of the losses after them.
 
     Raises:
         UnknownError: they cannot be found.
     """
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
-    for find in (_fitted, _from_arrays, _from_datasets, _from_labels, _from_arrays_alone, _from_inputs):
+    data = _Data(scout, meaning, calls, labels)
+    for find in (data.fitted, data.arrays, data.datasets, data.of_losses, data.arrays_alone, data.inputs_alone):
         try:
-            found = find(scout, meaning, calls, labels)
+            found = find()
         except UnknownError as error:
             unknown = error
             continue
@@ -83,36 +171,134 @@ def search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Lab
     raise unknown
 
 
-def _fitted(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Take the arrays that `fit` was given."""
-    x, y, weight, by_class = scout.fitted.get(id(meaning.watched.model), (None, None, None, None))
-    leaves = tree.leaves((x, y))
-    if x is None or y is None or not all(hasattr(leaf, "__array__") and len(leaf.shape) for leaf in leaves):
-        return None
-    meaning.told.append("data: what `fit` was given")
-    if by_class is not None:
-        return class_weighted(by_class)((x, np.asarray(y)))  # Keras takes no sample weights beside them
-    return (x, y) if weight is None else (x, y, weight)
+class _Data:
+    """The ways to find the data of a script; each returns (x, y[, sample_weight]), or None."""
 
+    def __init__(self, scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]):
+        self.scout, self.meaning, self.labels = scout, meaning, labels
+        self.inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
+        self.kept = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
 
-def _from_arrays(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Find arrays whose rows are the model's inputs and, beside them, the labels."""
-    arrays = scout.around.arrays()
-    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
-    if not inputs:
+    def fitted(self) -> tuple | None:
+        """Take the arguments of `fit`."""
+        x, y, weight, by_class = self.scout.fitted.get(id(self.meaning.watched.model), (None, None, None, None))
+        leaves = tree.leaves((x, y))
+        if x is None or y is None or not all(hasattr(leaf, "__array__") and len(leaf.shape) for leaf in leaves):
+            return None
+        self.meaning.told.append("data: what `fit` was given")
+        if by_class is not None:
+            return class_weighted(by_class)((x, np.asarray(y)))  # Keras takes no sample weights beside them
+        return (x, y) if weight is None else (x, y, weight)
+
+    @cached_property
+    def held(self) -> tuple[list[Named], list[Named]]:
+        """The arrays whose rows are the model's inputs, and the others of their length."""
+        arrays = self.scout.around.arrays()
+        chosen = (holding(arrays, self.inputs) if self.inputs else None) or []
+        num = len(chosen[0].value) if chosen else 0
+        others = [a for a in arrays if len(a.value) == num and not any(a.value is each.value for each in chosen)]
+        return chosen, others
+
+    def arrays(self) -> tuple | None:
+        """Find arrays whose rows are the model's inputs, and the labels with them."""
+        chosen, others = self.held
+        if not chosen:
+            return None
+        x = [named.value for named in chosen]
+        y, name = self._labels(x)
+        weights = [each for each in others if each.value is not y and _are_weights(each.value)]
+        self.meaning.weights = {each.name: each.value for each in weights}
+        weight, weight_name = self._given("weight", x, 1.0)
+        names = ", ".join([*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])])
+        self.meaning.told.append(f"data: {names}, {len(y)} rows")
+        data = nested(self.meaning.watched, x), y
+        return data if weight is None else (*data, weight)
+
+    def _given(self, what: str, x: list[np.ndarray], fill: float = 0.0) -> tuple[np.ndarray | None, str]:
+        """Return (the labels or weights by row that the loss was given, their name); None if it was given none."""
+        given = [(each.called.inputs, getattr(each, what)) for each in self.labels]
+        pairs = [(Rows(x).find(inputs), values) for inputs, values in given if values is not None]
+        if not pairs:
+            return None, ""
+        for named in self.held[1]:
+            if agrees(named.value, pairs):
+                return named.value, named.name
+        return assembled(len(x[0]), pairs, fill), f"the {what}s that the loss was given"
+
+    def _labels(self, x: list[np.ndarray]) -> tuple[np.ndarray, str]:
+        """Return (labels by row, their name)."""
+        y, name = self._given("label", x)
+        if y is not None:
+            return y, name
+        (first, *_), others = self.held
+        told = [np.unique(each.label) for each in self.labels]
+        others = [named for named in others if all(np.isin(values, named.value).all() for values in told)]
+        home = [named for named in others if named.home == first.home] or others
+        home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
+        called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
+        found = different(called if len(different(home)) > 1 else home)
+        if self.meaning.is_supposed and found:
+            found = different([*called, *home])[:_MOST]
+            self.meaning.labels = {n.name: n.value for n in found}
+        if len(found) == 1 or self.meaning.labels:
+            return found[0].value, found[0].name
+        names = ", ".join(n.name for n in found) or "none"
+        raise UnknownError(
+            f"the labels: the rows are those of {first.name}, and of the arrays beside it of the same length "
+            f"({names}) it is not known which holds the labels"
+        )
+
+    def datasets(self) -> tuple | None:
+        """Read the script's datasets once more, and take the first that holds the model's inputs."""
+        for dataset in self.scout.around.of(object) if self.inputs else ():
+            is_one = isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)
+            if is_one and (known := read(dataset, self.inputs)) is not None:
+                num = len(tree.leaves(known)[0])
+                self.meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {num} rows")
+                return known
         return None
-    chosen = holding(arrays, inputs)
-    if chosen is None:
-        return None
-    x = [named.value for named in chosen]
-    others = [a for a in arrays if len(a.value) == len(x[0]) and not any(a.value is each for each in x)]
-    y, name = _beside(chosen, others, x, labels, meaning)
-    meaning.weights = {n.name: n.value for n in others if n.value is not y and _are_weights(n.value)}
-    data = nested(meaning.watched, x), y
-    weight, weight_name = _weights(others, x, labels)
-    names = ", ".join([*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])])
-    meaning.told.append(f"data: {names}, {len(y)} rows")
-    return data if weight is None else (*data, weight)
+
+    def of_losses(self) -> tuple | None:
+        """Assemble the data from the inputs of the model and the labels of the loss, each row once."""
+        if not self.labels:
+            return None
+        x, first = self._once([each.called.inputs for each in self.labels])
+        self.meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
+        told = "whether all rows of the data are used, and with their own labels: the data are not known"
+        self.meaning.unseen.append(told)
+        data = x, joined(each.label for each in self.labels)[first]
+        weights = [each.weight for each in self.labels if each.weight is not None]
+        return (*data, joined(weights)[first]) if len(weights) == len(self.labels) else data
+
+    def _once(self, given: list[list[np.ndarray]]) -> tuple[Tree, list[int]]:
+        """Return (inputs, each row once, the first position of each)."""
+        leaves = [joined(each) for each in zip(*given, strict=True)]
+        keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
+        first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+        return nested(self.meaning.watched, [leaf[first] for leaf in leaves]), first
+
+    def arrays_alone(self) -> tuple | None:
+        """Find arrays whose rows are the model's inputs, without labels, if no loss of Keras has them."""
+        chosen, _ = self.held
+        if not chosen or not self.meaning.is_supposed:
+            return None
+        num, names = len(chosen[0].value), ", ".join(named.name for named in chosen)
+        return self._unlabelled(
+            nested(self.meaning.watched, [named.value for named in chosen]), num, f"{names}, without"
+        )
+
+    def inputs_alone(self) -> tuple | None:
+        """Take the model's inputs, without labels, if no loss of Keras has them."""
+        if not self.kept or not self.meaning.is_supposed:
+            return None
+        x, first = self._once(self.kept)
+        self.meaning.unseen.append("whether all rows of the data are used: the data are not known")
+        return self._unlabelled(x, len(first), "what the model was given, without")
+
+    def _unlabelled(self, x: Tree, num: int, told: str) -> tuple:
+        self.meaning.has_labels = False
+        self.meaning.told.append(f"data: {told} labels, {num} rows")
+        return x, np.zeros(num)
 
 
 def reconstructs(x: list[np.ndarray], calls: list[Called]) -> bool:
@@ -134,101 +320,57 @@ def _are_weights(values: np.ndarray) -> bool:
     return values.size == len(values) and values.dtype.kind == "f" and bool(values.min() >= 0 < values.max())
 
 
-def _beside(
-    chosen: list[Named], others: list[Named], x: list[np.ndarray], labels: list[Labels], meaning: Meaning
-) -> tuple:
-    """Return (labels by row, what they are called)."""
-    if labels:
-        pairs = [(Rows(x).find(each.called.inputs), each.y) for each in labels]
-        for named in others:
-            if agrees(named.value, pairs):
-                return named.value, named.name
-        if (y := assembled(len(x[0]), pairs)) is not None:
-            return y, "the labels that the loss was given"
-    told = [np.unique(each.y) for each in labels]
-    others = [named for named in others if all(np.isin(values, named.value).all() for values in told)]
-    home = [named for named in others if named.home == chosen[0].home] or others
-    home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
-    called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
-    found = different(called if len(different(home)) > 1 else home)
-    if meaning.is_supposed and found:
-        found = different([*called, *home])[:_MOST]
-        meaning.labels = {n.name: n.value for n in found}
-    if len(found) == 1 or meaning.labels:
-        return found[0].value, found[0].name
-    names = ", ".join(n.name for n in found) or "none"
-    raise UnknownError(
-        f"the labels: the rows are those of {chosen[0].name}, and of the arrays beside it of the same length "
-        f"({names}) it is not known which holds the labels"
-    )
+def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
+    """Yield the losses that fit labels and outputs, the most usual first.
+
+    >>> [loss.name for loss in losses([np.array([[0.9, 0.1]])], np.array([0]))]
+    ['sparse_categorical_crossentropy']
+    >>> [loss.name for loss in losses([np.array([[7.0]])], np.array([2.5]))]
+    ['mean_squared_error', 'mean_absolute_error', 'huber_loss']
+    """
+    if len(outputs) != 1 or not isinstance(y, np.ndarray) or not y.size or not outputs[0].ndim:
+        return
+    labels, out = y[..., 0] if y.ndim > 1 and y.shape[-1] == 1 else y, outputs[0]
+    single = out[..., 0] if out.ndim > 1 and out.shape[-1] == 1 else out
+    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.round(labels)))
+    if labels.ndim == out.ndim - 1 and out.shape[-1] > 1:
+        if is_whole and labels.min() >= 0 and labels.max() < out.shape[-1]:
+            yield keras.losses.SparseCategoricalCrossentropy(from_logits=not are_shares(out))
+        return
+    if labels.ndim != single.ndim or labels.shape[1:] != single.shape[1:]:
+        return
+    if set(np.unique(labels)) <= {0, 1}:
+        if out.shape[-1] > 1 and np.all(y.sum(-1) == 1):
+            yield keras.losses.CategoricalCrossentropy(from_logits=not are_shares(out))
+        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
+    yield keras.losses.MeanSquaredError()
+    yield keras.losses.MeanAbsoluteError()
+    yield keras.losses.Huber()
+    if not is_whole and labels.min() >= 0 and labels.max() <= 1:  # as of pixels
+        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
 
 
-def _weights(others: list[Named], x: list[np.ndarray], labels: list[Labels]) -> tuple[np.ndarray | None, str]:
-    pairs = [(Rows(x).find(each.called.inputs), each.weight) for each in labels if each.weight is not None]
-    if not pairs:
-        return None, ""
-    for named in others:
-        if agrees(named.value, pairs):
-            return named.value, named.name
-    return assembled(len(x[0]), pairs, fill=1.0), "the weights that the loss was given"
+def is_unreduced(loss: Any) -> bool:
+    """Whether a loss returns a number for each row, which the script reduces."""
+    return not isinstance(loss, keras.losses.Loss) or loss.reduction in (None, "none")
 
 
-def _from_datasets(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Read the script's datasets once more, and take the first one that holds the model's inputs."""
-    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
-    for dataset in scout.around.of(object):
-        if not (isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)):
-            continue
-        if inputs and (known := read(dataset, inputs)) is not None:
-            num = len(tree.leaves(known)[0])
-            meaning.told.append(f"data: a {type(dataset).__name__} of the script, read once more, {num} rows")
-            return known
-    return None
+def averaging(loss: Any, *, by_weight: bool = False) -> Any:
+    """Return a loss; if it is unreduced, its mean over the places or over their weights."""
+    if not isinstance(loss, keras.losses.Loss) or not (by_weight or is_unreduced(loss)):
+        return loss
+    how = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
+    return type(loss).from_config(loss.get_config() | {"reduction": how})
 
 
-def _from_labels(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Put the data together from what the model and the loss were given, a row each."""
-    if not labels:
-        return None
-    leaves = [joined(each) for each in zip(*(one.called.inputs for one in labels), strict=True)]
-    y = joined(each.y for each in labels)
-    weights = [each.weight for each in labels]
-    first = _first(leaves)
-    x = [leaf[first] for leaf in leaves]
-    meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
-    meaning.unseen.append("whether all rows of the data are used, and with their own labels: the data are not known")
-    data = nested(meaning.watched, x), y[first]
-    if any(w is None for w in weights):
-        return data
-    return (*data, joined(weights)[first])  # type: ignore[arg-type]
+def is_padded(labels: np.ndarray) -> bool:
+    """Whether rows of whole numbers end with zeros, and are of more than one length.
 
-
-def _first(leaves: list[np.ndarray]) -> list[int]:
-    """Return where each different row comes for the first time."""
-    keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
-    return sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
-
-
-def _from_arrays_alone(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Find arrays whose rows are the model's inputs, without labels, where no loss of Keras tells them."""
-    inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
-    chosen = holding(scout.around.arrays(), inputs) if inputs and meaning.is_supposed else None
-    if chosen is None:
-        return None
-    num, meaning.has_labels = len(chosen[0].value), False
-    meaning.told.append(f"data: {', '.join(named.name for named in chosen)}, without labels, {num} rows")
-    return nested(meaning.watched, [named.value for named in chosen]), np.zeros(num)
-
-
-def _from_inputs(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple | None:
-    """Take what the model was given, without labels, where no loss of Keras tells them."""
-    given = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
-    if not given or not meaning.is_supposed:
-        return None
-    x = [joined(leaves) for leaves in zip(*given, strict=True)]
-    first = _first(x)
-    x = [leaf[first] for leaf in x]
-    meaning.has_labels = False
-    meaning.told.append(f"data: what the model was given, {len(x[0])} rows, without labels")
-    meaning.unseen.append("whether all rows of the data are used: the data are not known")
-    return nested(meaning.watched, x), np.zeros(len(x[0]))
+    >>> is_padded(np.array([[3, 1, 0], [2, 0, 0]])), is_padded(np.array([[0, 1, 3], [2, 0, 1]]))
+    (True, False)
+    """
+    if labels.ndim < 2 or labels.dtype.kind not in "iu":
+        return False
+    used = np.reshape(labels, (len(labels), -1)) != 0
+    lengths = used.sum(axis=1)
+    return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))

@@ -1,4 +1,4 @@
-"""`wholestep audit`: what is wrong with the training loop of a script. Needs no Keras until the script does."""
+"""`wholestep audit`: the faults of the training loop of a script. Needs no Keras until the script does."""
 
 import argparse
 import json
@@ -44,7 +44,7 @@ def _add_options(parser: argparse.ArgumentParser, count: Callable[[str], int]) -
 
 
 def _options(arguments: argparse.Namespace, count: Callable[[str], int]) -> tuple[argparse.Namespace, list[str]]:
-    """Return our options and the script's arguments: ours may also stand behind its name, up to a `--`."""
+    """Return our options and the script's arguments: ours may follow its name, up to a `--`."""
     given = list(arguments.arguments)
     place = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(prog="wholestep audit", add_help=False, allow_abbrev=False)
@@ -87,7 +87,7 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
     except WholestepError as error:
         return _say_unseen(own, [str(error), ran.how])
     except Exception as error:  # the script has run: the audit is at fault, or what of the script it has called again
-        from wholestep.audit.log import own_fault
+        from wholestep.audit.source import own_fault
 
         traceback.print_exc()
         of_script = f"the audit called a function of the script again, and it raised {type(error).__name__}"
@@ -107,14 +107,14 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
 
 def _is_by_own_trainer(scout: Any) -> bool:
     """Whether no updates were made but by this library's own trainer."""
-    from wholestep.audit.log import OWN_TRAINER
+    from wholestep.audit.source import OWN_TRAINER
 
-    logs = [*(each.log for each in scout.watched.values()), *(log for _, log in scout.reports)]
+    logs = [*(each.log for each in scout.watched.values()), *(log for _, log in scout.limit.reports)]
     return any(OWN_TRAINER in log.unseen for log in logs) and not any(log.applied for log in logs)
 
 
 def _say_own(own: argparse.Namespace) -> int:
-    from wholestep.audit.log import OWN_TRAINER
+    from wholestep.audit.source import OWN_TRAINER
 
     told = {"has_seen": False, "causes": [], "notes": [f"{OWN_TRAINER}."], "unseen": []}
     print(json.dumps(told, indent=1) if own.json else f"{OWN_TRAINER}.")

@@ -1,12 +1,23 @@
-"""Where in the user's source the loss is computed whose gradient is taken, as far as the source shows it."""
+"""The user's code: the lines that run, and in its source the line that computes the loss."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, wraps
 from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, NamedTuple
 
-from wholestep.audit.log import Line, is_of_user
+import keras
+import numpy as np
+
+from wholestep.audit.log import Line
+from wholestep.engines import running
+from wholestep.errors import WholestepError
 
 _UNKNOWN = object()
 _PLAIN = (
@@ -14,14 +25,82 @@ _PLAIN = (
     *(ast.expr_context, ast.operator, ast.unaryop),
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+OWN_TRAINER = (
+    "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
+    "`trainer.explain()` shows how they run"
+)
+_PACKAGE = Path(__file__).parent.parent
+_KERAS = str(Path(keras.__file__).parent)
+_COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
+_PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+LIBRARIES = (str(Path(keras.__file__).parent.parent), str(_PACKAGE), *_PATHS)
+_NUMPY = str(Path(np.__file__).parent)
+
+
+def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
+    """Return the innermost line of a stack outside of Keras, the engine, Python's own library and this one."""
+    line = _innermost_line(stack)
+    main = threading.main_thread()
+    if line is None and threading.current_thread() is not main:  # a replica's thread, for which the main one waits
+        line = _innermost_line(running(sys._current_frames().get(main.ident or 0)))
+    return line
+
+
+def is_of_user(file: str) -> bool:
+    """Whether a file holds the user's code: not a library's, and not generated."""
+    return not (file.startswith((*LIBRARIES, "<")) or "__autograph_generated" in file)
+
+
+def is_in_trainer() -> bool:
+    """Whether a step of this library's own trainer runs here."""
+    files = (Path(file) for file, _ in _running())
+    return any(file.parent == _PACKAGE and file.name not in _COMMAND for file in files)
+
+
+def is_in_fit() -> bool:
+    """Whether the `fit` of some Keras model runs here."""
+    return any(name == "fit" and file.startswith(_KERAS) for file, name in _running())
+
+
+def _running() -> Iterator[tuple[str, str]]:
+    """Yield (file, name) of the functions that run now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
+    return next((Line(file, number) for file, number in stack if is_of_user(file)), None)
+
+
+def own_fault(error: BaseException) -> str:
+    """Return in words that this library raised an error; "" if the user, Keras or the engine raised it.
+
+    The innermost function outside of numpy and Python's library decides; the text of an engine's error may name it.
+    """
+    places = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
+    places += [(file, int(number)) for file, number in re.findall(r'File "(.+?)", line (\d+)', str(error))]
+    file, number = next((place for place in reversed(places) if not _is_called(place[0])), ("", 0))
+    if isinstance(error, WholestepError) or not file.startswith(str(_PACKAGE)):
+        return ""
+    told = f"{type(error).__name__}: {error}".splitlines()[0]
+    told = f"{told}, {Path(file).name}:{number}"
+    return f"an error inside of wholestep, and no fault of the script ({told}): please report it"
+
+
+def _is_called(file: str) -> bool:
+    """Whether a file is of Python's library or of numpy: their errors are their callers'."""
+    is_pythons = file.startswith(sysconfig.get_paths()["stdlib"]) and "site-packages" not in file
+    return is_pythons or file.startswith((_NUMPY, "<"))
 
 
 def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | None:
     """Return the line on which the loss is computed, from the one on which the model is called.
 
-    It is the last one that gives what `tape.gradient` is asked for its name or, where there is no tape, what the
-    function returns; if that adds something to another name (`full = loss + sum(model.losses)`), and it is not the
-    penalty that is asked for, the line of that one. None where it cannot be read.
+    It is the last line that assigns the target of `tape.gradient` or, without a tape, the function's result. If that
+    line adds to another name (`full = loss + sum(model.losses)`), and the penalty is not asked for, it is the line that
+    assigns this name. None where it cannot be read.
     """
     if called is None or (module := _parsed(called.file)) is None:
         return None
@@ -44,12 +123,12 @@ class LossCall(NamedTuple):
     outputs: int | str
 
     def labels(self) -> int | str | None:
-        """Return the place of the only argument that has rows; None if several have, or none."""
+        """Return the place of the only argument that has rows; None if there is no such one."""
         places = [place for place, value in self.given.items() if len(getattr(value, "shape", None) or ())]
         return places[0] if len(places) == 1 else None
 
     def of(self, labels: int | str) -> Callable:
-        """Return the function as one of labels and outputs, all other arguments as they are here."""
+        """Return the function of labels and outputs, with all other arguments as they are here."""
         given = {place: value for place, value in self.given.items() if place != labels}
 
         @wraps(self.function)
@@ -67,7 +146,7 @@ def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | No
     """Return the user's function of the model's outputs whose gradient is taken, of the line that calls the model.
 
     Args:
-        names: what the function that calls the model knows. Only names, their parts and arithmetic are looked up.
+        names: the values of the names in the function that calls the model.
     """
     line = line_of_loss(called)
     if called is None or line is None or (module := _parsed(called.file)) is None:
@@ -105,7 +184,7 @@ def _set_in(loop: ast.AST) -> set[str]:
 
 
 def _is_of_line(function: Function, value: ast.expr, number: int) -> bool:
-    """Whether an argument is what the model returns that is called on this line, or the name that it was given."""
+    """Whether an argument is the output of the model that is called on this line, or its name."""
     if isinstance(value, ast.Name):
         return _assigned(function, value, True) == number
     return value.lineno <= number <= (value.end_lineno or 0) and any(isinstance(n, ast.Call) for n in ast.walk(value))
@@ -141,7 +220,7 @@ def _innermost(module: ast.Module, number: int) -> Function:
 
 
 def _called(module: ast.Module, home: Function, number: int) -> Iterator[Function]:
-    """Yield the file's functions that this line calls: a step that is traced shows no line of its own."""
+    """Yield the file's functions that this line calls: a traced step shows no other line."""
     names = set()
     for node in _own(home):
         if isinstance(node, ast.Call) and node.lineno <= number <= (node.end_lineno or 0):
@@ -150,7 +229,7 @@ def _called(module: ast.Module, home: Function, number: int) -> Iterator[Functio
 
 
 def _own(function: ast.AST) -> Iterator[ast.AST]:
-    """Yield what a function itself does, without the functions inside of it."""
+    """Yield the nodes of a function, without the functions inside of it."""
     for node in ast.iter_child_nodes(function):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             yield node
@@ -158,9 +237,9 @@ def _own(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def _asked_of_tapes(function: Function) -> list[ast.expr]:
-    """Return what the gradients are taken of: the first arguments of `tape.gradient`.
+    """Return the targets of the gradients: the first arguments of `tape.gradient`.
 
-    One that is taken inside of another tape, as for a penalty of gradients, is a part of the loss.
+    A gradient that is taken inside of another tape, as for a penalty of gradients, is a part of the loss.
     """
     calls = [node for node in _own(function) if isinstance(node, ast.Call) and _is_gradient(node.func)]
     around = [node for node in _own(function) if isinstance(node, ast.With) and _tapes(node)]
@@ -184,7 +263,7 @@ def _of(call: ast.Call) -> str:
 
 
 def _returned(function: Function, number: int) -> Iterator[ast.expr]:
-    """Yield what a function returns of which the gradient is taken: one that calls the model in no loop of its own."""
+    """Yield the results of a function whose gradient is taken: it does not call the model in a loop."""
     loops = [node for node in _own(function) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
     if isinstance(function, ast.Module) or any(loop.lineno <= number <= (loop.end_lineno or 0) for loop in loops):
         return

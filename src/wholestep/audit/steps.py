@@ -1,109 +1,88 @@
-"""The stages of the optimizer step and of what happens between two: counts, slots, learning rates, written weights."""
+"""The stages of the optimizer step and of the moves between two: counts, slots, learning rates, written weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import DIFFERS, FITS, Found, distance, far, found, not_known
-from wholestep.audit.keeping import all_same, in_part
+from wholestep.audit.found import Finding, found, not_known, of_values, some
 from wholestep.audit.log import Applied
-from wholestep.audit.proof import of_values
+from wholestep.audit.measure import FINE, ROUNDED, SOLVED, all_same, distance, farthest, in_part
+from wholestep.audit.ratios import least
 from wholestep.audit.windows import Update, Windows
-from wholestep.audit.written import written
 
 Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
-ROUNDED = 1e-3  # of a move there and back
+NUM_KEPT = 20_000  # weights that are compared, drawn once
 
 
 def repeated(updates: list[Update]) -> list[int]:
-    """Return the numbers of the updates that apply the gradient of the one before once more, or a part of it."""
+    """Return the numbers of the updates that apply the gradient of the update before once more, or a part of it."""
     pairs = pairwise(updates)
     return [b.number for a, b in pairs if not b.pieces and b.applied.is_whole and _are_same(a.applied, b.applied)]
 
 
 def _are_same(one: Applied, two: Applied) -> bool:
     grads = [(a, b) for a, b in zip(one.grads, two.grads, strict=False) if a is not None and b is not None]
-    return any(np.any(a) for a, _ in grads) and far(*map(list, zip(*grads, strict=True))) <= FITS
+    return any(np.any(a) for a, _ in grads) and distance([a for a, _ in grads], [b for _, b in grads]) <= FINE.fits
 
 
-def _again(updates: list[Update], numbers: list[int]) -> list[Found]:
-    """Return the causes of these updates, which are repeated: by the same optimizer, or by another one."""
-    by_name: dict[str, list[int]] = {}
-    for a, b in pairwise(updates):
-        if b.number in numbers:
-            name = "applied twice" if a.applied.optimizer == b.applied.optimizer else "variable updated twice"
-            by_name.setdefault(name, []).append(b.number)
-    line = {u.number: u.applied.line for u in updates}
-    return [found(BY_NAME[name], 1.0, 0.0, line[each[0]], each) for name, each in by_name.items()]
-
-
-def apply(updates: list[Update], schedule: Schedule | None) -> tuple[list[Found], list[str]]:
-    """Return (causes, notes) of the optimizer steps.
+def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
+    """Yield the findings on the optimizer steps.
 
     Args:
         schedule: the learning rate that is meant, by the number of the update from 0; None if it is not known.
     """
-    causes: list[Found] = []
-    notes: list[str] = []
     twice = repeated(updates)
-    causes += _again(updates, twice)
+    by_name: dict[str, list[Update]] = {}
+    for a, b in pairwise(updates):
+        if b.number in twice:
+            name = "applied twice" if a.applied.optimizer == b.applied.optimizer else "variable updated twice"
+            by_name.setdefault(name, []).append(b)
+    for name, each in by_name.items():
+        yield found(name, 1.0, each[0].applied.line, [u.number for u in each])
     known = [u for u in updates if u.number not in twice]
-    state, told = _state([u.applied for u in known], known)
-    causes, notes = [*causes, *state], [*notes, *told, *_at_rest(known)]
-    if schedule is not None and not state and not twice and len({u.applied.optimizer for u in known}) == 1:
-        changed, told = rates(known, schedule)
-        causes, notes = [*causes, *changed], [*notes, *told]
-    return causes, notes
+    begun = _begun_anew(known)
+    if begun is not None:
+        yield begun
+    moving = [i for i, update in enumerate(known) if update.applied.learning_rate != 0]
+    still = known[moving[-1] + 1 :] if moving else []
+    if len(still) > 1:
+        yield f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"
+    is_whole = begun is None or isinstance(begun, str)
+    if schedule is not None and is_whole and not twice and len({u.applied.optimizer for u in known}) == 1:
+        yield from rates(known, schedule)
 
 
-def _at_rest(updates: list[Update]) -> list[str]:
-    """Return a note if the learning rate has come to zero, and stays there."""
-    moving = [i for i, update in enumerate(updates) if update.applied.learning_rate != 0]
-    still = updates[moving[-1] + 1 :] if moving else []
-    if len(still) < 2:
-        return []
-    return [f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"]
-
-
-def _state(steps: list[Applied], updates: list[Update]) -> tuple[list[Found], list[str]]:
+def _begun_anew(updates: list[Update]) -> Finding | None:
+    """Return the finding on an optimizer whose state begins anew: a new optimizer, or the first state of the same."""
+    steps = [u.applied for u in updates]
     pairs = [(a, b) for a, b in pairwise(steps) if a.is_whole and b.is_whole]
-    if not pairs:
-        return [], []
-    anew = [b for a, b in pairs if b.optimizer != a.optimizer and b.iterations == 0 and _overlap(a, b)]
-    lost = [b for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
-    for name, some in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
-        numbers = [u.number for u in updates if _is_one(u.applied, some)]
-        alike = [b for b in some if name != "optimizer re-created" or _is_alike(_beginning(steps, b), b)]
-        is_often = name == "optimizer re-created" and sum(_goes_on(a, b) for a, b in pairs if _is_one(b, alike)) > 1
-        if is_often or 2 * len(alike) > len(pairs):
-            told = f"It begins anew at update {', '.join(map(str, numbers[:8]))}{', ...' if numbers[8:] else ''}."
-            return [found(BY_NAME[name], 1.0, 0.0, some[0].line, numbers, told)], []
-        if some:
-            return [], [f"The optimizer begins anew at update {', '.join(map(str, numbers))}."]
-    return [], []
-
-
-def _is_one(step: Applied, some: list[Applied]) -> bool:
-    return any(step is each for each in some)
+    anew = [(a, b) for a, b in pairs if b.optimizer != a.optimizer and b.iterations == 0 and _overlap(a, b)]
+    lost = [(a, b) for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
+    for name, begun in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
+        alike = [(a, b) for a, b in begun if begun is lost or _is_alike(_beginning(steps, a), b)]
+        is_often = begun is anew and sum(_goes_on(a, b) for a, b in alike) > 1
+        numbers = [u.number for u in updates if any(u.applied is b for _, b in begun)]
+        if is_often or 2 * len(alike) > len(pairs) > 0:
+            return found(name, 1.0, begun[0][1].line, numbers, f"It begins anew at update {some(numbers)}.")
+        if begun:
+            return f"The optimizer begins anew at update {', '.join(map(str, numbers))}."
+    return None
 
 
 def _beginning(steps: list[Applied], step: Applied) -> Applied:
-    """Return the first step of the optimizer that made the step before this one."""
-    place = next(i for i, each in enumerate(steps) if each is step)
-    return next(each for each in steps if each.optimizer == steps[place - 1].optimizer)
+    """Return the first step of the optimizer that made this step."""
+    return next(each for each in steps if each.optimizer == step.optimizer)
 
 
 def _is_alike(one: Applied, two: Applied) -> bool:
     """Whether two optimizers have one class and begin with one rate: another rate is a new stage of the training."""
-    return one.kind == two.kind and abs(one.learning_rate - two.learning_rate) <= DIFFERS * abs(one.learning_rate)
+    return one.kind == two.kind and abs(one.learning_rate - two.learning_rate) <= FINE.differs * abs(one.learning_rate)
 
 
 def _goes_on(one: Applied, two: Applied) -> bool:
-    """Whether another optimizer of the same kind goes on with the weights of the one before."""
+    """Whether another optimizer of the same kind continues with the weights of the optimizer before."""
     is_alike = [v.shape for v in one.slots_after] == [v.shape for v in two.slots_after]
     return is_alike and all_same(in_part(one.params_after), in_part(two.params))
 
@@ -119,85 +98,59 @@ def _is_first_again(first: Applied, before: Applied, after: Applied) -> bool:
     return all_same(first.slots, after.slots) and not all_same(before.slots_after, after.slots)
 
 
-class _Told(NamedTuple):
-    name: str
-    rates: np.ndarray
-
-
-def rates(updates: list[Update], schedule: Schedule, fits: float = FITS) -> tuple[list[Found], list[str]]:
-    """Return (causes, notes) of the learning rates."""
-    found_rates = np.array([u.applied.learning_rate for u in updates])
-    first = updates[0].applied.iterations
+def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) -> Iterator[Finding]:
+    """Yield the finding on the learning rates: the schedule, read at other numbers than the updates'."""
+    used, first = np.array([u.applied.learning_rate for u in updates]), updates[0].applied.iterations
     before = np.concatenate([[0], np.cumsum([max(1, len(u.pieces)) for u in updates])])
+    kinds = [tuple(len(piece.rows) for piece in u.pieces) for u in updates]  # a trace is of batches as large
 
     def at(numbers: np.ndarray) -> np.ndarray:
-        return np.array([schedule(int(number)) for number in numbers])
+        return np.array([schedule(int(number)) for number in first + numbers])
 
-    numbers = first + np.arange(len(updates))
-    without = _worst(found_rates, at(numbers))
-    if without <= DIFFERS:
-        return [], []
-    changed = [
-        _Told("schedule frozen", at(np.full(len(updates), first))),
-        _Told("rate frozen in a trace", at(first + _first_alike(updates))),
-        _Told("schedule one ahead", at(numbers + 1)),
-        _Told("schedule by microbatch", at(first + before[:-1])),
-        _Told("schedule by microbatch", at(first - before[1] + before[1:])),
-        _Told("schedule by microbatch", at(first + before[1:] - 1)),
-    ]
-    shown = [
-        u.number for u, a, b in zip(updates, found_rates, at(numbers), strict=True) if abs(a - b) > DIFFERS * abs(b)
-    ]
-    line = updates[0].applied.line
-    for told in changed:
-        if (apart := _worst(found_rates, told.rates)) <= fits:
-            columns = [found_rates, at(numbers), told.rates]
-            proof = of_values("the learning rate", lambda i: f"of update {updates[i].number}", columns)
-            return [found(BY_NAME[told.name], without, apart, line, shown, proof=proof)], []
-    return [
-        not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
-    ], []
+    counted = np.arange(len(updates))
+    meant, line = at(counted), updates[0].applied.line
+    if (without := farthest(used, meant)) <= FINE.differs:
+        return
+    shown = [u.number for u, a, b in zip(updates, used, meant, strict=True) if abs(a - b) > FINE.differs * abs(b)]
+    for name, numbers in (
+        ("schedule frozen", 0 * counted),
+        ("rate frozen in a trace", np.array([kinds.index(kind) for kind in kinds])),
+        ("schedule one ahead", counted + 1),
+        ("schedule by microbatch", before[:-1]),
+        ("schedule by microbatch", before[1:] - before[1]),
+        ("schedule by microbatch", before[1:] - 1),
+    ):
+        if (apart := farthest(used, changed := at(numbers))) <= fits:
+            proof = of_values("the learning rate", lambda i: f"of update {updates[i].number}", [used, meant, changed])
+            yield found(name, without, line, shown, with_change=apart, proof=proof)
+            return
+    yield not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
 
 
-def _first_alike(updates: list[Update]) -> np.ndarray:
-    """Return, for each update, which was the first with batches as large as its own."""
-    kinds = [tuple(len(piece.rows) for piece in u.pieces) for u in updates]
-    return np.array([kinds.index(kind) for kind in kinds])
-
-
-def _worst(one: np.ndarray, two: np.ndarray) -> float:
-    return float(np.max(np.abs(one - two) / np.maximum(np.abs(two), 1e-30)))
-
-
-def accumulated_twice(seen: Windows, steps: list[Applied]) -> list[Found]:
-    """Return sums of several microbatches of which the optimizer itself makes a sum.
+def accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:
+    """Yield the finding on sums of microbatches that the optimizer accumulates once more.
 
     Args:
         steps: all calls of the optimizer.
     """
     num = max((step.accumulates for step in steps), default=1)
     own = [u for u in seen.updates if len({piece.called.replica for piece in u.pieces}) == 1]
-    sizes = {len(u.pieces) // num for u in own} if num > 1 else set()
-    if not own or not sizes or min(sizes) < 2:
-        return []
-    detail = f"The optimizer makes one update of {num} calls, and each call has the sum of {min(sizes)} microbatches."
-    without, line = 1 - 1 / num, own[0].applied.line
-    return [found(BY_NAME["accumulated twice"], without, 0.0, line, [u.number for u in own], detail)]
+    size = min((len(u.pieces) // num for u in own), default=0)
+    if num > 1 and size > 1:
+        detail = f"The optimizer makes one update of {num} calls, and each call has the sum of {size} microbatches."
+        yield found("accumulated twice", 1 - 1 / num, own[0].applied.line, [u.number for u in own], detail)
 
 
-def idle(seen: Windows) -> list[Found]:
-    """Return steps of zeros that move weights."""
+def idle(seen: Windows) -> Iterator[Finding]:
+    """Yield the finding on steps of zeros that move weights."""
     steps = [step for each in seen.idle.values() for step in each[:-1]]
     moving = [s.number for s in steps if not all_same(s.applied.params, s.applied.params_after)]
-    if not moving:
-        return []
-    line = steps[0].applied.line
-    share = len(steps) / (len(steps) + len(seen.idle))
-    return [found(BY_NAME["steps of zeros"], share, 0.0, line, moving)]
+    if moving:
+        yield found("steps of zeros", len(steps) / (len(steps) + len(seen.idle)), steps[0].applied.line, moving)
 
 
-def between(updates: list[Update], decay: float | None) -> tuple[list[Found], list[str]]:
-    """Return (causes, notes) of weights that moved by no optimizer step.
+def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
+    """Yield the findings on weights that moved by no optimizer step.
 
     Args:
         decay: the optimizer's own weight decay, if it has one.
@@ -206,71 +159,64 @@ def between(updates: list[Update], decay: float | None) -> tuple[list[Found], li
     lost: list[tuple] = []
     moved: list[tuple] = []
     for a, b in pairwise(updates):
-        if b.number != a.number + 1:
-            continue
-        new = in_part(b.pieces[0].called.params if b.pieces and b.pieces[0].called.is_whole else b.applied.params)
-        if all_same(new, in_part(a.applied.params_after)):
-            continue
-        (lost if all_same(new, in_part(a.applied.params)) else moved).append((a, b, new))
+        of_pass = bool(b.pieces) and b.pieces[0].called.is_whole
+        new = in_part(b.pieces[0].called.params if of_pass else b.applied.params)
+        made = in_part(a.applied.params_after)
+        if b.follows(a) and not all_same(new, made):
+            (lost if all_same(new, in_part(a.applied.params)) else moved).append((a, b, made, new))
     if 2 * len(lost) > len(updates) - 1:
-        without = max(far(new, in_part(a.applied.params_after)) for a, _, new in lost)
-        line, numbers = lost[0][0].applied.line, [a.number for a, *_ in lost]
-        return [found(BY_NAME["update thrown away"], without, 0.0, line, numbers)], []
-    causes, notes = _inside(updates), []
+        without = max(distance(new, made) for *_, made, new in lost)
+        yield found("update thrown away", without, lost[0][0].applied.line, [a.number for a, *_ in lost])
+        return
+    yield from _inside(updates)
     if lost:
-        notes.append(f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?")
+        yield f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?"
     if moved:
-        a, b, new = moved[0]
-        shrunk = [_shrunk(in_part(a.applied.params_after), new) for a, _, new in moved]
+        a, b, made, new = moved[0]
+        shrunk = [_shrunk(made, new) for *_, made, new in moved]
         if decay and all(shrunk) and len(moved) > 1:
-            apart, numbers = (
-                max(far(new, in_part(a.applied.params_after)) for a, _, new in moved),
-                [a.number for a, *_ in moved],
-            )
+            apart = max(distance(new, made) for *_, made, new in moved)
             detail = f"By hand with the factor {shrunk[0]:.6g}; the optimizer's weight_decay is {decay:.6g}."
-            return [*causes, found(BY_NAME["decayed twice"], apart, 0.0, a.applied.line, numbers, detail)], notes
+            yield found("decayed twice", apart, a.applied.line, [each.number for each, *_ in moved], detail)
+            return
         how = f"all by one factor, {shrunk[0]:.6g}" if shrunk[0] else written(updates, a, new)
         how = f": {how}" if how else ""
-        notes.append(
-            f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?"
-        )
-    return causes, notes
+        yield f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?"
 
 
-def _inside(updates: list[Update]) -> list[Found]:
+def _inside(updates: list[Update]) -> Iterator[Finding]:
     """Find weights that move between the microbatches of one update, or between the last one and the step."""
-    found_in, factors, apart = [], [], []
-    for update in updates:
-        states = [] if _comes_back(update) else _states(update)
-        for one, two in pairwise(states):
-            if not all_same(one, two):
-                found_in.append(update)
-                factors.append(_shrunk(one, two))
-                apart.append(far(one, two))
-    if not found_in:
-        return []
-    numbers = sorted({u.number for u in found_in})
-    line = found_in[0].pieces[-1].called.line if found_in[0].pieces else found_in[0].applied.line
-    name = INSIDE[0] if all(factors) else INSIDE[1]
-    return [found(BY_NAME[name], max(apart), 0.0, line, numbers)] if max(apart) > 0 else []
+    moved = [
+        (update, one, two)
+        for update in updates
+        if not _comes_back(update)
+        for one, two in pairwise(_states(update))
+        if not all_same(one, two)
+    ]
+    apart = max((distance(one, two) for _, one, two in moved), default=0.0)
+    if apart > 0:
+        first = moved[0][0]
+        line = first.pieces[-1].called.line if first.pieces else first.applied.line
+        name = INSIDE[0] if all(_shrunk(one, two) for _, one, two in moved) else INSIDE[1]
+        yield found(name, apart, line, sorted({u.number for u, *_ in moved}))
 
 
 def away(updates: list[Update]) -> list[int]:
-    """Return the numbers of updates with a forward pass at other weights, which come back before the step.
+    """Return the numbers of updates with a forward pass at other weights, which are restored before the step.
 
-    So does sharpness-aware minimisation, on TensorFlow but for rounding.
+    Sharpness-aware minimisation does so; on TensorFlow the weights are restored up to rounding.
     """
     return [update.number for update in updates if update.applied.is_whole and _comes_back(update)]
 
 
 def _comes_back(update: Update) -> bool:
     states = _states(update)
-    most = max((far(states[0], state) for state in states[1:-1]), default=0.0)
-    return most > 0 and far(states[0], states[-1]) <= ROUNDED * most
+    most = max((distance(states[0], state) for state in states[1:-1]), default=0.0)
+    return most > 0 and distance(states[0], states[-1]) <= SOLVED * most
 
 
 def _states(update: Update) -> list[list[np.ndarray]]:
-    """Return the weights of an update's forward passes, and those that its step begins with."""
+    """Return the weights of an update's forward passes, and those at the beginning of its step."""
     called = [in_part(piece.called.params) for piece in update.pieces if piece.called.is_whole]
     return [*called, in_part(update.applied.params)]
 
@@ -283,3 +229,35 @@ def _shrunk(one: list[np.ndarray], two: list[np.ndarray]) -> float:
     old, new = (np.concatenate([np.ravel(p[i]) for p in pairs]).astype("float64") for i in (0, 1))
     factor = float(old @ new / (old @ old)) if old.any() else 0.0
     return factor if 0 < factor < 1 and distance(new, factor * old) <= 1e-6 else 0.0
+
+
+def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str:
+    """Return what replaced the weights after an update: earlier ones, an average of some, or a cut; "" if none fits.
+
+    Args:
+        new: the weights, as `in_part` has them.
+    """
+    number = [u is before for u in updates].index(True) + 1
+    states = [in_part(u.applied.params) for u in updates[:number] if u.applied.is_whole]
+    vectors = np.stack([as_vector(state) for state in [*states, in_part(before.applied.params_after)]])
+    wanted, last = as_vector(new), vectors[-1]
+    for i, vector in enumerate(vectors):
+        if distance(vector, wanted) <= ROUNDED:
+            return f"they become those before update {updates[i].number} again"
+    bound = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in new)
+    if distance(np.clip(last, -bound, bound), wanted) <= ROUNDED:
+        return f"all are cut to at most {bound:.6g}"
+    steps = (vectors[:-1] - last).T  # weights of an average add up to 1
+    if steps.shape[0] <= 2 * steps.shape[1]:
+        return ""
+    shares = least(list(steps.T), wanted - last)[0]
+    rest = 1 - float(shares.sum())
+    if not distance(wanted - last, steps @ shares) <= FINE.differs or min(shares.min(), rest) < -0.01:
+        return ""
+    return f"an average of the weights of {len(vectors)} updates takes their place, with {rest:.3g} of the last ones"
+
+
+def as_vector(state: list[np.ndarray]) -> np.ndarray:
+    """Return weights as one vector, of many weights those at some places."""
+    whole = np.concatenate([np.ravel(leaf).astype("float64") for leaf in state])
+    return whole if len(whole) <= NUM_KEPT else whole[np.random.default_rng(0).permutation(len(whole))[:NUM_KEPT]]

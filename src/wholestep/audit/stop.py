@@ -1,62 +1,80 @@
-"""The end of a script of which enough was seen. Needs no Keras."""
+"""The end of a script once enough updates were seen. Needs no Keras."""
 
 import ctypes
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 _SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
 _ENDING = threading.Lock()
 _CALLING_BACK = "debugging.py", "callback.py", "script_ops.py"  # files of JAX and TensorFlow
 
 
-class Ended(NamedTuple):
-    """The end of a script.
+class Enough(BaseException):
+    """Ends a loop once enough updates were seen. No `except Exception` of the user's catches it."""
+
+
+class Limit:
+    """Ends a loop after a number of updates, and holds the audits that run inside of it.
+
+    Args:
+        num_updates: the limit.
+        logs: returns the logs to count, if no audit runs inside.
+        can_end: whether the main thread runs the loop: no other thread can be ended.
 
     Attributes:
-        is_asked: set once the script was asked to end.
-        has_come: set once the script has ended.
+        reports: the reports of the audits inside, with their logs.
+        has_come: set once the loop has ended.
     """
 
-    is_asked: threading.Event
-    has_come: threading.Event
-
-    @classmethod
-    def not_yet(cls) -> "Ended":
-        """Return that of a script that runs."""
-        return cls(threading.Event(), threading.Event())
-
-
-class Enough(BaseException):
-    """Ends a loop of which enough was seen. No `except Exception` of the user's catches it."""
-
-
-class Command(Protocol):
-    """What `wholestep audit` is for an audit that the script makes itself."""
+    def __init__(self, num_updates: int, logs: Callable[[], list] = list, *, can_end: bool = True):
+        self.num_updates, self._logs, self._can_end = num_updates, logs, can_end
+        self.reports: list[tuple[Any, Any]] = []
+        self.is_asked, self.has_come = threading.Event(), threading.Event()
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the loop was asked to end; an engine may make an error of its own of that."""
-
-    def listener(self) -> Any:
-        """Return the listener to be used, which ends the script when enough was seen."""
+        """Whether the loop was asked to end; an engine may raise another error for it."""
+        return self.is_asked.is_set()
 
     def adopt(self, report: Any, log: Any) -> None:
-        """Take the report of the script's own audit for the answer."""
+        """Take an audit that the loop makes itself."""
+        self.reports.append((report, log))
+
+    def listener(self, entered: Any = None) -> Any:
+        """Return a listener that ends the loop at the limit.
+
+        Args:
+            entered: an engine's listener that was entered elsewhere: several hooks may share it.
+        """
+        from wholestep.engines import listener  # Keras is imported when there is a loop
+
+        return _Counting(listener() if entered is None else entered, self, is_entered=entered is not None)
+
+    def is_reached(self) -> bool:
+        """Whether the logs have enough updates; then they are closed."""
+        logs = [self.reports[-1][1]] if self.reports else self._logs()
+        if not self._can_end or not any(log.num_updates >= self.num_updates for log in logs):
+            return False
+        for log in logs:
+            log.is_open = False  # later updates are not recorded
+        return True
 
 
-COMMAND: ContextVar[Command | None] = ContextVar("the command that runs this script", default=None)
+COMMAND: ContextVar[Limit | None] = ContextVar("the limit of the loop that runs", default=None)
 
 
 def stop(ended: threading.Event, *, is_direct: bool) -> None:
-    """End what the main thread runs, and again after a while as long as it goes on.
+    """End the script in the main thread, and try again after a while as long as it runs.
 
     Args:
         ended: set once it has ended.
-        is_direct: whether the script's own code called here. From an engine's program nothing can be raised: it would
-            become an error of the engine's. There the main thread is ended as soon as it is back in Python.
+        is_direct: whether the script's own code called here. An exception in an engine's program would become the
+            engine's error: then the main thread is ended as soon as it is back in Python.
     """
     is_direct = is_direct and threading.current_thread() is threading.main_thread()
     threading.Thread(target=_end, args=(ended, _AGAIN if is_direct else 0.0), daemon=True).start()
@@ -65,7 +83,7 @@ def stop(ended: threading.Event, *, is_direct: bool) -> None:
 
 
 def _end(ended: threading.Event, pause: float) -> None:
-    from wholestep.engines import uncollected  # there is Keras where a loop is ended
+    from wholestep.engines import uncollected  # Keras is imported when a loop is ended
 
     main = threading.main_thread().ident or 0
     while not ended.wait(pause):
@@ -77,7 +95,7 @@ def _end(ended: threading.Event, pause: float) -> None:
 
 
 def over(ended: threading.Event) -> None:
-    """Note that the script has ended. If it was about to be ended, `Enough` is raised here, and not later."""
+    """Note that the script has ended. A pending `Enough` is raised here, and not later."""
     try:
         _set(ended)
     except Enough:
@@ -88,14 +106,14 @@ def over(ended: threading.Event) -> None:
 def _set(ended: threading.Event) -> None:
     with _ENDING:
         ended.set()
-    for _ in range(2):  # what another thread has raised comes between two rounds
+    for _ in range(2):  # an exception from another thread is raised between two rounds
         pass
 
 
 def _is_busy(frame: FrameType | None) -> bool:
-    """Whether the engine's program has called back, and what it called runs; or a thread is started just now.
+    """Whether a callback of an engine's program runs, or a thread is being started.
 
-    A thread that begins has its starter's identity for a moment: it would be ended instead, and be waited for.
+    A new thread has its starter's identity for a moment: it would be ended instead, and its starter would wait.
     """
     while frame is not None:
         code = frame.f_code
@@ -103,3 +121,42 @@ def _is_busy(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+class _Counting:
+    """An engine's listener that ends the loop at its limit."""
+
+    def __init__(self, listener: Any, limit: Limit, *, is_entered: bool):
+        self._listener, self._limit, self._is_entered = listener, limit, is_entered
+        self._is_telling = False
+
+    def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
+        """Enter the engine's listener, unless it was entered."""
+        return nullcontext() if self._is_entered else self._listener.listening(told)
+
+    def tell(self, told: Callable[[int, list], None], values: list) -> None:
+        """Call `told` with the values, or end the loop if it has made enough updates before."""
+
+        def heard(order: int, numbers: list) -> None:
+            # Before `told`: a script may end by itself after its last update.
+            if not self._limit.has_stopped and self._limit.is_reached():
+                self._limit.is_asked.set()
+                stop(self._limit.has_come, is_direct=self._is_telling)
+            told(order, numbers)
+
+        outer, self._is_telling = self._is_telling, True
+        try:
+            self._listener.tell(heard, values)
+        finally:
+            self._is_telling = outer
+
+    def settle(self) -> None:
+        """Wait for pending records; a step that was ended halfway has none."""
+        try:
+            self._listener.settle()
+        except Exception:  # the engine's, of a step that the audit itself has ended
+            if not self._limit.has_stopped:
+                raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listener, name)

@@ -1,22 +1,25 @@
-"""What a script holds while it trains: the values of its functions' names, and those of its modules."""
+"""The values of a script's names while it trains, and the arrays among them that hold the model's inputs."""
 
 import inspect
+import itertools
 import sys
-import sysconfig
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import FrameType, GeneratorType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
+from wholestep import tree
+from wholestep.audit.source import LIBRARIES, is_of_user
+from wholestep.audit.windows import PAD, Rows
 from wholestep.errors import message
 
-_PATHS = sysconfig.get_paths()
-_LIBRARIES = (_PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], str(Path(__file__).parent.parent))
 _NO_CODE = (lambda: None).__code__
-_NUM_INSIDE = 64  # so many values of a container or an object are looked at, two levels deep
+_NUM_INSIDE = 64  # the most values of a container or an object, two levels deep
+_SECONDS, _ROWS = 30.0, 200_000  # the most for reading a dataset once more
 
 
 class Named(NamedTuple):
@@ -28,7 +31,7 @@ class Named(NamedTuple):
 
 
 class Surroundings:
-    """Collects what may be data, the optimizers and the metrics."""
+    """Collects the script's arrays, datasets, optimizers and metrics."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str, int], Named] = {}
@@ -44,7 +47,7 @@ class Surroundings:
             frames.append(traceback.tb_frame)
             traceback = traceback.tb_next
         for each in frames:
-            if _is_of_user(each):
+            if is_of_user(each.f_code.co_filename):
                 self.take(each.f_globals)
                 if each.f_locals is not each.f_globals:
                     self.take(dict(each.f_locals), home=id(each))
@@ -88,9 +91,12 @@ class Surroundings:
 
 
 def names_of_user() -> dict[str, Any]:
-    """Return what the innermost function of the script knows that runs now, also as AutoGraph has made it anew."""
+    """Return the names of the innermost running function of the script, also as AutoGraph has converted it."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (_is_of_user(frame) or "__autograph_generated" in frame.f_code.co_filename):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_of_user(file) or "__autograph_generated" in file:
+            break
         frame = frame.f_back
     return {} if frame is None else {**frame.f_globals, **frame.f_locals}
 
@@ -103,24 +109,19 @@ def tape_elsewhere(model: keras.Model) -> str:
     frame: FrameType | None = sys._getframe(1)
     has_one = "GradientTape" in getattr(inspect.unwrap(type(model).train_step), "__code__", _NO_CODE).co_names
     while frame is not None and not has_one:
-        is_library = frame.f_code.co_filename.startswith(_LIBRARIES)
+        is_library = frame.f_code.co_filename.startswith(LIBRARIES)
         has_one = not is_library and any(map(_is_tape, list(frame.f_locals.values())))
         frame = frame.f_back
     if not has_one:
         return ""
     must = "The loop must take its gradients by the engine of its model."
-    received = f"a tf.GradientTape for a model on the {engine} engine, of which it sees nothing"
+    received = f"a tf.GradientTape, which cannot record a model on the {engine} engine"
     attempt = f"KERAS_BACKEND=tensorflow, set before Keras is imported, or a loop written for {engine}."
     return message(must, received, attempt)
 
 
 def _is_tape(value: Any) -> bool:
     return type(value).__name__ == "GradientTape" and type(value).__module__.startswith("tensorflow.")
-
-
-def _is_of_user(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return not (file.startswith((*_LIBRARIES, "<")) or "__autograph_generated" in file)
 
 
 def _has_rows(value: Any) -> bool:
@@ -145,10 +146,8 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, keras.layers.Layer | keras.losses.Loss | keras.metrics.Metric | keras.Variable):
         return []
     of = sys.modules.get(type(value).__module__)
-    is_of_user = of is not None and not str(getattr(of, "__file__", None) or _LIBRARIES[0]).startswith(_LIBRARIES)
-    return (
-        [(f".{name}", part) for name, part in vars(value).items()] if is_of_user and hasattr(value, "__dict__") else []
-    )
+    is_own = of is not None and not str(getattr(of, "__file__", None) or LIBRARIES[0]).startswith(LIBRARIES)
+    return [(f".{name}", part) for name, part in vars(value).items()] if is_own and hasattr(value, "__dict__") else []
 
 
 def _array(value: Any) -> np.ndarray | None:
@@ -159,3 +158,133 @@ def _array(value: Any) -> np.ndarray | None:
     except Exception:  # a tracer, an array whose room was given away
         return None
     return array if array.ndim and len(array) > 1 and array.dtype != object else None
+
+
+def holding(arrays: list[Named], inputs: list[list[np.ndarray]]) -> list[Named] | None:
+    """Return the smallest arrays that hold all rows of all these inputs, a leaf each."""
+    widths = [int(np.prod(leaf.shape[1:])) for leaf in inputs[0]]
+    fitting = [
+        [a for a in arrays if int(np.prod(a.value.shape[1:])) == width and _has_row(a.value, leaf[0])]
+        for leaf, width in zip(inputs[0], widths, strict=True)
+    ]
+    found = []
+    for choice in itertools.islice(itertools.product(*fitting), 200):
+        if len({len(named.value) for named in choice}) > 1:
+            continue
+        rows = Rows([named.value for named in choice])
+        held = [rows.find(leaves) for leaves in inputs if len(leaves) == len(choice)]
+        share = np.mean([np.mean(each != PAD) for each in held if len(each)])
+        found.append((share, -len(choice[0].value), list(choice)))
+    if not found:
+        return None
+    share, _, best = max(found, key=lambda each: each[:2])
+    return best if share > 0.5 else None
+
+
+def _has_row(array: np.ndarray, row: np.ndarray) -> bool:
+    flat = array.reshape(len(array), -1)
+    with np.errstate(all="ignore"):
+        wanted = row.reshape(-1)
+        few = np.flatnonzero(flat[:, 0].astype(wanted.dtype) == wanted[0]) if wanted.size else np.arange(len(flat))
+    return any(flat[i].astype(wanted.dtype).tobytes() == wanted.tobytes() for i in few[:10_000])
+
+
+def agrees(array: np.ndarray, pairs: list[tuple[np.ndarray, Any]]) -> bool:
+    """Whether an array has the values that were seen at these rows."""
+    for rows, values in pairs:
+        known = rows != PAD
+        if array[rows[known]].size != values[known].size:
+            return False
+        with np.errstate(all="ignore"):
+            if not np.array_equal(array[rows[known]].reshape(-1).astype(values.dtype), values[known].reshape(-1)):
+                return False
+    return True
+
+
+def assembled(num: int, pairs: list[tuple[np.ndarray, Any]], fill: float = 0.0) -> np.ndarray | None:
+    """Return an array of the values that were seen at these rows; None if a row had several."""
+    whole = np.full((num, *pairs[0][1].shape[1:]), fill, pairs[0][1].dtype)
+    for rows, values in pairs:
+        known = rows != PAD
+        if values.shape[1:] != whole.shape[1:]:
+            return None
+        whole[rows[known]] = values[known]
+    return whole if agrees(whole, pairs) else None
+
+
+def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Return arrays one after the other; batches of several widths are padded with zeros.
+
+    >>> joined([np.array([[1, 2]]), np.array([[3]])]).tolist()
+    [[1, 2], [3, 0]]
+    """
+    parts = list(parts)
+    width = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
+
+    def filled(part: np.ndarray) -> np.ndarray:
+        more = width - part.shape[1] if part.ndim > 1 else 0
+        return np.pad(part, [(0, 0), (0, more), *[(0, 0)] * (part.ndim - 2)]) if more else part
+
+    return np.concatenate(list(map(filled, parts)))
+
+
+def different(arrays: Iterable[Named]) -> list[Named]:
+    """Return those whose values differ."""
+    return list({(n.value.shape, n.value.dtype.str, n.value.tobytes()): n for n in arrays}.values())
+
+
+def read(dataset: Any, inputs: list[list[np.ndarray]]) -> tuple | None:
+    """Return (x, y[, sample_weight]) of a dataset that holds most of these inputs; None if it does not.
+
+    A shuffled dataset without its last, shorter batch leaves out other rows in each pass: it is read until it has all
+    inputs, or until a pass has no new rows.
+    """
+    until, known = time.monotonic() + _SECONDS, None
+    while True:
+        num = 0 if known is None else len(tree.leaves(known)[0])
+        if (found := _pass(dataset, until)) is None:
+            return None
+        known = found if known is None else _united(known, found)
+        rows = Rows(known[0])
+        share = np.mean([np.mean(rows.find(leaves) != PAD) for leaves in inputs])
+        if share == 1 or share <= 0.5 or len(tree.leaves(known)[0]) == num or time.monotonic() > until:
+            return known if share > 0.5 else None
+
+
+def _united(known: tuple, more: tuple) -> tuple:
+    """Return the rows of two passes over one dataset; equal rows as often as in the pass that has most of them."""
+    num = len(tree.leaves(known)[0])
+    both = [joined(pair) for pair in zip(tree.leaves(known), tree.leaves(more), strict=True)]
+    keys = [b"".join(leaf[row].tobytes() for leaf in both) for row in range(len(both[0]))]
+    counts = Counter(keys[:num])
+    chosen = list(range(num))
+    for row, key in enumerate(keys[num:], start=num):
+        counts[key] -= 1
+        if counts[key] < 0:
+            chosen.append(row)
+    whole = iter([leaf[chosen] for leaf in both])
+    return tree.map_leaves(lambda _: next(whole), known)
+
+
+def _pass(dataset: Any, until: float) -> tuple | None:
+    """Return the batches of one pass, joined."""
+    num, parts = 0, []
+    seen: set[int] = set()
+    for batch in (dataset[i] for i in range(len(dataset))) if not is_stream(dataset) else dataset:
+        if not isinstance(batch, tuple) or len(batch) not in (2, 3):
+            return None
+        batch = tree.map_leaves(np.asarray, batch)
+        leaves = tree.leaves(batch)
+        if not all(leaf.ndim for leaf in leaves):
+            return None
+        key = hash(b"".join(leaf.tobytes() for leaf in leaves))
+        num += len(leaves[0])
+        if key in seen or num > _ROWS or time.monotonic() > until:  # it repeats, or is too long
+            break
+        seen.add(key)
+        parts.append(batch)
+    if not parts:
+        return None
+    flat = [tree.leaves(part) for part in parts]
+    whole = iter([joined(each) for each in zip(*flat, strict=True)])
+    return tree.map_leaves(lambda _: next(whole), parts[0])

@@ -1,4 +1,4 @@
-"""audit(): a loop runs under hooks, and a report says what is wrong with it."""
+"""audit(): a loop runs under hooks, and a report names its faults."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,12 +9,12 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.ends import Ended
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
 from wholestep.audit.log import MOST, Log
 from wholestep.audit.meaning import meant, weighed
 from wholestep.audit.probe import call
+from wholestep.audit.replay import values
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule
 from wholestep.audit.stop import COMMAND, Enough
@@ -26,7 +26,7 @@ _ROOM, _ROOM_BY_SIZE = 100_000_000, 5  # bytes, and times the size of a model
 
 
 class _Unentered(AbstractContextManager):
-    """The context of an audit: it begins in `with`, and says so where it is printed instead."""
+    """The context of an audit, which begins in `with`; its text says so."""
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Report]]):
         self._begin = begin
@@ -54,12 +54,12 @@ class Audit:
         learning_rate: float | Callable[[int], Any] | None = None,
         optimizer: keras.optimizers.Optimizer | None = None,
     ) -> AbstractContextManager[Report]:
-        """Watch the user's own training loop, and say what is wrong with it, by name and with proof.
+        """Watch the user's own training loop, and report its faults, by name and with proof.
 
         A few updates are enough: two passes over a few batches show most. The first 40 updates are kept with all their
-        numbers; of a model of more than 6e5 weights as many as have room in 100 MB, but at least five.
+        numbers; of a model of more than 6e5 weights as many as fit in 100 MB, but at least five.
 
-        Loops are looked at that use `fit` or `train_on_batch` (also with a `train_step` of their own),
+        Supported are loops that use `fit` or `train_on_batch` (also with a custom `train_step`),
         `tf.GradientTape` (eager, or in a `tf.function` whose first call is inside the `with`, also under a
         `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and `stateless_apply` (plain or jitted), with an
         optimizer of Keras.
@@ -67,15 +67,15 @@ class Audit:
         Args:
             model: the model that the loop trains.
             data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs together.
-            loss: what was meant: a Keras loss, its name, a function (labels, outputs), a list or dict of them, one for
-                each output, or an `Objective` over such batches; None for what the model was compiled with.
-            learning_rate: what was meant: a number, or a function (or Keras schedule) of the number of the update,
-                from 0; None for the schedule of the optimizer, if it has one.
-            optimizer: the one that the loop applies, where the model is not compiled with it: its schedule, if it has
-                one, is the learning rate that was meant.
+            loss: the loss that is meant: a Keras loss, its name, a function (labels, outputs), a list or dict of them,
+                one for each output, or an `Objective` over such batches; None for the compiled loss.
+            learning_rate: the rate that is meant: a number, or a function (or Keras schedule) of the number of the
+                update, from 0; None for the schedule of the optimizer, if it has one.
+            optimizer: the optimizer that the loop applies, if the model is not compiled with it: its schedule, if it
+                has one, is the learning rate that is meant.
 
         Yields:
-            A `Report`, to be read after the `with`. It is printed, or its `causes` are looked at.
+            A `Report`, complete after the `with`: print it, or read its `causes`.
 
         Raises:
             SpecificationError: the model, the data or the loss cannot be audited. Nothing has been hooked.
@@ -101,11 +101,11 @@ class Audit:
         optimizer: keras.optimizers.Optimizer | None = None,
         updates: int = 40,
     ) -> Report:
-        """Call a training loop under an audit, and again on some of the rows to tell apart what looked alike.
+        """Call a training loop under an audit, and again on some of the rows, to distinguish causes with equal numbers.
 
-        On even batches several mistakes are one factor, and some are none; on an odd number of rows, and on uneven
-        weights where there are any, they are not. What is wrong there alone is a note. The model, its optimizer, the
-        one that is given and the data are afterwards as they were before; what else the loop keeps is not known here.
+        On even batches several mistakes give one factor, and some give none; on an odd number of rows, and on uneven
+        weights if there are weights, they differ. A fault that shows only there is a note. The model, its optimizer,
+        the given optimizer and the data are restored; other state of the loop is not known here.
 
         Args:
             train: called with (model, x, y) or (model, x, y, sample_weight).
@@ -114,7 +114,7 @@ class Audit:
             loss: as for the audit.
             learning_rate: as for the audit.
             optimizer: as for the audit.
-            updates: a loop that makes more of them is ended after so many, if this is the main thread.
+            updates: a longer loop is ended after this many updates, if this is the main thread.
 
         Returns:
             The report.
@@ -138,7 +138,7 @@ def watched(
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Iterator[Report]:
-    """Run what is inside of a `with` under hooks; see `Audit`, which checks nothing more."""
+    """Run the body of a `with` under hooks; see `Audit`."""
     command, log, report = COMMAND.get(), Log(), Report()
     made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
     log.room = room(model)
@@ -148,25 +148,25 @@ def watched(
     try:
         with Hooks(model, listener() if command is None else command.listener(), log, has_twins=True).on():
             yield report
-    except Enough:  # the command's word, which goes on to it
+    except Enough:  # for the command
         report.close(made)
         raise
     except BaseException as error:
-        if command is not None and command.has_stopped:  # its word, as an engine's program has passed it on
+        if command is not None and command.has_stopped:  # `Enough`, as an engine's program has passed it on
             report.close(made)
         else:
             report.fail()
         if log.elsewhere and isinstance(error, Exception):
             raise SpecificationError(log.elsewhere) from error
         raise
-    made.ended = Ended.of(model)
+    made.ended = values(model)
     report.close(made)
 
 
 def room(model: keras.Model) -> int:
-    """Return how many updates of a model a log keeps with all numbers.
+    """Return the number of updates of a model that a log keeps with all numbers.
 
-    40, or as many as have room in 100 MB or in five times the model's size: an update keeps the weights once.
+    40, or as many as fit in 100 MB or in five times the model's size: an update keeps the weights once.
 
     >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     40
@@ -185,7 +185,7 @@ def case(
     optimizer: keras.optimizers.Optimizer | None = None,
     before: list[np.ndarray] | None = None,
 ) -> Case:
-    """Return all that a verdict is made from, of data as they are now; and of the weights, unless `before` has them.
+    """Return the case of an audit, of the present data, and of the present weights unless `before` is given.
 
     Raises:
         SpecificationError: the model, the data or the loss cannot be audited.
@@ -200,7 +200,8 @@ def case(
     own = getattr(own, "inner_optimizer", own)  # the one that moves the weights
     schedule = _schedule(own, learning_rate)
     if before is None:
-        before = [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
+        now = values(model)
+        before = now.params if now else []
     made = Case(model, given, objective, schedule, log, before, optimizer=own, is_told=optimizer is not None)
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)
@@ -208,7 +209,7 @@ def case(
 
 
 def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
-    """Return (x, y, sample_weight) as copies, or say what is wrong with them."""
+    """Return (x, y, sample_weight) as copies."""
     if not isinstance(model, keras.Model):
         must, attempt = "The audit needs a Keras model.", "ws.audit(model, data=(x, y))."
         raise SpecificationError(message(must, type(model).__name__, attempt))
@@ -218,11 +219,8 @@ def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
         raise SpecificationError(message(must, received, attempt))
     for leaf in tree.leaves(tuple(data)):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
-            must, attempt = (
-                "data must hold arrays.",
-                "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`.",
-            )
-            raise SpecificationError(message(must, type(leaf).__name__, attempt))
+            attempt = "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`."
+            raise SpecificationError(message("data must hold arrays.", type(leaf).__name__, attempt))
     x, y, *rest = (tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data)
     weight = rest[0] if rest else None
     try:
@@ -234,7 +232,7 @@ def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
 
 
 def _schedule(optimizer: keras.optimizers.Optimizer | None, learning_rate: Any) -> Schedule | None:
-    """Return the learning rate that was meant, by update; None if nobody said."""
+    """Return the learning rate that is meant, by update; None if it is not known."""
     if learning_rate is None:
         learning_rate = getattr(optimizer, "_learning_rate", None)
         if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):

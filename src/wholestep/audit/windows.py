@@ -6,18 +6,17 @@ from typing import TypeVar
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.keeping import all_same
-from wholestep.audit.lanes import steps
-from wholestep.audit.log import Applied, Called, Log
+from wholestep.audit.log import Applied, Called, Log, Scaled
+from wholestep.audit.measure import all_same, in_part
 from wholestep.tree import Tree
 
 PAD = -1
 
 
 class Rows:
-    """Finds rows of the data by the bytes of the model's inputs, whatever their dtype has become.
+    """Finds rows of the data by the bytes of the model's inputs, in the dtype of these inputs.
 
-    A batch may be narrower than the data, as one that is padded to its own longest row: zeros are left out then.
+    A batch may be narrower than the data, if it is padded to its longest row: then trailing zeros are ignored.
     """
 
     def __init__(self, inputs: Tree):
@@ -27,37 +26,33 @@ class Rows:
         self._uses = np.zeros(self.num, int)
 
     def find(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Return the number of each row, `PAD` for what is no row of the data; of equal rows the least used one."""
+        """Return the number of each row, `PAD` for inputs not in the data; of equal rows the least used one."""
         if len(inputs) != len(self.leaves) or not inputs[0].ndim:
             return np.array([], int)
-        found = []
+        found = np.full(len(inputs[0]), PAD)
         table = self._table(tuple((leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
         for row in range(len(inputs[0])):
-            equal = table.get(b"".join(leaf[row].tobytes() for leaf in inputs), [])
-            found.append(min(equal, key=self._uses.__getitem__) if equal else PAD)
-            if equal:
-                self._uses[found[-1]] += 1
-        return np.array(found, int)
+            if equal := table.get(b"".join(leaf[row].tobytes() for leaf in inputs)):
+                found[row] = min(equal, key=self._uses.__getitem__)
+                self._uses[found[row]] += 1
+        return found
 
     def twins(self, rows: np.ndarray) -> bool:
-        """Whether one of these rows has the inputs of another row of the data."""
+        """Whether other rows of the data have the same inputs as these."""
         own = set(rows[rows != PAD].tolist())
         return any(len(equal) > 1 and own & set(equal) for table in self._tables.values() for equal in table.values())
 
     def equal(self, row: int) -> list[int]:
-        """Return the rows of the data with the inputs of this one, itself among them."""
+        """Return the rows of the data with the same inputs, this row among them."""
         return next((g for table in self._tables.values() for g in table.values() if row in g), [row])
 
     def agree(self, rows: np.ndarray, others: Tree) -> bool:
-        """Whether all rows with the inputs of one of these have the same labels and weights too."""
+        """Whether all rows with equal inputs have the same labels and weights too."""
         own = set(rows[rows != PAD].tolist())
         equal = [group for table in self._tables.values() for group in table.values() if len(group) > 1]
-        groups = [group for group in equal if own & set(group)]
+        leaves = [np.asarray(leaf) for leaf in tree.leaves(others)]
         return all(
-            np.asarray(leaf)[row].tobytes() == np.asarray(leaf)[group[0]].tobytes()
-            for group in groups
-            for row in group
-            for leaf in tree.leaves(others)
+            len({leaf[row].tobytes() for row in group}) == 1 for group in equal if own & set(group) for leaf in leaves
         )
 
     def _table(self, kinds: tuple) -> dict[bytes, list[int]]:
@@ -75,17 +70,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Piece:
-    """A forward pass on rows of the data: a batch, or a microbatch. `rows` are `PAD` where it is no row."""
+    """A forward pass on rows of the data: a batch, or a microbatch. `rows` is `PAD` for inputs not in the data."""
 
     called: Called
     rows: np.ndarray
 
     @property
     def is_known(self) -> bool:
-        """Whether it is rows of the data; a batch may be filled up, with one row again and again."""
-        others = {
-            b"".join(leaf[row].tobytes() for leaf in self.called.inputs) for row in np.flatnonzero(self.rows == PAD)
-        }
+        """Whether its inputs are rows of the data; a batch may be padded with copies of one other row."""
+        inputs = self.called.inputs
+        others = {b"".join(leaf[row].tobytes() for leaf in inputs) for row in np.flatnonzero(self.rows == PAD)}
         return bool(np.any(self.rows != PAD)) and len(others) <= 1
 
 
@@ -99,10 +93,13 @@ class Update:
 
     @property
     def is_known(self) -> bool:
-        """Whether all that it is made of can be computed again."""
-        return (
-            bool(self.pieces) and self.applied.is_whole and all(p.is_known and p.called.is_whole for p in self.pieces)
-        )
+        """Whether its gradient can be computed again."""
+        are_known = all(p.is_known and p.called.is_whole for p in self.pieces)
+        return bool(self.pieces) and self.applied.is_whole and are_known
+
+    def follows(self, other: "Update") -> bool:
+        """Whether it is the update after another one."""
+        return self.number == other.number + 1
 
     @property
     def rows(self) -> np.ndarray:
@@ -115,21 +112,21 @@ _Part = TypeVar("_Part", Piece, Update)
 
 @dataclass(frozen=True)
 class Windows:
-    """What a log says.
+    """The updates of a log.
 
     Attributes:
         pieces: every forward pass of which a gradient may have been taken, in order.
         updates: the optimizer steps.
         rest: forward passes after the last optimizer step.
-        foreign: how many such passes were on something else than rows of the data.
-        seen: rows that other forward passes (an evaluation) have looked at.
+        foreign: the number of such passes on inputs that are not rows of the data.
+        seen: rows of forward passes without a gradient (an evaluation).
         num_skipped: optimizer steps that were skipped, as gradients were not finite.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
-        is_by_hand: whether no optimizer step was seen, and the updates are what moved the weights.
-        is_rated: whether it is known by which rates the gradients of such updates were multiplied.
-        settled: updates of whose rows it was found out which of several with equal inputs they are.
-        stale: updates whose gradients were taken before the steps of others, with as many forward passes at once.
-        idle: by the number of an update, its optimizer step after those of zeros that were made while it was summed up.
+        is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
+        is_rated: whether the rates of such updates are known.
+        settled: updates with rows of equal inputs that were identified by the gradient.
+        stale: updates whose gradients were taken at the weights of an update before.
+        idle: by the number of an update, its optimizer steps: of zeros while it was summed up, and the last step.
     """
 
     pieces: list[Piece]
@@ -144,6 +141,11 @@ class Windows:
     settled: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
     idle: dict[int, list[Update]] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the updates."""
+        return [update.number for update in self.updates]
 
 
 def windows(log: Log, rows: Rows) -> Windows:
@@ -171,10 +173,9 @@ def windows(log: Log, rows: Rows) -> Windows:
 
 
 def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
-    """Return (updates, the numbers of those that are stale).
+    """Return (updates, the numbers of the stale ones).
 
-    As many steps as forward passes before them have a gradient each, if no two are the same: then the first step has
-    not all of these passes, and the others are not without one.
+    If n forward passes come before n steps with different gradients, each step belongs to one pass.
     """
     found, stale, i = list(updates), set(), 0
     while i < len(updates):
@@ -213,18 +214,14 @@ def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
 
 def _found(called: list[Called], rows: Rows) -> list[Piece]:
     """Return the forward passes on rows; a replica may have none."""
-    found = [Piece(event, rows.find(event.inputs)) for event in called]
-    return [piece for piece in found if piece.called.inputs and piece.called.inputs[0].shape[:1] != (0,)]
+    filled = [event for event in called if event.inputs and event.inputs[0].shape[:1] != (0,)]
+    return [Piece(event, rows.find(event.inputs)) for event in filled]
 
 
 def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
-    """Return the passes whose gradients are in an update: those that are known to be, or else those that may be."""
-    for wanted in (True, None):
-        chosen = [piece for piece in window if piece.called.differentiated is wanted]
-        if chosen:
-            break
-    else:
-        chosen = []
+    """Return the passes whose gradients are in an update: the known ones, or else the possible ones."""
+    of = {wanted: [piece for piece in window if piece.called.differentiated is wanted] for wanted in (True, None)}
+    chosen = of[True] or of[None]
     for piece in window:
         if not any(piece is other for other in chosen):
             seen.update(piece.rows[piece.rows != PAD].tolist())
@@ -234,7 +231,7 @@ def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
 def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
     """Return (updates, the passes after the last one) where the weights of the passes move by no optimizer of Keras.
 
-    Gradients are what was taken off the weights, to be divided by a rate that nobody told.
+    A gradient is the change of the weights, still multiplied by the unknown rate.
     """
     updates: list[Update] = []
     window: list[Piece] = []
@@ -255,9 +252,9 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
 
 
 def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
-    """Return, by their numbers, the last updates of passes, if all passes end so, and which of their rows came before.
+    """Return, by the number of the last update of each pass, which of its rows came before, if all passes end so.
 
-    Such a pass has all rows of the data once its last update is there, which is filled up with some of them again.
+    The last update of such a pass completes the rows of the data, and is padded with rows of the same pass.
     """
     found: dict[int, np.ndarray] = {}
     used = np.zeros(num_rows, bool)
@@ -285,3 +282,103 @@ def passes(pieces: list[_Part]) -> list[list[_Part]]:
         cut[-1].append(piece)
         used |= rows
     return cut
+
+
+@dataclass(frozen=True)
+class Step:
+    """Forward passes of all replicas, and the optimizer step after them: None at the end, or where it was skipped."""
+
+    called: list[Called]
+    applied: Applied | None
+    is_skipped: bool = False
+
+
+def steps(log: Log) -> list[Step]:
+    """Return the steps of a log in order; the last one holds the forward passes after the last optimizer step."""
+    events: list[Called | Applied | Scaled] = [*log.called, *log.applied, *log.scaled]
+    events.sort(key=lambda event: event.order)
+    if log.is_stateless:
+        events = _filled(events)
+    lanes: dict[int, list[Step]] = {event.replica: [] for event in events} or {0: []}
+    for replica, lane in lanes.items():
+        lane += _cut([event for event in events if event.replica == replica])
+    num = max(map(len, lanes.values()))
+    merged = [_side_by_side([lane[i] for lane in lanes.values() if i < len(lane) - 1]) for i in range(num - 1)]
+    rest = [called for lane in lanes.values() for called in lane[-1].called]
+    return [*_accumulated(merged), Step(sorted(rest, key=lambda called: called.order), None)]
+
+
+def _filled(events: list[Called | Applied | Scaled]) -> list[Called | Applied | Scaled]:
+    """Return events where a stateless step of some variables has the others' values from the event before.
+
+    Of the others it records the values that the model itself holds, which are the first ones.
+    """
+    last: list[np.ndarray] = []
+    filled: list[Called | Applied | Scaled] = []
+    for event in events:
+        if isinstance(event, Applied) and event.built and len(last) == len(event.params) > len(event.built):
+            after = [v if i in event.built else last[i] for i, v in enumerate(event.params_after)]
+            before = [v if i in event.built else last[i] for i, v in enumerate(event.params)]
+            event = replace(event, params=before, params_after=after)
+        if not isinstance(event, Scaled):
+            last = event.params_after if isinstance(event, Applied) else in_part(event.params)
+        filled.append(event)
+    return filled
+
+
+def _cut(events: list[Called | Applied | Scaled]) -> list[Step]:
+    found, window = [], []
+    for event in events:
+        if isinstance(event, Called):
+            window.append(event)
+        elif isinstance(event, Applied) or not event.is_finite:
+            is_step = isinstance(event, Applied)
+            found.append(Step(window, event if is_step else None, not is_step))  # type: ignore[arg-type]
+            window = []
+    return [*found, Step(window, None)]
+
+
+def _side_by_side(parts: list[Step]) -> Step:
+    """Return the step of all replicas: the optimizer adds up their gradients."""
+    called = sorted((each for part in parts for each in part.called), key=lambda event: event.order)
+    applied = [part.applied for part in parts if part.applied is not None]
+    if not applied:
+        return Step(called, None, is_skipped=True)
+    if not all(each.is_whole for each in applied):
+        return Step(called, applied[0].emptied())
+    return Step(called, replace(applied[0], grads=_summed([each.grads for each in applied], 1)))
+
+
+def _accumulated(found: list[Step]) -> list[Step]:
+    """Return the steps, with the calls as one step that the optimizer itself accumulates to one update."""
+    merged: list[Step] = []
+    window: list[Step] = []
+    for step in found:
+        window.append(step)
+        last = step.applied
+        if last is None or (last.num_calls + 1) % last.accumulates:
+            if last is None and len(window) == 1:
+                merged.append(window.pop())
+            continue
+        parts = [each.applied for each in window if each.applied is not None]
+        called = [each for part in window for each in part.called]
+        window = []
+        if last.accumulates == 1:
+            merged.append(Step(called, last))
+            continue
+        made = replace(last, replica=0, accumulates=1, num_calls=0)
+        if len(parts) == last.accumulates and all(each.is_whole for each in parts):
+            grads = _summed([each.grads for each in parts], len(parts))
+            made = replace(made, grads=grads, params=parts[0].params, slots=parts[0].slots)
+        else:
+            made = made.emptied()
+        merged.append(Step(called, made))
+    return [*merged, *(Step(each.called, None, is_skipped=True) for each in window)]
+
+
+def _summed(grads: list[list[np.ndarray | None]], divisor: int) -> list[np.ndarray | None]:
+    """Return sums, parameter by parameter, divided by a number."""
+    if len(grads) == 1:
+        return [None if g is None else g / divisor for g in grads[0]] if divisor > 1 else grads[0]
+    by_parameter = [[np.asarray(g, "float64") for g in each if g is not None] for each in zip(*grads, strict=False)]
+    return [np.sum(each, axis=0) / divisor if each else None for each in by_parameter]

@@ -12,7 +12,7 @@ import numpy as np
 from wholestep.backend import unknown
 from wholestep.checkpoints import Numbers
 from wholestep.engines.listening import running, uncollected
-from wholestep.engines.protocol import Compiled, Devices, Engine, Listener, Told
+from wholestep.engines.protocol import Compiled, Devices, Engine, Listener
 from wholestep.errors import warn
 from wholestep.processes import Processes, SingleProcess
 from wholestep.tree import Tree
@@ -22,7 +22,6 @@ __all__ = [
     "Devices",
     "Engine",
     "Listener",
-    "Told",
     "as_function",
     "choose",
     "connect",

@@ -1,0 +1,177 @@
+"""Changes of a gradient after it was summed: of single variables, and clips, which may be intended."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wholestep.audit.basis import Basis
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.forms import Error
+from wholestep.audit.found import Finding, found
+from wholestep.audit.log import clips_of
+from wholestep.audit.measure import SOLVED, distance
+
+_NAMES = "clipnorm", "global_clipnorm", "clipvalue"
+_SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient
+_SAME_SPARSE = 0.3  # `tf.clip_by_global_norm` takes the norm of sparse gradients before equal rows are added up
+
+
+_Gradients = list[np.ndarray]  # of one variable, by update
+
+
+class _Way(NamedTuple):
+    """A change of one gradient: its predicate and number in words, its cost, and the changed gradients."""
+
+    predicate: str
+    number: str
+    cost: float
+    made: _Gradients
+
+
+def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> tuple[list[Error], float, _Gradients] | None:
+    """Return (errors of single variables, their cost, the gradients that they make), if all is explained by some.
+
+    Args:
+        is_bare: whether the model's own losses are left out as well.
+    """
+    cut = [basis.e.cut(basis.e.handed) for basis in bases]
+    of = [basis.e.cut(basis.e.reference - (basis.e.penalty if is_bare else 0)) for basis in bases]
+    names = list(cut[0])
+    floor = [SOLVED * max(float(np.linalg.norm(basis.e.reference)), basis.e.scale) for basis in bases]
+    done: dict[str, _Way] = {}
+    for name in names:
+        handed, meant = [own[name] for own in cut], [own[name] for own in of]
+        if _far(handed, meant, floor) <= fits:
+            continue
+        others = {other: [own[other] for own in of] for other in names if other != name}
+        ways = [way for way in _ways(handed, meant, others) if _far(handed, way.made, floor) <= 10 * fits]
+        if not ways:
+            return None
+        done[name] = min(ways, key=lambda way: way.cost)
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for name, way in done.items():
+        kinds.setdefault((way.predicate, way.number if way.predicate == "counts" else ""), []).append(name)
+    if not done or (len(done) == len(names) > 1 and [predicate for predicate, _ in kinds] == ["counts"]):
+        return None
+    errors = [Error("the penalty", "counts not at all instead of once", ("penalty forgotten",))] * is_bare
+    for (predicate, _), some in kinds.items():
+        whose = "each variable" if len(some) == len(names) > 1 else ", ".join(some)
+        numbers = ", ".join(dict.fromkeys(done[name].number for name in some))
+        names_of = ("gradients swapped",) * (predicate == "is that of")
+        errors.append(Error(f"the gradient of {whose}", predicate, names_of, numbers))
+    cost = is_bare + 0.3 * (len(kinds) - 1) + sum(max(done[n].cost for n in some) for some in kinds.values())
+    made = [np.concatenate([done[n].made[i] if n in done else of[i][n] for n in names]) for i in range(len(bases))]
+    return errors, cost, made
+
+
+def _far(one: _Gradients, two: _Gradients, floor: list[float]) -> float:
+    """Return how far two gradients are apart in the worst update."""
+    return max(distance(a, b, scale) for a, b, scale in zip(one, two, floor, strict=True))
+
+
+def _ways(handed: _Gradients, meant: _Gradients, others: dict[str, _Gradients]) -> Iterator[_Way]:
+    """Yield the possible changes of a variable's gradient, the likeliest first."""
+    factors = [float(h @ m) / max(float(m @ m), 1e-30) for h, m in zip(handed, meant, strict=True)]
+    factor = float(np.median(factors))
+    is_plain = factor == 0 or abs(factor + 1) < SOLVED
+    yield _Way("counts", f"{factor:.4g} times what it should", 1.0 if is_plain else 2.0, [factor * m for m in meant])
+    for name, gradients in others.items():
+        if gradients[0].shape == meant[0].shape and not np.array_equal(gradients[0], meant[0]):
+            yield _Way("is that of", name, 0.8, gradients)
+    bound = max(float(np.abs(h).max()) for h in handed)
+    longest = max(float(np.linalg.norm(h)) for h in handed)
+    lengths = [max(float(np.linalg.norm(m)), 1e-30) for m in meant]
+    yield _Way("is clipped by value to", f"{bound:.4g}", 1.5, [np.clip(m, -bound, bound) for m in meant])
+    short = [m * min(1, longest / length) for m, length in zip(meant, lengths, strict=True)]
+    yield _Way("is clipped to the norm", f"{longest:.4g}", 1.5, short)
+    yield _Way("has its mean taken off", "", 1.5, [m - m.mean() for m in meant])
+    yield _Way("is replaced by its sign times", f"{bound:.4g}", 1.5, [bound * np.sign(m) for m in meant])
+
+
+def clipped(everything: list[Evidence]) -> tuple[str, float]:
+    """Return (the clip that makes the references the gradients handed over, the distance then); "" if none does."""
+    replay = everything[0].meant.replay
+    fits, same = replay.tolerance.fits, _SAME_IN_PART if replay.is_in_part else SOLVED
+    same = _SAME_SPARSE if replay.is_sparse else same
+    pairs = [(e.handed, e.reference) for e in everything]
+    if (apart := _by_norm(pairs, fits, same)) <= fits:
+        return "by their norm", apart
+    bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
+    if (apart := max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)) <= fits:
+        return "by value", apart
+    parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
+    one_by_one = [[(handed[name], meant[name]) for handed, meant in parts] for name in parts[0][0]]
+    apart = max(_by_norm(each, fits, same) for each in one_by_one)
+    return ("variable by variable" if apart <= fits else ""), apart
+
+
+def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float) -> float:
+    """Return the largest distance from the candidates, some of them shortened to one length that none exceeds."""
+    worst = 0.0
+    lengths: list[float] = []
+    whole: list[float] = []
+    for handed, candidate in pairs:
+        size = float(candidate @ candidate)
+        factor = float(handed @ candidate) / size if size else 1.0
+        worst = max(worst, factor - 1, distance(handed, factor * candidate))
+        if worst > fits:
+            return worst
+        (lengths if factor < 1 - fits else whole).append(float(np.linalg.norm(handed)))
+    if not lengths:
+        return worst
+    if not min(lengths):  # nothing is left of it: that is no clip
+        return float("inf")
+    longest = max([*lengths, *whole])
+    return worst if longest <= min(lengths) * (1 + max(same, fits)) else longest / min(lengths)
+
+
+def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
+    """Yield the finding on gradients that are clipped otherwise than by the optimizer that was meant, or not at all.
+
+    Args:
+        everything: updates whose gradients are right, except for a clip.
+    """
+    bounds = clips_of(optimizer)
+    if not any(bounds) or not everything or everything[0].meant.replay.is_in_part:
+        return
+    if not all(e.mask.all() for e in everything):
+        return
+    apart = [
+        distance(_bounded(e, e.reference, bounds), _bounded(e, e.handed, e.update.applied.clips)) for e in everything
+    ]
+    replay = everything[0].meant.replay
+    differs = _SAME_SPARSE if replay.is_sparse else replay.tolerance.differs
+    wrong = [e for far, e in zip(apart, everything, strict=True) if far > differs]
+    if not wrong:
+        return
+    plain = max(e.without for e in everything)
+    is_right = plain <= replay.tolerance.differs
+    is_bare = is_right and not any(any(e.update.applied.clips) for e in everything)
+    told = ", ".join(f"{name}={bound:.4g}" for name, bound in zip(_NAMES, bounds, strict=True) if bound)
+    name, numbers = "clip forgotten" if is_bare else "clipped otherwise", [e.update.number for e in wrong]
+    rest = plain if is_right else clipped(everything)[1]
+    yield found(
+        name,
+        max(apart),
+        wrong[0].update.applied.line,
+        numbers,
+        f"The optimizer that was meant has {told}.",
+        with_change=rest,
+    )
+
+
+def _bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
+    """Return the gradient as Keras clips it."""
+    of_each, of_all, of_numbers = bounds
+    if of_each:
+        parts = e.meant.replay.parts(gradient).values()
+        return np.concatenate([_shortened(part, of_each) for part in parts])
+    if of_all:
+        return _shortened(gradient, of_all)
+    return np.clip(gradient, -of_numbers, of_numbers) if of_numbers else gradient
+
+
+def _shortened(vector: np.ndarray, bound: float) -> np.ndarray:
+    size = float(np.linalg.norm(vector))
+    return vector * (bound / size) if size > bound else vector

@@ -1,0 +1,96 @@
+"""How far observed numbers are from expected ones: equal bits, one relative distance, one tolerance for each dtype."""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+NUM_PLACES = 20_000  # of a larger parameter, gradient or slot this many entries are compared, drawn once
+SOLVED, ROUNDED = 1e-3, 1e-5  # relative distances of numbers that are solved for, and of values up to rounding
+Arrays = Sequence[np.ndarray]
+
+
+class Tolerance(NamedTuple):
+    """Relative distances: up to `fits` numbers are reproduced, above `differs` they are not as expected."""
+
+    fits: float
+    differs: float
+
+    def shows(self, without: float, with_change: float) -> bool:
+        """Whether a change of the expected numbers explains observed ones that are `without` apart from them."""
+        return with_change <= self.fits and 3 * with_change <= without
+
+
+FINE = Tolerance(1e-4, 1e-3)
+COARSE = Tolerance(4e-2, 4e-2)  # of float16 and bfloat16: two orders of the same sum differ by a percent
+
+
+def tolerance(dtypes: Iterable[str]) -> Tolerance:
+    """Return the tolerance of numbers that are computed in these dtypes."""
+    return COARSE if any("float16" in dtype for dtype in dtypes) else FINE
+
+
+def distance(one: np.ndarray | Arrays, two: np.ndarray | Arrays, scale: float = 0.0) -> float:
+    """Return how far two arrays, or two lists of arrays as one vector, are apart.
+
+    The distance is relative to the longer one, or to a scale that is larger still.
+
+    >>> distance(np.array([3.0, 4.0]), np.array([3.0, 4.0]))
+    0.0
+    """
+    ones, twos = ([each] if isinstance(each, np.ndarray) else each for each in (one, two))
+    size = max(_length(ones), _length(twos), scale)
+    apart = _length([np.asarray(a, "float64") - b for a, b in zip(ones, twos, strict=True)])
+    return apart / size if size else 0.0
+
+
+def _length(leaves: Arrays) -> float:
+    return float(np.linalg.norm([float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves]))
+
+
+def farthest(one: np.ndarray | Sequence[float], two: np.ndarray | Sequence[float]) -> float:
+    """Return the largest relative distance of two numbers at the same place."""
+    ones, twos = np.asarray(one, "float64"), np.asarray(two, "float64")
+    return float(np.max(np.abs(ones - twos) / np.maximum(np.maximum(np.abs(ones), np.abs(twos)), 1e-12)))
+
+
+@cache
+def places(size: int) -> np.ndarray | None:
+    """Return the entries at which parameters of a size are compared, always the same; None for all.
+
+    >>> places(3) is None, len(places(50_000))
+    (True, 20000)
+    """
+    if size <= NUM_PLACES:
+        return None
+    return np.sort(np.random.default_rng(size).choice(size, NUM_PLACES, replace=False, shuffle=False))
+
+
+def in_part(leaves: Arrays) -> list[np.ndarray]:
+    """Return parameters, of each large one the entries at its places."""
+    return [leaf if (chosen := places(leaf.size)) is None else np.asarray(leaf).reshape(-1)[chosen] for leaf in leaves]
+
+
+def same(one: np.ndarray, two: np.ndarray) -> bool:
+    """Whether two arrays hold the same bits."""
+    if one is two:
+        return True
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    if one.dtype.itemsize not in (1, 2, 4, 8) or not one.shape:
+        return one.tobytes() == two.tobytes()
+    bits = f"u{one.dtype.itemsize}"
+    return np.array_equal(np.ascontiguousarray(one).view(bits), np.ascontiguousarray(two).view(bits))
+
+
+def all_same(one: Arrays, two: Arrays) -> bool:
+    """Whether two lists of arrays hold the same bits."""
+    return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+
+
+def once(new: Arrays, old: Arrays) -> list[np.ndarray]:
+    """Return copies of new arrays; an array that holds the bits of an old one is the old one."""
+    if len(new) != len(old):
+        return [np.array(leaf) for leaf in new]
+    return [b if same(a, b) else np.array(a) for a, b in zip(new, old, strict=True)]

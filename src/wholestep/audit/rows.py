@@ -1,0 +1,302 @@
+"""The stage of the rows: which rows of the data the updates were made of, in which order, and what replaced them."""
+
+from collections.abc import Iterator
+from itertools import pairwise, permutations
+
+import numpy as np
+
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.found import Finding, Found, Likely, found, numbers_of, some
+from wholestep.audit.log import Log
+from wholestep.audit.measure import ROUNDED
+from wholestep.audit.windows import PAD, Piece, Rows, Windows, doubled, passes
+from wholestep.tree import Tree
+
+NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in this many random orders
+MOSTLY = 0.7  # of the neighbouring batches; the others are at the ends of passes
+FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the latter of rows
+UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
+FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
+NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
+_ALMOST_ALL, _SOME = 0.9, 0.1
+_OF_FIT = (
+    "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
+    "each pass, give it a dataset that is shuffled."
+)
+
+
+def order(
+    windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = None, *, is_found: bool = False
+) -> list[Finding]:
+    """Return the findings on the order of the rows.
+
+    Args:
+        labels: by row the number of its class, if the data have classes.
+        is_found: whether the data were found by the audit: the loop may hold out some of their rows.
+    """
+    pieces = [piece for piece in windows.pieces if piece.is_known]
+    if told := _alike(windows):
+        return [told]
+    if not pieces or any(rows.twins(piece.rows) for piece in pieces):
+        note = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
+        return [note] * bool(pieces)
+    if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
+        return [BY_NAME["drawn with replacement"].explanation]
+    for finding in (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):
+        if finding is not None:
+            return [finding]
+    findings = [*_passes(windows, rows, pieces, log.has_evaluated, is_found)]
+    few, told = _few_labels(windows, pieces, labels), BY_NAME["same batches every pass"].explanation
+    if few is not None and (told in findings or UNSHUFFLED in findings):
+        findings = [few if each in (told, UNSHUFFLED) else each for each in findings]
+    elif log.has_fitted:
+        findings = [
+            f"{each.explanation} {_OF_FIT}"
+            if isinstance(each, Found) and each.name == "same order every pass"
+            else each
+            for each in findings
+        ]
+    return [*findings, *_carried(windows)]
+
+
+def classes(y: Tree) -> np.ndarray | None:
+    """Return the number of each row's class; None if the labels are not classes.
+
+    >>> classes(np.array([[0, 1], [1, 0]])).tolist()
+    [1, 0]
+    """
+    if not hasattr(y, "shape"):
+        return None
+    values = np.asarray(y)
+    is_one_hot = values.ndim == 2 and values.shape[1] > 1 and set(np.unique(values)) == {0, 1}
+    if is_one_hot and np.all(values.sum(axis=1) == 1):
+        return np.argmax(values, axis=1)
+    is_column = values.size == len(values)
+    return values.reshape(-1) if is_column and np.array_equal(values, np.round(values)) else None
+
+
+def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None) -> Found | None:
+    """Find batches of one or two labels, where the data have many and random batches have more."""
+    num = 0 if labels is None else len(np.unique(labels))
+    if labels is None or not 1 < num <= len(labels) // LEAST:
+        return None
+    whole = [piece for piece in pieces if np.count_nonzero(piece.rows != PAD) >= 2 * LEAST]
+    most = FEW - 1 if num > FEW else 1
+
+    def num_few(labels: np.ndarray) -> int:
+        return sum(len(np.unique(labels[piece.rows[piece.rows != PAD]])) <= most for piece in whole)
+
+    few, draw = num_few(labels), np.random.default_rng(0)
+    by_chance = float(np.median([num_few(draw.permutation(labels)) for _ in range(NUM_DRAWS)]))
+    if 2 * few <= len(pieces) or by_chance >= CHANCE * len(pieces):
+        return None
+    detail = f"{few} of {len(pieces)} batches hold at most {most} of {num} labels."
+    line, numbers = pieces[0].called.line, windows.numbers
+    return found("batches of few labels", few / len(pieces), line, numbers, detail)
+
+
+def _alike(windows: Windows) -> str:
+    """Return a note if all replicas get the same rows in all updates; "" if they do not."""
+    num = [len({piece.called.replica for piece in u.pieces}) for u in windows.updates]
+    same = [len({piece.rows.tobytes() for piece in u.pieces}) == 1 < len(u.pieces) for u in windows.updates]
+    if not num or min(num) < 2 or not all(same) or len(windows.updates) < 2:
+        return ""
+    told = f"Each of the {max(num)} replicas gets the same rows, so an update is of one replica's rows, computed "
+    return Likely(f"{told}{max(num)} times: give each its own, `strategy.experimental_distribute_dataset(dataset)`.")
+
+
+def _carried(windows: Windows) -> list[Found]:
+    """Find updates of microbatches of two passes, if their gradient is of all of them."""
+    shared = [u for u in windows.updates if len({windows.place[p.called.order][0] for p in u.pieces}) > 1]
+    if not shared:
+        return []
+    update = shared[0]
+    numbers = [windows.place[piece.called.order][0] for piece in update.pieces]
+    early = sum(number < numbers[-1] for number in numbers)
+    detail = f"Update {update.number} has {early} of its {len(numbers)} microbatches from the pass before."
+    share, line = early / len(numbers), update.applied.line
+    return [found("window carried over the epoch", share, line, [u.number for u in shared], detail)]
+
+
+def _again(windows: Windows) -> Found | None:
+    """Find batches that make two updates in a row, in the midst of a pass, where others make one."""
+    updates = [update for update in windows.updates if update.pieces]
+    again = [b for a, b in pairwise(updates) if np.array_equal(a.rows, b.rows)]
+    once = [update for update in updates if all(update is not other for other in again)]
+    cuts = [[sum(len(u.rows) for u in cut) for cut in passes(each)][:-1] for each in (updates, once)]
+    if not again or len(set(cuts[1])) > 1 or len(set(cuts[0])) < 2:
+        return None
+    detail = f"{len(again)} of {len(updates)} updates repeat the batch before."
+    share, numbers = len(again) / len(updates), [u.number for u in again]
+    return found("batch trained on twice", share, again[0].applied.line, numbers, detail)
+
+
+def _doubled(windows: Windows, num_rows: int) -> Found | None:
+    """Find passes that all end with a batch some of whose rows were already used."""
+    again = doubled(windows.updates, num_rows)
+    if len(again) < 2:
+        return None
+    last = next(update for update in windows.updates if update.number in again)
+    num = min(int(np.count_nonzero(part)) for part in again.values())
+    detail = f"The last batch of a pass has {num} rows of batches before it."
+    return found("rows twice in a pass", num / num_rows, last.applied.line, again, detail)
+
+
+def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:
+    """Find batches that begin with the last rows of the batch before, mostly the same number of rows."""
+    shared = [_shared(a.rows, b.rows) for a, b in pairwise(pieces)]
+    sizes, counts = np.unique([num for num in shared if num] or [0], return_counts=True)
+    usual = int(sizes[np.argmax(counts)])
+    if not usual or counts.max() < max(2, MOSTLY * len(shared)):
+        return None
+    detail = f"{usual} rows of each batch are in the next one too."
+    share, line = usual / len(pieces[0].rows), pieces[0].called.line
+    return found("batches overlap", share, line, windows.numbers, detail)
+
+
+def _shared(one: np.ndarray, two: np.ndarray) -> int:
+    """Return how many rows at the end of one batch begin the next, less than all."""
+    return max((n for n in range(1, min(len(one), len(two))) if np.array_equal(one[-n:], two[:n])), default=0)
+
+
+def _passes(
+    windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bool, is_found: bool
+) -> Iterator[Finding]:
+    lists = [[row for piece in cut for row in piece.rows.tolist() if row != PAD] for cut in passes(pieces)]
+    whole = lists if len(lists[-1]) == len(lists[0]) else lists[:-1]
+    if _is_drawn(lists[:-1], rows.num):
+        yield BY_NAME["drawn with replacement"].explanation
+        return
+    if len(whole) < 2 or len({len(each) for each in whole}) > 1:
+        yield FEW_PASSES
+        return
+    first, line = whole[0], pieces[0].called.line
+    unused = sorted(set(range(rows.num)) - set().union(*whole) - windows.seen)
+    window = 1 + max(row - place for each in whole for place, row in enumerate(each))
+    are_same = all(set(each) == set(first) for each in whole)
+    if unused and are_same:
+        are_last = unused == list(range(rows.num - len(unused), rows.num))
+        detail = f"{len(unused)} of {rows.num} rows{', the last ones' if are_last else ''}: {some(unused)}."
+        if windows.foreign:
+            told = f"Never used unchanged: {detail} {windows.foreign} forward passes had inputs that are no rows of "
+            yield f"{told}`data`: are rows changed on the way to the model (augmented, normalised)?"
+        elif has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
+            yield f"Held out, or forgotten? Never used: {detail}"
+        else:
+            yield found("rows never used", len(unused) / rows.num, line, windows.numbers, detail)
+    elif not unused and window <= rows.num // 2 and first != sorted(first):
+        yield f"{BY_NAME['shuffle window'].explanation} It is of {window} of {rows.num} rows."
+    elif len(first) < rows.num and not are_same:
+        yield f"A pass has {len(first)} of the {rows.num} rows, each pass others."
+    is_one_order = all(each == first for each in whole)
+    if is_one_order and first == sorted(first):
+        yield UNSHUFFLED
+    elif is_one_order and len(first) > 3:
+        detail = f"The passes begin with the rows {some(first)}."
+        yield found("same order every pass", 1.0, line, windows.numbers, detail)
+    cut = [sorted(tuple(sorted(p.rows.tolist())) for p in each) for each in passes(pieces)][: len(whole)]
+    is_mixed = not is_one_order and len(cut[0]) > 1 and max(map(len, cut[0])) > 1
+    if is_mixed and all(each == cut[0] for each in cut):
+        yield BY_NAME["same batches every pass"].explanation
+
+
+def _is_drawn(lists: list[list[int]], num_rows: int) -> bool:
+    """Whether rows come again, sooner or later, before most others have come."""
+    sizes = [len(each) for each in lists]
+    return len(sizes) > 2 and len(set(sizes)) > 1 and 2 * float(np.median(sizes)) <= num_rows
+
+
+def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> Iterator[Finding]:
+    """Yield the finding on inputs that are not rows of the data: in another order, labels among them, or scaled.
+
+    Args:
+        labels: the leaves of the data's labels.
+        pieces: forward passes, none of them on rows of the data alone.
+    """
+    shapes = [leaf.shape[1:] for leaf in pieces[0].called.inputs] if pieces else []
+    looked = [piece for piece in pieces if [leaf.shape[1:] for leaf in piece.called.inputs] == shapes][:NUM_LOOKED]
+    if not looked or len(shapes) != len(rows.leaves):
+        return
+    for name, detail, leaves in _ways(rows.leaves, labels, looked[0]):
+        if _share(Rows(leaves), looked) >= _ALMOST_ALL:
+            yield found(name, 1.0, looked[0].called.line, range(1, len(pieces) + 1), detail)
+            return
+    if (share := _share(rows, looked)) > _SOME:
+        told = f"Of the rows that the model gets {share:.0%} are rows of `data`, and the others are none: "
+        if _are_moved(rows, looked):
+            yield f"{told}they are rows whose numbers stand elsewhere (flipped, rolled, turned?)."
+        else:
+            yield f"{told}are they augmented, or is it trained on more than `data`, as on rows that are held out?"
+    elif (line_of := _scaled(rows, looked)) is not None:
+        scale, offset = line_of
+        more = f", plus {offset:.5g}" if abs(offset) > ROUNDED else ""
+        yield f"The model's inputs are the rows of `data` times {scale:.5g}{more}. Is that meant?"
+
+
+def _ways(
+    leaves: list[np.ndarray], labels: list[np.ndarray], piece: Piece
+) -> Iterator[tuple[str, str, list[np.ndarray]]]:
+    """Yield (the cause, its detail, the data as the model would have received them)."""
+    num = range(len(leaves))
+    for order in permutations(num) if 1 < len(leaves) <= MOST_LEAVES else ():
+        moved = [(i, j) for i, j in enumerate(order) if i != j]
+        if moved and all(leaves[i].shape == leaves[j].shape for i, j in moved):
+            told = ", ".join(f"input {i + 1} gets what is meant for input {j + 1}" for i, j in moved)
+            yield "inputs swapped", f"{told[0].upper()}{told[1:]}.", [leaves[j] for j in order]
+    for i in num:
+        for label in labels:
+            if label.shape[1:] == piece.called.inputs[i].shape[1:] and label.ndim > 1:
+                detail = f"Input {i + 1} of {len(leaves)} gets the labels of its rows."
+                yield "labels among the inputs", detail, [label if j == i else leaf for j, leaf in enumerate(leaves)]
+
+
+def _are_shaped(leaves: list[np.ndarray], given: list[np.ndarray]) -> bool:
+    return len(leaves) == len(given) and all(a.shape[1:] == b.shape[1:] for a, b in zip(leaves, given, strict=True))
+
+
+def _share(rows: Rows, pieces: list[Piece]) -> float:
+    """Return the share of the model's input rows that are rows of these data."""
+    if not _are_shaped(rows.leaves, pieces[0].called.inputs):
+        return 0.0
+    held = np.concatenate([rows.find(piece.called.inputs) for piece in pieces])
+    return float(np.mean(held != PAD)) if len(held) else 0.0
+
+
+def beside(rows: Rows, pieces: list[Piece]) -> str:
+    """Return in words one input row of the model, and the nearest row of the data."""
+    given = next((piece.called.inputs for piece in pieces if piece.called.inputs), [])
+    if not _are_shaped(rows.leaves, given):
+        return ""
+    data, got = (leaf.reshape(len(leaf), -1).astype("float64") for leaf in (rows.leaves[0], given[0]))
+    near = int(np.argmin(np.linalg.norm(data - got[0], axis=1)))
+    return f": the model got {numbers_of(got[0])}, and row {near} of `data`, the nearest, is {numbers_of(data[near])}"
+
+
+def _are_moved(rows: Rows, pieces: list[Piece]) -> bool:
+    """Whether the input rows that are not in the data hold the numbers of a row in another order."""
+
+    def sorted_rows(leaf: np.ndarray) -> list[bytes]:
+        return [row.tobytes() for row in np.sort(leaf.reshape(len(leaf), -1), axis=1)]
+
+    known = set(sorted_rows(rows.leaves[0].astype(pieces[0].called.inputs[0].dtype)))
+    others = [key for p in pieces for key in sorted_rows(p.called.inputs[0][rows.find(p.called.inputs) == PAD])]
+    return bool(others) and sum(key in known for key in others) >= _ALMOST_ALL * len(others)
+
+
+def _scaled(rows: Rows, pieces: list[Piece]) -> tuple[float, float] | None:
+    """Return (scale, offset) if the model's inputs are rows of the data times a scale plus an offset."""
+    (data, *more), given = rows.leaves, np.concatenate([piece.called.inputs[0] for piece in pieces])
+    if more or data.shape[1:] != given.shape[1:] or data.dtype.kind not in "fiu" or given.dtype.kind != "f":
+        return None
+    one, two = (leaf.reshape(len(leaf), -1).astype("float64") for leaf in (data, given))
+    if one.shape[1] < 3:
+        return None
+    mates = one[np.argmax(np.abs(_directions(two) @ _directions(one).T), axis=1)]
+    scale, offset = (float(number) for number in np.polyfit(mates.ravel(), two.ravel(), 1))
+    rest = float(np.linalg.norm(two - scale * mates - offset))
+    return (scale, offset) if rest <= ROUNDED * float(np.linalg.norm(two)) else None
+
+
+def _directions(rows: np.ndarray) -> np.ndarray:
+    rows = rows - rows.mean(axis=1, keepdims=True)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
