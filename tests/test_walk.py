@@ -1,0 +1,96 @@
+"""docs/architecture.md lists every function that a batch crosses: a batch is walked, and compared with the list."""
+
+import re
+import sys
+import traceback
+from dataclasses import fields, replace
+from pathlib import Path
+
+import keras
+import pytest
+from small import X, Y
+
+import wholestep as ws
+from wholestep.engines.protocol import PARTS
+from wholestep.plan import Planner
+
+PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
+SIZE = 8
+# On the way to a program, which is made once for each shape: no batch is computed there.
+PROGRAM = "dispatch.repeat.several", "update.ObjectiveUpdate.whole_update"
+PLANNING = ("plan.", "building.", "model.coupling.", "executor.Executor._program", "data.feed.Loaded._planned")
+
+
+def listed():
+    """Return the functions of the page's table."""
+    table = PAGE.split("## Every function that a batch crosses")[1].split("\n## ")[0]
+    return re.findall(r"^\| .*? \| `([\w.]+)` \|", table, flags=re.M)
+
+
+def running(parts):
+    """Return the running functions of the library, outermost first: those of an engine by their protocol."""
+    found = []
+    for frame, _ in traceback.walk_stack(sys._getframe(2)):
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname.split(".<locals>")[0]
+        if module.startswith("wholestep."):
+            owner, _, verb = name.partition(".")
+            module = module.removeprefix("wholestep.")
+            found.append(f"engines.protocol.{parts[owner]}.{verb}" if owner in parts else f"{module}.{name}")
+    return found[::-1]
+
+
+@pytest.fixture
+def walk(monkeypatch):
+    """Return the stacks where a batch is read, placed, sent, and computed, of a `fit` on a data set in microbatches."""
+    stacks, parts = [], {}
+
+    def note():
+        stacks.append(running(parts))
+
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return len(X) // SIZE
+
+        def __getitem__(self, i):
+            note()
+            return X[i * SIZE :][:SIZE], Y[i * SIZE :][:SIZE]
+
+    class Squares(ws.Objective):
+        def __call__(self, model, batch, training):
+            note()
+            return ws.Mean(keras.ops.mean((model(batch[0], training=training)) ** 2, axis=-1))
+
+    def noting(function):
+        def noted(*arguments, **options):
+            note()
+            return function(*arguments, **options)
+
+        return noted
+
+    program = Planner.program
+    monkeypatch.setattr(Planner, "program", lambda *given: (lambda p: replace(p, call=noting(p.call)))(program(*given)))
+    monkeypatch.setattr(keras.optimizers.SGD, "update_step", noting(keras.optimizers.SGD.update_step))
+    model = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(1)])
+    trainer = ws.Trainer(model, Squares(), optimizer="sgd", microbatch_size=SIZE // 2)
+    trainer.update((X[:SIZE], Y[:SIZE]))
+    names = [field.name for field in fields(trainer.executor.engine)][: len(PARTS)]
+    engine = trainer.executor.engine
+    parts.update({type(getattr(engine, name)).__name__: kind.__name__ for name, kind in zip(names, PARTS, strict=True)})
+    devices = type(engine.devices)
+    monkeypatch.setattr(devices, "stage", noting(devices.stage))
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(1)])
+    trainer = ws.Trainer(model, Squares(), optimizer="sgd", microbatch_size=SIZE // 2)
+    stacks.clear()
+    trainer.fit(Data(), verbose=0)
+    return stacks
+
+
+@pytest.mark.own
+def test_the_page_lists_every_function_that_a_batch_crosses(walk):
+    crossed = set()
+    for stack in walk:
+        begins = [name for name in (*PROGRAM, "drive.drive") if name in stack]
+        if begins[0] in PROGRAM or not any(name.startswith(PLANNING) for name in stack):
+            crossed |= set(stack[stack.index(begins[0]) :])
+    assert sorted(crossed) == sorted(listed())
