@@ -231,8 +231,8 @@ def test_the_walk_names_real_functions_and_is_short():
     steps = re.findall(r"^\d+\. `([\w.]+)`", walk, flags=re.MULTILINE)
     assert len(steps) == len(re.findall(r"^\d+\. ", walk, flags=re.MULTILINE)) <= 10
     for name in named_in(ARCHITECTURE):
-        pydoc = pkgutil.resolve_name(f"wholestep.{name}")
-        assert pydoc.__doc__, name
+        found = pkgutil.resolve_name(f"wholestep.{name}")
+        assert found.__doc__ or found.__name__.startswith("_"), name
 
 
 def test_every_word_has_one_meaning():
