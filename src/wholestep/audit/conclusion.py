@@ -22,6 +22,7 @@ from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError, WholestepError
+from wholestep.tree import Tree
 
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
@@ -166,12 +167,20 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
         usual = [(loss, loss.name) for loss in losses(outputs, array)] if meaning.is_supposed else []
         for by, own in weights.items():
             yield from (_Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
-        if isinstance(array, np.ndarray) and is_padded(array):
-            by, mask = " at the places whose labels are not 0", (array != 0).astype("float32")
-            masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
-            yield from (_Supposed((x, array, mask), loss, f"{name}{named}{by}") for loss, name in masked)
+        masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
+        for by, mask in _masks(x, array) if meaning.is_supposed else ():
+            at = f" at the places whose {by} are not 0"
+            yield from (_Supposed((x, array, mask), loss, f"{name}{named}{at}") for loss, name in masked)
         if meaning.is_supposed:
             yield from (_Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
+
+
+def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (what is 0 elsewhere, the places that count) of rows that end with padding."""
+    inputs = [leaf for leaf in tree.leaves(x) if np.shape(leaf)[:2] == np.shape(y)[:2]]
+    for by, values in [("labels", y), *(("inputs", leaf) for leaf in inputs)]:
+        if isinstance(values, np.ndarray) and is_padded(values):
+            yield by, (values != 0).astype("float32")
 
 
 def _why(meaning: Meaning) -> str:

@@ -25,7 +25,7 @@ from wholestep.audit.readings import read, without_void
 from wholestep.audit.replay import Replay, as_then
 from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, accumulated_twice, apply, away, between, idle, rates, repeated
-from wholestep.audit.windows import Rows, Update, Windows, windows
+from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
 from wholestep.model import Objective
 from wholestep.tree import Tree
 
@@ -36,6 +36,10 @@ _OUTLINED = (
     "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before the audit "
     "cannot be opened: call the audit before its first step. Nor are updates seen that no forward pass of this model "
     "has begun"
+)
+_AT_FIRST = Likely(
+    "The weights move, but every gradient is taken at the weights of the beginning, also when rows come again. Take it "
+    "at the weights that the update before has made."
 )
 # Errors of a supposed loss that are a matter of scale or padding: the author may have meant them.
 _MAY_BE_MEANT = (
@@ -312,6 +316,7 @@ class Case:
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
             told = _OUTLINED if has_moved else "any update: no optimizer step was made, and no weight moved"
             verdict.unseen.append(told)
+            verdict.notes += [_AT_FIRST] * (has_moved and _stays(seen.pieces))
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int]) -> list[Update]:
         known = [u for u in seen.updates if u.is_known and u.number not in twice]
@@ -327,6 +332,13 @@ class Case:
         }
         verdict.unseen += [told for told, is_any in unseen.items() if is_any]
         return [u for u, is_clear in zip(known, are_clear, strict=True) if is_clear]
+
+
+def _stays(pieces: list[Piece]) -> bool:
+    """Whether gradients are taken of the same rows again, and always at the same weights."""
+    own = [piece for piece in pieces if piece.called.differentiated and piece.called.is_whole]
+    rows = np.concatenate([piece.rows[piece.rows != PAD] for piece in own]) if own else np.zeros(0)
+    return len(np.unique(rows)) < len(rows) and all(all_same(p.called.params, own[0].called.params) for p in own)
 
 
 def _is_proven(carried: Found, verdict: Verdict) -> bool:

@@ -18,6 +18,7 @@ from wholestep.audit.surroundings import (
     Surroundings,
     agrees,
     assembled,
+    cut,
     different,
     holding,
     is_stream,
@@ -195,6 +196,9 @@ class _Data:
         """The arrays whose rows are the model's inputs, and the others of their length."""
         arrays = self.scout.around.arrays()
         chosen = (holding(arrays, self.inputs) if self.inputs else None) or []
+        if not chosen and self.inputs and len(self.inputs[0]) == 1:
+            arrays = cut(arrays, self.inputs[0][0].shape)
+            chosen = holding(arrays, self.inputs) or []
         num = len(chosen[0].value) if chosen else 0
         others = [a for a in arrays if len(a.value) == num and not any(a.value is each.value for each in chosen)]
         return chosen, others
@@ -237,7 +241,7 @@ class _Data:
         home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
         called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
         found = different(called if len(different(home)) > 1 else home)
-        if self.meaning.is_supposed and found:
+        if self.meaning.is_supposed and home:
             found = different([*called, *home])[:_MOST]
             self.meaning.labels = {n.name: n.value for n in found}
         if len(found) == 1 or self.meaning.labels:

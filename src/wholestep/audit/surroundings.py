@@ -181,6 +181,16 @@ def holding(arrays: list[Named], inputs: list[list[np.ndarray]]) -> list[Named] 
     return best if share > 0.5 else None
 
 
+def cut(arrays: list[Named], shape: tuple[int, ...]) -> list[Named]:
+    """Return the arrays without their last place and without their first, where that leaves the shape of the inputs.
+
+    A model of the next token gets a sequence without its last place, and its loss the same without the first.
+    """
+    longer = [a for a in arrays if a.value.ndim == len(shape) > 1 and a.value.shape[1] == shape[1] + 1]
+    parts = {"[:, :-1]": np.s_[:, :-1], "[:, 1:]": np.s_[:, 1:]}
+    return [Named(a.home, a.name + name, a.value[part]) for a in longer for name, part in parts.items()]
+
+
 def _has_row(array: np.ndarray, row: np.ndarray) -> bool:
     flat = array.reshape(len(array), -1)
     with np.errstate(all="ignore"):
