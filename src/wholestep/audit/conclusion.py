@@ -60,6 +60,8 @@ def conclude(ran: Ran) -> list[Report]:
     if scout.limit.has_stopped:
         told = f"the rest of the script: it was ended after {scout.limit.num_updates} updates, so nothing is known of "
         report.unseen.append(f"{told}what it writes back at its end; `--updates` lets it run on")
+        if scout.fitted and scout.has_gradients:
+            report.unseen.append("the gradients that the script takes itself: it was ended in the `fit` before them")
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return [report]
@@ -168,7 +170,7 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
         for by, own in weights.items():
             yield from (_Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
         masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
-        for by, mask in _masks(x, array) if meaning.is_supposed else ():
+        for by, mask in _masks(x, array):
             at = f" at the places whose {by} are not 0"
             yield from (_Supposed((x, array, mask), loss, f"{name}{named}{at}") for loss, name in masked)
         if meaning.is_supposed:

@@ -363,5 +363,6 @@ def _by_hand(seen: Windows) -> list[str]:
         if most - least <= FINE.differs * most
         else f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
     )
-    told = f", here {told}" if seen.is_rated else ""
-    return [f"The weights are moved by no optimizer of Keras: an update is any move of them{told}."]
+    told = f", here {told}{seen.rule.told}" if seen.rule is not None else ""
+    note = [seen.rule.note] if seen.rule is not None and seen.rule.note else []
+    return [f"The weights are moved by no optimizer of Keras: an update is any move of them{told}.", *note]

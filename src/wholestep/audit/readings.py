@@ -7,6 +7,7 @@ import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.measure import all_same, distance, in_part
+from wholestep.audit.own_steps import Moves, Rule, solved
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, placed
 from wholestep.tree import Tree
 
@@ -35,8 +36,7 @@ def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree])
     seen = replace(seen, settled={n for n, u in changed.items() if rows.twins(u.rows)})
     if seen.is_by_hand:
         whole = [u for u in updates if any(u.number == each.number for each in known)]
-        rates = rated(meant, whole) if len(whole) == len(updates) else []
-        return replace(seen, updates=rates or updates, is_rated=bool(rates))
+        return _rated(meant, seen, whole) if len(whole) == len(updates) else seen
     return _without_idle(meant, seen)
 
 
@@ -152,20 +152,32 @@ def _combined(e: Evidence, parts: list[list[np.ndarray]]) -> list[int] | None:
     return ways[best] if apart[best] <= _NEAR * np.linalg.norm(handed) else None
 
 
-def rated(meant: Meant, updates: list[Update]) -> list[Update]:
-    """Return updates by hand with the rate of each, if all are the gradient that was meant times a rate; or none."""
-    found = []
-    for update in updates:
-        e = Evidence(meant, update)
-        size = float(e.reference @ e.reference)
-        rate = float(e.handed @ e.reference) / size if size else 0.0
-        rounding = 4e-7 * np.sqrt(sum(float(np.sum(np.square(p, dtype="float64"))) for p in update.applied.params))
-        near = max(meant.replay.tolerance.differs, rounding / max(e.norm, 1e-30))
-        if rate == 0 or distance(e.handed, rate * e.reference) > near:
-            return []
-        grads = [None if g is None else g / abs(rate) for g in update.applied.grads]  # of an ascent: of the other sign
-        found.append(replace(update, applied=replace(update.applied, grads=grads, learning_rate=abs(rate))))
-    return found
+def _rated(meant: Meant, seen: Windows, updates: list[Update]) -> Windows:
+    """Return updates by hand with their rates, if all are steps of one optimizer on the gradients that were meant."""
+    replay, evidence = meant.replay, [Evidence(meant, update) for update in updates]
+    params = [replay.flat(list(u.applied.params)) for u in updates]
+    rounding = [4e-7 * float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
+    near = [max(replay.tolerance.differs, each) for each in rounding]
+    falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
+    rates = list(map(_along, falls, grads))
+    if all(rate and distance(a, rate * b) <= n for a, b, rate, n in zip(falls, grads, rates, near, strict=True)):
+        rule, grads = Rule(list(map(abs, rates)), ""), [fall / abs(rate) for fall, rate in zip(falls, rates, strict=True)]
+    else:
+        are_kernels = [np.full(shape, len(shape) > 1, "float64") for shape in replay.shapes]
+        rule = solved(Moves(params, falls, grads, near, replay.flat(are_kernels) > 0)) if falls else None
+    if rule is None or not falls:
+        return seen
+    found = [
+        replace(u, applied=replace(u.applied, grads=list(replay.parts(grad).values()), learning_rate=rate))
+        for u, grad, rate in zip(updates, grads, rule.rates, strict=True)
+    ]
+    return replace(seen, updates=found, rule=rule)
+
+
+def _along(handed: np.ndarray, reference: np.ndarray) -> float:
+    """Return how many times the reference is nearest to the handed gradient."""
+    size = float(reference @ reference)
+    return float(handed @ reference) / size if size else 0.0
 
 
 def without_void(updates: list[Update]) -> list[Update]:

@@ -1,8 +1,9 @@
 """The watch of an unmodified script: its models, its losses, and the values of its names."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import signature
@@ -15,7 +16,7 @@ from wholestep import tree
 from wholestep.audit.hooks import Hooks, replaced
 from wholestep.audit.log import Log
 from wholestep.audit.replay import values
-from wholestep.audit.source import call_of_loss, line_of_user
+from wholestep.audit.source import call_of_loss, line_of_user, takes_gradients
 from wholestep.audit.stop import Limit
 from wholestep.audit.surroundings import Surroundings, names_of_user, tape_elsewhere
 from wholestep.audit.watch import room
@@ -24,6 +25,7 @@ from wholestep.tree import Tree
 
 _FITS = ("fit", "train_on_batch")
 _GIVEN = "x", "y", "sample_weight", "class_weight"
+_PATIENCE = 60.0  # seconds that a `fit` runs on after the limit, if a loop of the script's own may follow
 _NO_LOSSES = ("get", "serialize", "deserialize")
 
 
@@ -64,13 +66,18 @@ class Scout:
         losses: the losses that are called, Keras' and the script's, by name and configuration.
         fitted: the arguments of `fit`, by the id of the model: x, y, sample and class weights.
         limit: the end of the script, and the audits that it makes itself.
+        is_by_hand: whether the script has a loop of its own beside `fit`; then that loop is what was recorded.
+        has_gradients: whether the limit has come, and the script's files take gradients themselves.
         elsewhere: in words, that the loop's gradients are taken by another engine than the models'.
     """
 
     def __init__(self, num_updates: int):
-        self.limit = Limit(num_updates, lambda: [each.log for each in self.watched.values()])
+        self.limit = Limit(num_updates, lambda: [each.log for each in self.watched.values()], waits=self._waits)
         self.watched: dict[int, Watched] = {}
         self.losses: dict[str, Asked] = {}
+        self._losses_aside: dict[str, Asked] = {}
+        self._is_fitting, self._until = False, 0.0
+        self.is_by_hand = self.has_gradients = False
         self.fitted: dict[int, tuple] = {}
         self.around = Surroundings()
         self._here = threading.local()
@@ -97,8 +104,44 @@ class Scout:
             yield
 
     def settle(self) -> None:
-        """Wait for pending records; a step that was ended halfway has fewer."""
+        """Wait for pending records, and choose the loop; a step that was ended halfway has fewer."""
         self._listener.settle()
+        every = list(self.watched.values())
+        self.is_by_hand = bool(self.fitted) and any(each.log.is_trained for each in every)
+        if self.is_by_hand:
+            self.fitted.clear()
+            for each in every:
+                each.before = next((c.params for c in each.log.called if c.is_whole), each.before)
+            return
+        for each in every:
+            each.log.join()
+        for key, asked in self._losses_aside.items():
+            self.losses.setdefault(key, Asked(asked.loss, is_own=asked.is_own)).calls += asked.calls
+
+    def _waits(self) -> bool:
+        """Whether a `fit` at the limit runs on, as the script may have a loop of its own after it."""
+        if not self._until:
+            self._until, self.has_gradients = time.monotonic() + _PATIENCE, takes_gradients()
+        return self._is_fitting and self.has_gradients and time.monotonic() < self._until
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Inside, keep the records of Keras' `fit` apart from those of the loop around it."""
+        if self._is_fitting:
+            yield
+            return
+        self._turn()
+        try:
+            yield
+        finally:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._listener.settle()
+        self._is_fitting = not self._is_fitting
+        self.losses, self._losses_aside = self._losses_aside, self.losses
+        for each in self.watched.values():
+            each.log.turn()
 
     def _depth(self) -> int:
         """Return the number of nested layer calls in this thread."""
@@ -131,6 +174,8 @@ class Scout:
             now = values(model)  # None in a trace
             watched = Watched(model, Log(room(model)), now.params if now else [], like)
             watched.log.begin(watched.before)
+            if self._is_fitting:
+                watched.log.turn()
             self.watched[id(model)] = watched
             self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())
         if len(self.watched[id(model)].log.applied) < 3:
@@ -154,7 +199,8 @@ class Scout:
                     self.fitted[id(model)] = tuple(given.get(name) for name in _GIVEN)
                 self._meet(model)
                 return getattr(model, fit.__name__)(*arguments, **others)  # which the hooks have on the instance now
-            return fit(model, *arguments, **others)
+            with self._apart() if fit.__name__ == "fit" else nullcontext():
+                return fit(model, *arguments, **others)
 
         return fitting
 

@@ -91,7 +91,8 @@ def inquire(scout: Scout) -> Meaning:
     if not told or loss is not None:
         meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
     meaning.own = [each.loss for each in own]
-    meaning.told = [f"model: {_name(model)}", *([told] if told else [])]
+    of_loop = ["loop: the script's own: what `fit` does beside it is not judged"] * scout.is_by_hand
+    meaning.told = [f"model: {_name(model)}", *of_loop, *([told] if told else [])]
     meaning.data = _search(scout, meaning, calls, labels)
     return meaning
 
@@ -112,7 +113,8 @@ def _loss(model: keras.Model, scout: Scout) -> tuple[Any, list[Asked], str]:
     """Return (the loss that is meant, the losses that get its labels, the loss in words); "" if it is not known."""
     known = [each for each in scout.losses.values() if not each.is_own]
     asked = [each for each in known if each.calls] or known
-    if getattr(model, "compiled", False) and model._compile_loss is not None:
+    is_for_fit = scout.is_by_hand and bool(asked)
+    if getattr(model, "compiled", False) and model._compile_loss is not None and not is_for_fit:
         same = [each for each in asked if each.loss is model.loss or len(asked) == 1]
         return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"
     if len(asked) == 1:
@@ -245,7 +247,7 @@ class _Data:
             found = different([*called, *home])[:_MOST]
             self.meaning.labels = {n.name: n.value for n in found}
         if len(found) == 1 or self.meaning.labels:
-            return found[0].value, found[0].name
+            return found[0].value, " or ".join(n.name for n in found)
         names = ", ".join(n.name for n in found) or "none"
         raise UnknownError(
             f"the labels: the rows are those of {first.name}, and of the arrays beside it of the same length "

@@ -19,6 +19,7 @@ from wholestep.audit.log import Line
 from wholestep.engines import running
 from wholestep.errors import WholestepError
 
+_GRADIENTS = "gradient", "grad", "value_and_grad", "stateless_apply", "apply_gradients"
 _UNKNOWN = object()
 _PLAIN = (
     *(ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Slice, ast.Tuple, ast.BinOp, ast.UnaryOp),
@@ -93,6 +94,25 @@ def _is_called(file: str) -> bool:
     """Whether a file is of Python's library or of numpy: their errors are their callers'."""
     is_pythons = file.startswith(sysconfig.get_paths()["stdlib"]) and "site-packages" not in file
     return is_pythons or file.startswith((_NUMPY, "<"))
+
+
+def takes_gradients() -> bool:
+    """Whether the script's files take gradients, other than in classes of models, whose steps `fit` calls."""
+    files = {str(getattr(module, "__file__", None) or "<") for module in list(sys.modules.values())}
+    trees = (_parsed(file) or ast.Module([], []) for file in files if is_of_user(file))
+    return any(isinstance(n, ast.Call) and _name_of(n.func) in _GRADIENTS for tree in trees for n in _by_hand(tree))
+
+
+def _by_hand(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes inside of a node, without the classes of models."""
+    for inner in ast.iter_child_nodes(node):
+        if not (isinstance(inner, ast.ClassDef) and any("Model" in _name_of(base) for base in inner.bases)):
+            yield inner
+            yield from _by_hand(inner)
+
+
+def _name_of(node: ast.expr) -> str:
+    return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
 def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | None:
@@ -224,7 +244,7 @@ def _called(module: ast.Module, home: Function, number: int) -> Iterator[Functio
     names = set()
     for node in _own(home):
         if isinstance(node, ast.Call) and node.lineno <= number <= (node.end_lineno or 0):
-            names.add(getattr(node.func, "id", getattr(node.func, "attr", "")))
+            names.add(_name_of(node.func))
     yield from (f for f in _functions(module) if getattr(f, "name", "") in names)
 
 

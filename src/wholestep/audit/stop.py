@@ -25,14 +25,22 @@ class Limit:
         num_updates: the limit.
         logs: returns the logs to count, if no audit runs inside.
         can_end: whether the main thread runs the loop: no other thread can be ended.
+        waits: returns whether the loop runs on at the limit, without a record, as another one may follow.
 
     Attributes:
         reports: the reports of the audits inside, with their logs.
         has_come: set once the loop has ended.
     """
 
-    def __init__(self, num_updates: int, logs: Callable[[], list] = list, *, can_end: bool = True):
-        self.num_updates, self._logs, self._can_end = num_updates, logs, can_end
+    def __init__(
+        self,
+        num_updates: int,
+        logs: Callable[[], list] = list,
+        *,
+        can_end: bool = True,
+        waits: Callable[[], bool] = bool,
+    ):
+        self.num_updates, self._logs, self._can_end, self._waits = num_updates, logs, can_end, waits
         self.reports: list[tuple[Any, Any]] = []
         self.is_asked, self.has_come = threading.Event(), threading.Event()
 
@@ -62,7 +70,7 @@ class Limit:
             return False
         for log in logs:
             log.is_open = False  # later updates are not recorded
-        return True
+        return bool(self.reports) or not self._waits()
 
 
 COMMAND: ContextVar[Limit | None] = ContextVar("the limit of the loop that runs", default=None)

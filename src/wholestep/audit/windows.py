@@ -8,6 +8,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.log import Applied, Called, Log, Scaled
 from wholestep.audit.measure import all_same, in_part
+from wholestep.audit.own_steps import Rule
 from wholestep.tree import Tree
 
 PAD = -1
@@ -123,7 +124,7 @@ class Windows:
         num_skipped: optimizer steps that were skipped, as gradients were not finite.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
-        is_rated: whether the rates of such updates are known.
+        rule: the optimizer of such updates, if they are steps of one on the gradients that were meant.
         settled: updates with rows of equal inputs that were identified by the gradient.
         stale: updates whose gradients were taken at the weights of an update before.
         idle: by the number of an update, its optimizer steps: of zeros while it was summed up, and the last step.
@@ -137,10 +138,15 @@ class Windows:
     num_skipped: int
     place: dict[int, tuple[int, int]]
     is_by_hand: bool = False
-    is_rated: bool = False
+    rule: Rule | None = None
     settled: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
     idle: dict[int, list[Update]] = field(default_factory=dict)
+
+    @property
+    def is_rated(self) -> bool:
+        """Whether the rates of updates by hand are known."""
+        return self.rule is not None
 
     @property
     def numbers(self) -> list[int]:
