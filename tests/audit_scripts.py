@@ -159,6 +159,58 @@ with ws.audit(model, data=(x, y), loss="mse") as report:
             step(x[rows], y[rows])
 """
 
+# ---- Adam by hand ----
+
+OWN_ADAM = """
+import jax
+
+x = rng.normal(size=(24, 5)).astype("float32")
+y = x.sum(1)
+model = network()
+
+
+def value(params, a, b):
+    return ((model.stateless_call(params, [], a)[0] - b[:, None]) ** 2).mean()
+
+
+@jax.jit
+def moved(params, means, a, b, t):
+    grads = jax.grad(value)(params, a, b)
+    means = [(0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g) for (m, v), g in zip(means, grads)]
+    steps = [m / (1 - 0.9**t) / ((v / (1 - 0.999**t)) ** 0.5 + 1e-8) for m, v in means]
+    return [p - 0.01 * step for p, step in zip(params, steps)], means
+
+
+params = first = [v.value for v in model.trainable_variables]
+means = [(0 * p, 0 * p) for p in params]
+for t, rows in enumerate([*rng.permutation(24).reshape(3, 8), *rng.permutation(24).reshape(3, 8)]):
+    params, means = moved(params, means, x[rows], y[rows], t + 1.0)
+for variable, value in zip(model.trainable_variables, params):
+    variable.assign(value)
+"""
+
+# ---- padded tokens, a loss by hand over the tokens, labels among several arrays ----
+
+TOKENS = """
+tok = np.zeros((48, 7), "int32")
+for i, num in enumerate(lens := rng.integers(2, 8, 48)):
+    tok[i, :num] = rng.integers(1, 9, num)
+tags = (tok * 3 % 5).astype("int32")
+model = keras.Sequential([keras.Input((None,), dtype="int32"), layers.Embedding(9, 6), layers.Dense(9)])
+
+
+def value(model, a, b):
+    losses = keras.ops.sparse_categorical_crossentropy(b, model(a, training=True), from_logits=True)
+    mask = keras.ops.cast(a > 0, "float32")
+    return keras.ops.sum(losses * mask) / keras.ops.sum(mask)
+
+
+step = update(model, keras.optimizers.Adam(0.01), value)
+for epoch in range(2):
+    for rows in rng.permutation(48).reshape(6, 8):
+        step(tok[rows], tags[rows])
+"""
+
 # ---- metrics and a validation inside of the loop, a model with statistics and draws ----
 
 TF_MEASURED = """
@@ -287,7 +339,7 @@ for epoch in range(6):
 """
 
 SCRIPTS = {"in main": IN_MAIN, "by hand": BY_HAND, "augmented": AUGMENTED, "dataset": DATASET, "fit": FIT, "own": OWN}
-SCRIPTS |= {"measured": MEASURED, "in a row": IN_A_ROW}
+SCRIPTS |= {"measured": MEASURED, "in a row": IN_A_ROW, "tokens": TOKENS, "own adam": OWN_ADAM}
 
 
 def script(name, *edits):

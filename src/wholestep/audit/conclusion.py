@@ -178,7 +178,7 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
 
 
 def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (what is 0 elsewhere, the places that count) of rows that end with padding."""
+    """Yield (the name of the array that is 0 at padding, the mask of the other places)."""
     inputs = [leaf for leaf in tree.leaves(x) if np.shape(leaf)[:2] == np.shape(y)[:2]]
     for by, values in [("labels", y), *(("inputs", leaf) for leaf in inputs)]:
         if isinstance(values, np.ndarray) and is_padded(values):

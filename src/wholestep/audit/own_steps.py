@@ -9,7 +9,7 @@ import numpy as np
 from wholestep.audit.measure import FINE, distance
 from wholestep.audit.ratios import least
 
-NUM_SPARE, NUM_TRIED = 32, 5  # numbers of a move beyond those that are solved for; updates on which moments are chosen
+NUM_SPARE = 8  # numbers of a move beyond those that are solved for: no chance fits them
 _BETAS = (0.9, 0.5, 0.0, 0.8, 0.95), (0.999, 0.99, 0.9, 0.95, 0.98, 1.0)  # of both moments; 1 adds the squares up
 _EPSILONS = 1e-8, 1e-7, 0.0, 1e-6, 1e-5, 1e-3
 _TINY = 1e-3  # a gradient that is so much smaller than most is known with few digits, and its step with none
@@ -19,7 +19,7 @@ _UNCORRECTED = (
 
 
 class Moves(NamedTuple):
-    """What is known of updates, a vector for each: the weights before, how they fall, and the meant gradients.
+    """The updates as vectors: the weights before, the weights minus those after, and the meant gradients.
 
     Attributes:
         near: by update, the distance up to which a move is reproduced.
@@ -52,10 +52,11 @@ def _with_momentum(moves: Moves) -> Rule | None:
         found = [_of_momentum(moves, t, has_before) for t in range(len(moves.falls))]
         if all(each is not None for each in found):
             numbers = [each for each in found if each is not None]
-            later = numbers[1:] or numbers
-            rates = [float(each[0] + (each[2] if has_before else 0.0)) for each in later]
-            told = f", and {later[-1][1]:.4g} times the move before" if len(numbers) > 1 else ""
-            return Rule([rates[0]] * (len(numbers) > 1) + rates, told)
+            rates = [float(each[0] + (each[2] if has_before and len(each) > 2 else 0.0)) for each in numbers]
+            if has_before:  # the second move and gradient before are one direction
+                rates[:2] = rates[2:3] * len(rates[:2])
+            told = f", and {numbers[-1][1]:.4g} times the move before" if len(numbers) > 1 else ""
+            return Rule(rates, told)
     return None
 
 
@@ -84,7 +85,7 @@ def _with_moments(moves: Moves) -> Rule | None:
 def _named(factors: np.ndarray, first: float, second: float) -> Rule:
     counts = np.arange(1, len(factors) + 1)
     corrected = factors * (1 - first**counts) / (np.sqrt(1 - second**counts) if second < 1 else 1.0)
-    told = f", its mean ({first:g}) divided by the root of the mean square ({second:g})"
+    told = f" (its mean with {first:g}, over the root of its mean square with {second:g})"
     is_even = [float(np.ptp(each)) <= FINE.differs * float(np.max(np.abs(each))) for each in (factors, corrected)]
     is_plain = is_even[0] and not is_even[1]
     note = _UNCORRECTED if is_plain and first > 0 and second < 1 else ""

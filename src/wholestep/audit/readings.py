@@ -14,6 +14,7 @@ from wholestep.tree import Tree
 NUM_OPTIONS, NUM_COMBINED = 80, 2**15  # rows that are tried, and ways to combine them
 NUM_PLACES = 200  # numbers of a gradient by which the ways are compared
 _NEAR = 3e-4
+_ROUNDING = 4e-7  # of a move, for a unit of the weights
 
 
 def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree]) -> Windows:
@@ -155,17 +156,20 @@ def _combined(e: Evidence, parts: list[list[np.ndarray]]) -> list[int] | None:
 def _rated(meant: Meant, seen: Windows, updates: list[Update]) -> Windows:
     """Return updates by hand with their rates, if all are steps of one optimizer on the gradients that were meant."""
     replay, evidence = meant.replay, [Evidence(meant, update) for update in updates]
-    params = [replay.flat(list(u.applied.params)) for u in updates]
-    rounding = [4e-7 * float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
-    near = [max(replay.tolerance.differs, each) for each in rounding]
+    if not evidence:
+        return seen
+    params = [replay.flat(list(update.applied.params)) for update in updates]
+    lengths = [float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
+    near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
     rates = list(map(_along, falls, grads))
+    rule: Rule | None = Rule([abs(rate) for rate in rates], "")
     if all(rate and distance(a, rate * b) <= n for a, b, rate, n in zip(falls, grads, rates, near, strict=True)):
-        rule, grads = Rule(list(map(abs, rates)), ""), [fall / abs(rate) for fall, rate in zip(falls, rates, strict=True)]
+        grads = [fall / abs(rate) for fall, rate in zip(falls, rates, strict=True)]  # of an ascent: of the other sign
     else:
-        are_kernels = [np.full(shape, len(shape) > 1, "float64") for shape in replay.shapes]
-        rule = solved(Moves(params, falls, grads, near, replay.flat(are_kernels) > 0)) if falls else None
-    if rule is None or not falls:
+        are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
+        rule = solved(Moves(params, falls, grads, near, are_kernels > 0))
+    if rule is None:
         return seen
     found = [
         replace(u, applied=replace(u.applied, grads=list(replay.parts(grad).values()), learning_rate=rate))

@@ -66,7 +66,7 @@ class Scout:
         losses: the losses that are called, Keras' and the script's, by name and configuration.
         fitted: the arguments of `fit`, by the id of the model: x, y, sample and class weights.
         limit: the end of the script, and the audits that it makes itself.
-        is_by_hand: whether the script has a loop of its own beside `fit`; then that loop is what was recorded.
+        is_by_hand: whether updates are made outside of `fit` too; then the records have no others.
         has_gradients: whether the limit has come, and the script's files take gradients themselves.
         elsewhere: in words, that the loop's gradients are taken by another engine than the models'.
     """
@@ -77,6 +77,7 @@ class Scout:
         self.losses: dict[str, Asked] = {}
         self._losses_aside: dict[str, Asked] = {}
         self._is_fitting, self._until = False, 0.0
+        self._were_fitted: set[int] = set()
         self.is_by_hand = self.has_gradients = False
         self.fitted: dict[int, tuple] = {}
         self.around = Surroundings()
@@ -119,17 +120,20 @@ class Scout:
             self.losses.setdefault(key, Asked(asked.loss, is_own=asked.is_own)).calls += asked.calls
 
     def _waits(self) -> bool:
-        """Whether a `fit` at the limit runs on, as the script may have a loop of its own after it."""
+        """Whether a `fit` at the limit runs on, as the script may take gradients after it."""
         if not self._until:
             self._until, self.has_gradients = time.monotonic() + _PATIENCE, takes_gradients()
         return self._is_fitting and self.has_gradients and time.monotonic() < self._until
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Inside, keep the records of Keras' `fit` apart from those of the loop around it."""
+    def _apart(self, model: keras.Model) -> Iterator[None]:
+        """Inside of a model's `fit`, keep its records apart from those of the loop around it."""
         if self._is_fitting:
             yield
             return
+        if id(model) in self._were_fitted and self._until:  # its `fit` is the loop
+            self._until = time.monotonic()
+        self._were_fitted.add(id(model))
         self._turn()
         try:
             yield
@@ -199,7 +203,7 @@ class Scout:
                     self.fitted[id(model)] = tuple(given.get(name) for name in _GIVEN)
                 self._meet(model)
                 return getattr(model, fit.__name__)(*arguments, **others)  # which the hooks have on the instance now
-            with self._apart() if fit.__name__ == "fit" else nullcontext():
+            with self._apart(model) if fit.__name__ == "fit" else nullcontext():
                 return fit(model, *arguments, **others)
 
         return fitting

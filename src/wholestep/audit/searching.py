@@ -25,7 +25,7 @@ from wholestep.audit.surroundings import (
     joined,
     read,
 )
-from wholestep.audit.windows import Rows
+from wholestep.audit.windows import PAD, Rows
 from wholestep.data import class_weighted
 from wholestep.tree import Tree
 
@@ -163,7 +163,8 @@ def _search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[La
     """
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
     data = _Data(scout, meaning, calls, labels)
-    for find in (data.fitted, data.arrays, data.datasets, data.of_losses, data.arrays_alone, data.inputs_alone):
+    ways = data.fitted, data.whole_arrays, data.datasets, data.arrays, data.of_losses, data.arrays_alone
+    for find in (*ways, data.inputs_alone):
         try:
             found = find()
         except UnknownError as error:
@@ -204,6 +205,12 @@ class _Data:
         num = len(chosen[0].value) if chosen else 0
         others = [a for a in arrays if len(a.value) == num and not any(a.value is each.value for each in chosen)]
         return chosen, others
+
+    def whole_arrays(self) -> tuple | None:
+        """Find arrays that hold every row of the model's inputs: of others a dataset may hold more."""
+        x = [named.value for named in self.held[0]]
+        is_whole = bool(x) and all(np.all(Rows(x).find(leaves) != PAD) for leaves in self.inputs)
+        return self.arrays() if is_whole else None
 
     def arrays(self) -> tuple | None:
         """Find arrays whose rows are the model's inputs, and the labels with them."""
