@@ -189,6 +189,30 @@ for variable, value in zip(model.trainable_variables, params):
     variable.assign(value)
 """
 
+# ---- two outputs, each with labels ----
+
+HEADS = """
+x = rng.normal(size=(48, 5)).astype("float32")
+age, kind = x.sum(1)[:, None], (x[:, 0] > 0).astype("int32")
+inputs = keras.Input((5,))
+inner = layers.Dense(6, "tanh")(inputs)
+model = keras.Model(inputs, [layers.Dense(1)(inner), layers.Dense(2)(inner)])
+OF_AGE, OF_KIND = 1.0, 1.0
+
+
+def value(model, a, b):
+    first, second = model(a, training=True)
+    of_age = keras.ops.mean((first - b[0]) ** 2)
+    of_kind = keras.ops.mean(keras.ops.sparse_categorical_crossentropy(b[1], second, from_logits=True))
+    return OF_AGE * of_age + OF_KIND * of_kind
+
+
+step = update(model, keras.optimizers.Adam(0.01), value)
+for epoch in range(2):
+    for rows in rng.permutation(48).reshape(6, 8):
+        step(x[rows], (age[rows], kind[rows]))
+"""
+
 # ---- padded tokens, a loss by hand over the tokens, labels among several arrays ----
 
 TOKENS = """
@@ -339,7 +363,7 @@ for epoch in range(6):
 """
 
 SCRIPTS = {"in main": IN_MAIN, "by hand": BY_HAND, "augmented": AUGMENTED, "dataset": DATASET, "fit": FIT, "own": OWN}
-SCRIPTS |= {"measured": MEASURED, "in a row": IN_A_ROW, "tokens": TOKENS, "own adam": OWN_ADAM}
+SCRIPTS |= {"measured": MEASURED, "in a row": IN_A_ROW, "tokens": TOKENS, "own adam": OWN_ADAM, "heads": HEADS}
 
 
 def script(name, *edits):

@@ -1,4 +1,4 @@
-"""Loops by hand: beside Keras' `fit`, with an optimizer of the script's own, and with a loss that has to be supposed."""
+"""Loops by hand: beside `fit`, with an optimizer of the script, and with a loss that has to be supposed."""
 
 import keras
 import numpy as np
@@ -122,3 +122,26 @@ def test_gradients_that_are_always_taken_at_the_first_weights_come_first(audit):
     taken = ("moved(params, means, a", "moved(params, first, means, a"), ("(value)(params, a", "(value)(first, a")
     code, out = audit(script("own adam", stale, *taken))
     assert (code, "every gradient is taken at the weights of the beginning" in out.splitlines()[0]) == (1, True), out
+
+
+BY_KERAS = [
+    ("keras.ops.mean((first - b[0]) ** 2)", "keras.losses.MeanSquaredError()(b[0], first)"),
+    (
+        "keras.ops.mean(keras.ops.sparse_categorical_crossentropy(b[1], second, from_logits=True))",
+        "keras.losses.SparseCategoricalCrossentropy(from_logits=True)(b[1], second)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("edits", "code", "part"),
+    [
+        ([], 0, "loss: mean_squared_error of age, sparse_categorical_crossentropy of kind as labels, supposed"),
+        ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.2")], 0, "Is that meant?"),
+        ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0")], 0, "Is that meant?"),
+        ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0"), *BY_KERAS], 1, "1. gradient: output left out"),
+    ],
+)
+def test_each_of_several_outputs_has_a_supposed_loss(edits, code, part, audit):
+    got, out = audit(script("heads", *edits))
+    assert (got, part in out) == (code, True), out

@@ -1,6 +1,7 @@
 """From a script that ran to the reports on it, with notes on the code around its updates."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice, product
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError, WholestepError
 from wholestep.tree import Tree
 
+_MOST_HEADS = 100  # combinations of losses and labels of several outputs
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
@@ -89,6 +91,7 @@ class _Supposed(NamedTuple):
     data: tuple
     loss: Any
     told: str = ""
+    is_called: bool = False
 
 
 def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
@@ -162,6 +165,8 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
         labels["the inputs"] = tree.leaves(x)[0]
     if not meaning.is_supposed and not meaning.called:
         return
+    if meaning.is_supposed and len(outputs) > 1:
+        yield from _of_heads(meaning, outputs)
     weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
     for of, array in labels.items():
         named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
@@ -175,6 +180,18 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
             yield from (_Supposed((x, array, mask), loss, f"{name}{named}{at}") for loss, name in masked)
         if meaning.is_supposed:
             yield from (_Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
+
+
+def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[_Supposed]:
+    """Yield the usual losses of several outputs, each with an array of labels."""
+    labels, called = meaning.beside.items(), {type(loss) for loss in meaning.called}
+    heads = [[(of, y, loss) for of, y in labels for loss in losses([out], y)] for out in outputs]
+    for chosen in islice(product(*heads), _MOST_HEADS):
+        names = [of for of, *_ in chosen]
+        if len({*names}) == len(names):
+            told = ", ".join(f"{loss.name} of {of}" for of, _, loss in chosen)
+            data, every = (meaning.data[0], [y for _, y, _ in chosen]), [loss for *_, loss in chosen]
+            yield _Supposed(data, every, f"{told} as labels", is_called={type(loss) for loss in every} <= called)
 
 
 def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:
@@ -202,7 +219,8 @@ def _case(meaning: Meaning, supposed: _Supposed, ended: Values | None) -> Case:
         made = case(watched.model, *given, optimizer=meaning.optimizer, before=watched.before)
     except SpecificationError as error:
         raise UnknownError(f"the data and the loss: {error}") from error
-    made.supposed, made.is_found, made.ended = supposed.told, True, ended
+    made.supposed, made.is_called, made.is_found = supposed.told, supposed.is_called, True
+    made.ended = ended
     return made
 
 

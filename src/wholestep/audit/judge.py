@@ -48,6 +48,10 @@ _MAY_BE_MEANT = (
 )
 
 
+# The same of several outputs; one that is left out is a fault if the script calls its loss.
+_OF_HEADS = "loss weights ignored", "other loss weights"
+
+
 @dataclass
 class Verdict:
     """The findings of an audit.
@@ -119,6 +123,7 @@ class Case:
         optimizer: the meant optimizer, if it is known.
         is_told: whether the user passed it.
         supposed: the name of the loss, if it is supposed.
+        is_called: whether the script calls this loss, or these losses.
         is_late: whether the log begins where more variables were set to be trained.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         is_found: whether the data were found among a script's names: it may hold out some of them.
@@ -136,6 +141,7 @@ class Case:
     optimizer: Any = None
     is_told: bool = False
     supposed: str = ""
+    is_called: bool = False
     is_found: bool = False
     ended: Values | None = None
     is_late: bool = False
@@ -279,7 +285,10 @@ class Case:
         """Return a finding on a loss that is supposed: a note if the fault may be intended."""
         if not isinstance(finding, Found):
             return finding
-        may_be = finding.name in _MAY_BE_MEANT or (not finding.is_listed and all(e.is_along for e in evidence))
+        of_heads = (*_OF_HEADS, *["output left out"] * (not self.is_called))
+        may_be = finding.name in (*_MAY_BE_MEANT, *of_heads) or (
+            not finding.is_listed and all(e.is_along for e in evidence)
+        )
         told = f"The gradient is that of {self.supposed}, but: {finding.explanation} Is that meant?"
         return told if may_be else finding
 

@@ -12,6 +12,7 @@ from wholestep.audit.ratios import least
 NUM_SPARE = 8  # numbers of a move beyond those that are solved for: no chance fits them
 _BETAS = (0.9, 0.5, 0.0, 0.8, 0.95), (0.999, 0.99, 0.9, 0.95, 0.98, 1.0)  # of both moments; 1 adds the squares up
 _EPSILONS = 1e-8, 1e-7, 0.0, 1e-6, 1e-5, 1e-3
+_SHARE = 0.01  # of a move: else it is made without the gradient
 _TINY = 1e-3  # a gradient that is so much smaller than most is known with few digits, and its step with none
 _UNCORRECTED = (
     "The moments are corrected in no update, or in each as in the first: does the count of updates move? Is that meant?"
@@ -48,13 +49,13 @@ def solved(moves: Moves) -> Rule | None:
 
 def _with_momentum(moves: Moves) -> Rule | None:
     """Return the rule where each move is a sum of the gradient, of the move and the gradient before, and of decay."""
-    for has_before in (False, True):
+    for has_before in (False, True) if len(moves.falls) > 2 else (False,):
         found = [_of_momentum(moves, t, has_before) for t in range(len(moves.falls))]
         if all(each is not None for each in found):
             numbers = [each for each in found if each is not None]
             rates = [float(each[0] + (each[2] if has_before and len(each) > 2 else 0.0)) for each in numbers]
             if has_before:  # the second move and gradient before are one direction
-                rates[:2] = rates[2:3] * len(rates[:2])
+                rates[:2] = rates[2:3] * 2
             told = f", and {numbers[-1][1]:.4g} times the move before" if len(numbers) > 1 else ""
             return Rule(rates, told)
     return None
@@ -109,4 +110,6 @@ def _fitted(moves: Moves, t: int, parts: list[np.ndarray], are_known: np.ndarray
     if len(fall) < len(basis) + NUM_SPARE or 2 * len(fall) < np.count_nonzero(moves.falls[t]):
         return None
     factors = least(basis, fall)[0]
-    return factors if distance(fall, factors @ np.stack(basis)) <= moves.near[t] else None
+    is_made = distance(fall, factors @ np.stack(basis)) <= moves.near[t]
+    share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
+    return factors if is_made and share > _SHARE * float(np.linalg.norm(fall)) else None

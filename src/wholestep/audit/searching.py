@@ -47,6 +47,7 @@ class Meaning:
         called: the losses of Keras that may be meant then, or that the script reduces.
         own: the functions of the script that get labels and the model's outputs.
         labels: the possible labels, by name, where several arrays may be the labels.
+        beside: the arrays of as many rows, by name: several outputs may have labels in each.
         has_labels: whether the data have labels; else they have zeros.
         weights: the possible weights of the rows, by name, if the loss has to be supposed.
         told: the assumptions in words.
@@ -61,6 +62,7 @@ class Meaning:
     called: list[Any] = field(default_factory=list)
     own: list[Any] = field(default_factory=list)
     labels: dict[str, np.ndarray] = field(default_factory=dict)
+    beside: dict[str, np.ndarray] = field(default_factory=dict)
     has_labels: bool = True
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
@@ -219,6 +221,8 @@ class _Data:
             return None
         x = [named.value for named in chosen]
         y, name = self._labels(x)
+        beside = [n for n in different(others) if not any(word in n.name.lower() for word in _NO_LABELS)]
+        self.meaning.beside = {n.name: n.value for n in beside[: 2 * _MOST]}
         weights = [each for each in others if each.value is not y and _are_weights(each.value)]
         self.meaning.weights = {each.name: each.value for each in weights}
         weight, weight_name = self._given("weight", x, 1.0)
