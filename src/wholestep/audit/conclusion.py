@@ -197,9 +197,9 @@ def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[_Supposed
 def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (the name of the array that is 0 at padding, the mask of the other places)."""
     inputs = [leaf for leaf in tree.leaves(x) if np.shape(leaf)[:2] == np.shape(y)[:2]]
-    for by, values in [("labels", y), *(("inputs", leaf) for leaf in inputs)]:
-        if isinstance(values, np.ndarray) and is_padded(values):
-            yield by, (values != 0).astype("float32")
+    for by, array in [("labels", y), *(("inputs", leaf) for leaf in inputs)]:
+        if isinstance(array, np.ndarray) and is_padded(array):
+            yield by, (array != 0).astype("float32")
 
 
 def _why(meaning: Meaning) -> str:
