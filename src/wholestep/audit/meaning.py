@@ -354,11 +354,11 @@ def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
     if "crossentropy" not in name.lower() or sum(map(np.size, many)) < _ENOUGH:
         return []
     is_binary = "binary" in name.lower()
-    are_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
+    is_activated = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
     kind = "numbers between 0 and 1" if is_binary else "numbers that add up to 1"
-    if bool(config.get("from_logits")) is not are_shares:
+    if bool(config.get("from_logits")) is not is_activated:
         return []
-    if are_shares:
+    if is_activated:
         return [f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"]
     return [f"{name} takes {kind}, and gets others: is from_logits=True missing?"]
 
