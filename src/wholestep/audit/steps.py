@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from wholestep.audit.found import Finding, Likely, found, not_known, of_values, some
+from wholestep.audit.found import Finding, found, not_known, of_values, some
 from wholestep.audit.log import Applied
 from wholestep.audit.measure import FINE, ROUNDED, SOLVED, all_same, distance, farthest, in_part
 from wholestep.audit.ratios import least
@@ -13,7 +13,6 @@ from wholestep.audit.windows import Update, Windows
 
 Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
-_OPPOSED = -0.3  # a cosine: gradients of the same variables that point against each other
 NUM_KEPT = 20_000  # weights that are compared, drawn once
 
 
@@ -81,21 +80,11 @@ def _returns(changed: list[tuple[Applied, Applied]]) -> bool:
 
 
 def _in_turn(changed: list[tuple[Applied, Applied]]) -> str:
-    """Return the note on optimizers that move the same variables in turn, and perhaps undo each other's steps."""
+    """Return the note on optimizers that move the same variables in turn."""
     lines = dict.fromkeys(str(step.line) for step in changed[0] if step.line is not None)
     told = f"{len({step.optimizer for pair in changed for step in pair})} optimizers move the same variables in turn"
     told += f" ({', '.join(lines)})" if lines else ""
-    if all(_cosine(a, b) < _OPPOSED for a, b in changed):
-        return Likely(f"{told}, with opposite gradients: each undoes the steps of the other. Give each its own.")
     return f"{told}. Is that meant?"
-
-
-def _cosine(one: Applied, two: Applied) -> float:
-    """Return the cosine between the gradients of two steps, in the variables that both move."""
-    both = [(a, b) for a, b in zip(one.grads, two.grads, strict=True) if a is not None and b is not None]
-    a, b = (np.concatenate([np.ravel(pair[i]).astype("float64") for pair in both]) for i in (0, 1))
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size else 0.0
 
 
 def _beginning(steps: list[Applied], step: Applied) -> Applied:
