@@ -15,6 +15,7 @@ from shares import halves, later, share
 
 import wholestep as ws
 from wholestep import cli
+from wholestep.audit import conclusion
 from wholestep.audit.chain import joined
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.scout import Watched
@@ -125,6 +126,52 @@ def test_a_loss_of_a_part_of_the_outputs_is_not_judged(audit):
     part = ("loss_fn(b, model(a, training=True))", "loss_fn(b, keras.ops.sum(model(a, training=True), -1))")
     code, out, _ = audit(script("in main", part, ("network()", "network(num=2)")), "--updates", 6)
     assert (code, "the script's loss does not take labels and the model's outputs as they are" in out) == (2, True), out
+
+
+SUMMED = ("MeanSquaredError()", "MeanSquaredError(reduction='sum')"), ("0, 40, 8", "0, 40, 16"), ("+ 8", "+ 16")
+CALLED = "loss_fn(b, model(a, training=True))"
+
+
+@pytest.mark.parametrize(
+    ("by", "code", "part"),
+    halves(
+        [
+            (" / a.shape[0]", 0, "the sums of this loss are divided by the rows"),
+            ("", 0, "Nothing found in 6 updates"),
+            (" / 16", 1, "1. gradient: divided by the full batch"),
+        ]
+    ),
+)
+def test_a_sum_of_keras_may_be_meant_as_a_mean(by, code, part, audit):
+    got, out, _ = audit(script("in main", *SUMMED, (CALLED, f"{CALLED}{by}")), "--updates", 6)
+    assert (got, part in out) == (code, True), out
+
+
+HEADS = """inputs = keras.Input((5,))
+model = keras.Model(inputs, {name: layers.Dense(1)(inputs) for name in ("p", "q")})
+"""
+OF_HEADS = """def value(model, a, b):
+    out = model(a, training=True)
+    first = keras.losses.mean_squared_error(b[:, None], out["p"])
+    return keras.ops.mean(first + keras.losses.mean_absolute_error(b[:, None], out["q"]))
+
+
+step = """
+
+
+def test_losses_of_entries_of_the_outputs_raise_nothing(audit):
+    value = "lambda model, a, b: keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)"
+    edits = UNCOMPILED, (value, "value"), ("model = network()\n", HEADS), ("step = ", OF_HEADS)
+    code, out, err = audit(script("by hand", *edits))
+    assert code == 2, out
+    assert "Not judged: the loss that is meant is not known. Nothing found in 6 updates: " in out
+    assert "Traceback" not in err
+
+
+def test_the_search_for_a_loss_has_an_end(audit, monkeypatch):
+    monkeypatch.setattr(conclusion, "_SECONDS", 0)
+    code, out, _ = audit(script("by hand", UNCOMPILED))
+    assert (code, "the search for others was ended after 0 seconds" in out) == (2, True), out
 
 
 CLASSES = ("b, model(a", "keras.ops.cast(b > 0, 'int32'), model(a")

@@ -1,5 +1,6 @@
 """From a script that ran to the reports on it, with notes on the code around its updates."""
 
+import time
 from collections.abc import Iterable, Iterator
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -11,18 +12,19 @@ from wholestep import tree
 from wholestep.audit.found import Likely, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Called, Log, Values
-from wholestep.audit.meaning import NoLoss, is_masked, name_of
+from wholestep.audit.meaning import ByRow, NoLoss, is_masked, name_of
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, averaging, inquire, is_padded, losses, nested, reconstructs
+from wholestep.audit.searching import Meaning, UnknownError, inquire, is_padded, losses, mean_of, nested, reconstructs
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
-from wholestep.errors import SpecificationError, WholestepError
+from wholestep.errors import SpecificationError
 
+_SECONDS = 90  # of the search for a loss that is not known; the one that is tried then is tried to its end
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
@@ -94,35 +96,66 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
     Args:
         ended: the model's values after the script; None if it was ended before its last line.
     """
-    why, first = _why(meaning), None
-    for supposed in _supposed(meaning):
+    why, known = _why(meaning), list[tuple[Case, Verdict]]()
+    for supposed in _known(meaning):
         try:
-            made = _case(meaning, supposed, ended)
-            verdict = made.judge()
-        except (UnknownError, WholestepError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            if not supposed.told:
-                if isinstance(error, UnknownError):
-                    raise
-                name = type(error).__name__
-                of_script = f"the script's loss does not take labels and the model's outputs as they are ({name})"
-                why = own_fault(error) or of_script
+            known.append(_tried(meaning, supposed, ended))
+        except _Unfit as unfit:
+            why = str(unfit)
             continue
-        if not supposed.told:
-            if not verdict.evidence or _explains(verdict):
-                return made, verdict
-            first = made, verdict
-        elif _explains(verdict):
+        if not known[-1][1].of_gradient:
+            meaning.told += ["the sums of this loss are divided by the rows or their weights"] * (len(known) > 1)
+            return known[-1]
+    if known and _explains((best := min([*known[1:], *known[:1]], key=_num_errors))[1]):
+        return best
+    until = time.monotonic() + _SECONDS
+    for supposed in _supposed(meaning):
+        if time.monotonic() > until:
+            why = f"{why}; the search for others was ended after {_SECONDS} seconds"
+            break
+        try:
+            made, verdict = _tried(meaning, supposed, ended)
+        except _Unfit:
+            continue
+        if _explains(verdict):
             told = "as the script's gradients are its own, or are so but for what is named"
             meaning.told.append(f"loss: {supposed.told}, supposed, {told}: if another is meant, say which")
             return made, verdict
-    if first is not None:
-        return first
+    if known:
+        return known[0]
     made = _case(meaning, _Supposed(meaning.data, NoLoss()), ended)
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     verdict = made.judge()
     verdict.check("the losses of one row", _side_by_side, meaning)
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
     return made, verdict
+
+
+class _Unfit(Exception):
+    """A loss that does not take the labels and outputs; the message says why."""
+
+
+def _tried(meaning: Meaning, supposed: _Supposed, ended: Values | None) -> tuple[Case, Verdict]:
+    """Return the case by this loss and its verdict.
+
+    Raises:
+        _Unfit: the loss cannot be computed of these labels and the model's outputs.
+        UnknownError: the loss is known, and the data are not enough for it.
+    """
+    try:
+        made = _case(meaning, supposed, ended)
+        return made, made.judge()
+    except Exception as error:  # the loss is called as the audit has put it together, and not as the script calls it
+        if isinstance(error, UnknownError) and not supposed.told:
+            raise
+        of_script = "the script's loss does not take labels and the model's outputs as they are"
+        raise _Unfit(own_fault(error) or f"{of_script} ({type(error).__name__})") from error
+
+
+def _num_errors(judged: tuple[Case, Verdict]) -> tuple[int, int]:
+    """Return the number of errors without a name in the field, and of all, in the gradients by this loss."""
+    causes = judged[1].of_gradient
+    return sum(not cause.is_listed for cause in causes), len(causes)
 
 
 def _explains(verdict: Verdict) -> bool:
@@ -147,15 +180,24 @@ def _side_by_side(meaning: Meaning) -> Iterator[str]:
         yield f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."
 
 
+def _known(meaning: Meaning) -> Iterator[_Supposed]:
+    """Yield the known intention, if there is one; of a loss that Keras sums, its mean too: the loop may divide."""
+    if meaning.is_supposed:
+        return
+    yield _Supposed(meaning.data, meaning.loss)
+    loss = getattr(meaning.watched.model, "loss", None) if meaning.loss is None else meaning.loss
+    if isinstance(loss, keras.losses.Loss) and loss.reduction == "sum":
+        yield _Supposed(meaning.data, mean_of(loss, by_weight=len(meaning.data) > 2))
+        yield _Supposed(meaning.data, ByRow(loss))
+
+
 def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
-    """Yield the known intention, if there is one; then the possible ones, the most usual first."""
+    """Yield the possible intentions, the most usual first."""
     x, y, *weight = meaning.data
     called = [each for each in meaning.watched.log.called if each.outputs]
     outputs = called[0].outputs if called else []
     labels = meaning.labels or ({"": y} if meaning.has_labels else {})
-    if not meaning.is_supposed:
-        yield _Supposed(meaning.data, meaning.loss)
-    elif reconstructs(tree.leaves(x), called):
+    if meaning.is_supposed and reconstructs(tree.leaves(x), called):
         labels["the inputs"] = tree.leaves(x)[0]
     if not meaning.is_supposed and not meaning.called:
         return
@@ -168,7 +210,7 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
             yield from (_Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
         if isinstance(array, np.ndarray) and is_padded(array):
             by, mask = " at the places whose labels are not 0", (array != 0).astype("float32")
-            masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
+            masked = [(mean_of(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
             yield from (_Supposed((x, array, mask), loss, f"{name}{named}{by}") for loss, name in masked)
         if meaning.is_supposed:
             yield from (_Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)

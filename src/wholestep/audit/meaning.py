@@ -168,6 +168,18 @@ class LossObjective(Objective):
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
 
+class ByRow(LossObjective):
+    """The mean over the rows of a loss that Keras sums."""
+
+    def of(self, y: Tree, y_pred: Tree, weight: Tree = None) -> Term:
+        """Return the sum of each row's places, to be divided by the number of rows."""
+        term = super().of(y, y_pred, weight)
+        values, weights = term.values, getattr(term, "weights", None)
+        if weights is not None:
+            values = values * ops.reshape(weights, (*weights.shape, *[1] * (len(values.shape) - len(weights.shape))))
+        return Mean(ops.sum(values, axis=tuple(range(1, len(values.shape)))))
+
+
 class _AsCompiled(Objective):
     """Several losses, as `compile` takes them, in place of the model's compiled losses."""
 
