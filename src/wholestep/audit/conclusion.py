@@ -57,7 +57,7 @@ def conclude(ran: Ran) -> list[Report]:
     if verdict.seen is not None:
         metrics = [*scout.around.of(keras.metrics.Metric), *watched.model.metrics]
         metrics = [*{id(metric): metric for metric in metrics}.values()]
-        verdict.check("the metrics", _running, metrics, watched.log, verdict.seen)
+        verdict.check("the metrics", _running, metrics, scout.num_read, watched.log, verdict.seen)
     if scout.limit.has_stopped:
         told = f"the rest of the script: it was ended after {scout.limit.num_updates} updates, so nothing is known of "
         report.unseen.append(f"{told}what it writes back at its end; `--updates` lets it run on")
@@ -100,7 +100,7 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
     for supposed in _known(meaning):
         try:
             known.append(_tried(meaning, supposed, ended))
-        except _Unfit as unfit:
+        except UnfitError as unfit:
             why = str(unfit)
             continue
         if not known[-1][1].of_gradient:
@@ -115,7 +115,7 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
             break
         try:
             made, verdict = _tried(meaning, supposed, ended)
-        except _Unfit:
+        except UnfitError:
             continue
         if _explains(verdict):
             told = "as the script's gradients are its own, or are so but for what is named"
@@ -131,7 +131,7 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
     return made, verdict
 
 
-class _Unfit(Exception):
+class UnfitError(Exception):
     """A loss that does not take the labels and outputs; the message says why."""
 
 
@@ -139,7 +139,7 @@ def _tried(meaning: Meaning, supposed: _Supposed, ended: Values | None) -> tuple
     """Return the case by this loss and its verdict.
 
     Raises:
-        _Unfit: the loss cannot be computed of these labels and the model's outputs.
+        UnfitError: the loss cannot be computed of these labels and the model's outputs.
         UnknownError: the loss is known, and the data are not enough for it.
     """
     try:
@@ -149,7 +149,7 @@ def _tried(meaning: Meaning, supposed: _Supposed, ended: Values | None) -> tuple
         if isinstance(error, UnknownError) and not supposed.told:
             raise
         of_script = "the script's loss does not take labels and the model's outputs as they are"
-        raise _Unfit(own_fault(error) or f"{of_script} ({type(error).__name__})") from error
+        raise UnfitError(own_fault(error) or f"{of_script} ({type(error).__name__})") from error
 
 
 def _num_errors(judged: tuple[Case, Verdict]) -> tuple[int, int]:
@@ -279,7 +279,11 @@ def _still(scout: Scout, watched: Watched) -> Iterator[str]:
         if each is not watched and is_used and not each.log.applied and each.model.trainable_variables:
             num = len(each.model.trainable_variables)
             told = f"The {num} trainable variables of the model {each.model.name!r} are moved by no step"
-            yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
+            if all(id(v) in scout.cut for v in each.model.trainable_variables):
+                told = f"{told}, though a gradient of them is asked for. There is none: the loss is cut off from them"
+                yield Likely(f"{told} (by `numpy()`, `stop_gradient`, a new variable?).")
+            else:
+                yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
 
 
 class _Round(NamedTuple):
@@ -289,10 +293,12 @@ class _Round(NamedTuple):
     rows: int
 
 
-def _running(metrics: Iterable[keras.metrics.Metric], log: Log, seen: Windows) -> Iterator[str]:
+def _running(
+    metrics: Iterable[keras.metrics.Metric], num_read: dict[int, int], log: Log, seen: Windows
+) -> Iterator[str]:
     """Yield a note of the metrics that have counted since the beginning, though several passes were made.
 
-    A mean counts its batches, or the rows.
+    A mean counts its batches, or the rows. It is likely a fault, if a metric is read more than once.
     """
     kinds = [kind for kind in (_passes(seen), _evaluations(log, seen)) if len(kind) > 1]
     whole = [_Round(sum(each.num for each in kind), sum(each.rows for each in kind)) for kind in kinds]
@@ -304,16 +310,15 @@ def _running(metrics: Iterable[keras.metrics.Metric], log: Log, seen: Windows) -
         more = [delta for r in rounds for delta in (count - r.num, (count - r.rows) / size)]
         return any(-_SLACK <= delta <= most for delta in more)
 
-    counts = {metric.name: _count(metric) for metric in metrics}
-    names = sorted(
-        n for n, c in counts.items() if is_of(c, whole, _SLACK + log.num_late) and not is_of(c, single, _SLACK)
-    )
-    if names:
+    counts = {metric: _count(metric) for metric in metrics}
+    running = [m for m, c in counts.items() if is_of(c, whole, _SLACK + log.num_late) and not is_of(c, single, _SLACK)]
+    if names := sorted(metric.name for metric in running):
         told = (
             f"The {'metrics' if len(names) > 1 else 'metric'} {', '.join(names)} {'have' if len(names) > 1 else 'has'}"
         )
         told += " counted since the beginning, over several passes: what is read is no number of the last one."
-        yield f"{told} Is `reset_state()` missing where a pass begins?"
+        told += " Is `reset_state()` missing where a pass begins?"
+        yield Likely(told) if any(num_read.get(id(metric), 0) > 1 for metric in running) else told
 
 
 def _passes(seen: Windows) -> list[_Round]:

@@ -109,7 +109,7 @@ class Hooks:
     def _is_silent(self) -> bool:
         return self._num_muted > 0 or not self.log.is_open
 
-    def _asked(self, shape: tuple[int, ...]) -> None:
+    def _asked(self, shape: tuple[int, ...], missing: list) -> None:
         if shape and not self._is_silent():
             self.log.targets.append((shape, line_of_user(self.listener.stack())))
 

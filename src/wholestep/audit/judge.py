@@ -228,7 +228,9 @@ class Case:
         outputs = [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
         yield from constant(outputs)
         if verdict.evidence and isinstance(self.objective, LossObjective):
-            yield from misfits(self.objective.given, outputs)
+            *_, last = self.model._flatten_layers()
+            activation = getattr(getattr(last, "activation", None), "__name__", "")
+            yield from misfits(self.objective.given, outputs, activation)
 
     def _how_it_ran(self, seen: Windows) -> Iterator[str]:
         if seen.stale:

@@ -352,8 +352,13 @@ def are_shares(out: np.ndarray) -> bool:
     return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
 
 
-def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
+def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> list[str]:
     """Return a note if a cross entropy takes logits and gets probabilities, or the other way round.
+
+    It is likely the fault, unless the numbers may be so by chance, or be what Keras divides by their sum.
+
+    Args:
+        activation: of the model's last layer, by name.
 
     >>> misfits(keras.losses.BinaryCrossentropy(from_logits=True), [np.array([[0.2], [0.9]])] * 8)
     ['BinaryCrossentropy takes logits (from_logits=True), and gets numbers between 0 and 1: is an activation too many?']
@@ -371,8 +376,10 @@ def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
     if bool(config.get("from_logits")) is not are_shares:
         return []
     if are_shares:
-        return [f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"]
-    return [f"{name} takes {kind}, and gets others: is from_logits=True missing?"]
+        told = f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"
+        return [Likely(told) if not is_binary or activation == "sigmoid" else told]
+    told = f"{name} takes {kind}, and gets others: is from_logits=True missing?"
+    return [Likely(told) if is_binary or any(out.min() < 0 for out in many) else told]
 
 
 def constant(outputs: list[np.ndarray]) -> list[str]:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from wholestep.audit.found import Finding, found, not_known, of_values, some
+from wholestep.audit.found import Finding, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied
 from wholestep.audit.measure import FINE, ROUNDED, SOLVED, all_same, distance, farthest, in_part
 from wholestep.audit.ratios import least
@@ -48,7 +48,8 @@ def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]
     moving = [i for i, update in enumerate(known) if update.applied.learning_rate != 0]
     still = known[moving[-1] + 1 :] if moving else []
     if len(still) > 1:
-        yield f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"
+        told = f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"
+        yield Likely(told) if 2 * len(still) >= len(known) else told
     is_whole = begun is None or isinstance(begun, str)
     if schedule is not None and is_whole and not twice and len({u.applied.optimizer for u in known}) == 1:
         yield from rates(known, schedule)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from wholestep.engines.listening import running
-from wholestep.engines.protocol import Told
+from wholestep.engines.protocol import Asked, Told
 from wholestep.tree import Tensor
 
 
@@ -21,7 +21,7 @@ class EngineListener:
         self._clock = 0
 
     @contextmanager
-    def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
+    def listening(self, told: Asked) -> Iterator[None]:
         """Clear all traces before and after, so that functions are traced anew inside and again afterwards."""
         jax.clear_caches()
         try:

@@ -19,6 +19,7 @@ from wholestep.tree import Tensor, Tree
 
 Note = Callable[[keras.Variable], None]
 Told = Callable[[int, list[np.ndarray]], None]
+Asked = Callable[[tuple[int, ...], list], None]  # the shape of a target, the sources without a gradient
 
 
 class Watch(Protocol):
@@ -290,8 +291,8 @@ class Listener(Protocol):
 
     is_deaf_to_xla: bool
 
-    def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
-        """Return a context that calls `told` with the shape of each differentiated target, if it is visible."""
+    def listening(self, told: Asked) -> AbstractContextManager:
+        """Return a context that calls `told` for each gradient that is taken, if it is visible."""
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told` with the index of this call and the numbers, valid in it: now, or each time the trace runs."""

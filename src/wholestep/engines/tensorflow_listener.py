@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from wholestep.engines.listening import running, uncollected
-from wholestep.engines.protocol import Told
-from wholestep.tree import Tensor
+from wholestep.engines.protocol import Asked, Told
+from wholestep.tree import Tensor, Tree
 
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
@@ -35,7 +35,7 @@ class EngineListener:
             return alone.submit(tf.Variable, 0, trainable=False, dtype=tf.int64).result()
 
     @contextmanager
-    def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
+    def listening(self, told: Asked) -> Iterator[None]:
         """Count the open tapes, and report the targets of gradients. Earlier traces are kept."""
         tape = tf.GradientTape
         enter, leave, gradient = (tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient"))
@@ -48,9 +48,11 @@ class EngineListener:
             self._num_open -= 1
             return leave(taken, *raised)
 
-        def asked(taken: tf.GradientTape, target: Tensor, *arguments: object, **others: object) -> object:
-            told(tuple(getattr(target, "shape", ()) or ()))
-            return gradient(taken, target, *arguments, **others)
+        def asked(taken: tf.GradientTape, target: Tensor, sources: Tree, *arguments: object, **others: object) -> Tree:
+            found = gradient(taken, target, sources, *arguments, **others)
+            pairs = zip(keras.tree.flatten(sources), keras.tree.flatten(found), strict=False)
+            told(tuple(getattr(target, "shape", ()) or ()), [source for source, grad in pairs if grad is None])
+            return found
 
         try:
             tape.__enter__, tape.__exit__, tape.gradient = counted, uncounted, self.unhooked(asked)
