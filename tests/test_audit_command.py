@@ -123,6 +123,18 @@ def test_a_loss_that_the_script_computes_by_itself_is_supposed(edits, code, part
     assert (got, part in out) == (code, True), out
 
 
+LOG_SHARES = "b * keras.ops.log_softmax(model(a, training=True))"
+
+
+@pytest.mark.parametrize(("value", "code"), [(LOG_SHARES, 1), (f"keras.ops.sum({LOG_SHARES}, -1)", 0)])
+def test_a_cross_entropy_that_is_averaged_over_the_classes_is_said_first(value, code, audit):
+    edits = [("keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)", f"-keras.ops.mean({value})")]
+    edits += [("x.sum(1)", "np.eye(3, dtype='float32')[rng.integers(3, size=24)]"), ("= network()", "= network(num=3)")]
+    got, out, _ = audit(script("by hand", UNCOMPILED, *edits))
+    told = "That is 1 / 3, the number of classes: is the mean taken over the classes too?"
+    assert (got, told in out, "Nothing found" in out) == (code, bool(code), not code), out
+
+
 def test_a_loss_of_a_part_of_the_outputs_is_not_judged(audit):
     part = ("loss_fn(b, model(a, training=True))", "loss_fn(b, keras.ops.sum(model(a, training=True), -1))")
     code, out, _ = audit(script("in main", part, ("network()", "network(num=2)")), "--updates", 6)
@@ -205,6 +217,19 @@ def test_a_rate_that_has_come_to_zero_is_said_first_if_it_is_so_in_half_of_the_u
     got, out, _ = audit(script("in main", rate), "--updates", 6)
     told = f"The learning rate is 0 from update {num + 1} on."
     assert (got, told in out, out.startswith(told)) == (code, True, bool(code)), out
+
+
+ANEW = "    for rows in rng.permutation(24).reshape(3, 8):\n"
+COUNTED = """    for i, rows in enumerate(rng.permutation(24).reshape(3, 8)):
+        model.optimizer.learning_rate = 0.01 / ({} + 1)
+"""
+
+
+@pytest.mark.parametrize(("number", "is_anew"), [("i", True), ("3 * epoch + i", False)])
+def test_a_rate_that_begins_anew_with_each_pass_is_a_note(number, is_anew, audit):
+    code, out, _ = audit(script("by hand", (ANEW, COUNTED.format(number))))
+    told = "begins anew with each pass over the data: it goes from 0.01 to 0.003333 in the first"
+    assert (code, told in out) == (0, is_anew), out
 
 
 BY_ITSELF = ("keras.losses.MeanSquaredError()", "(lambda a, b: keras.ops.mean((a - b) ** 2))")

@@ -24,7 +24,18 @@ from wholestep.audit.printed import printed
 from wholestep.audit.readings import read, without_void
 from wholestep.audit.replay import Replay, as_then
 from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
-from wholestep.audit.steps import INSIDE, Schedule, accumulated_twice, apply, away, between, idle, rates, repeated
+from wholestep.audit.steps import (
+    INSIDE,
+    Schedule,
+    accumulated_twice,
+    anew_in_each_pass,
+    apply,
+    away,
+    between,
+    idle,
+    rates,
+    repeated,
+)
 from wholestep.audit.windows import Rows, Update, Windows, windows
 from wholestep.model import Objective
 from wholestep.tree import Tree
@@ -184,6 +195,7 @@ class Case:
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer)
         verdict.seen = seen = read(meant, seen, rows, self.data)
         verdict.notes += _by_hand(seen)
+        verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice)
@@ -278,8 +290,14 @@ class Case:
         if not isinstance(finding, Found):
             return finding
         may_be = finding.name in _MAY_BE_MEANT or (not finding.is_listed and all(e.is_along for e in evidence))
-        told = f"The gradient is that of {self.supposed}, but: {finding.explanation} Is that meant?"
-        return told if may_be else finding
+        if not may_be:
+            return finding
+        told = f"The gradient is that of {self.supposed}, but: {finding.explanation}"
+        width = next((np.shape(called.outputs[0])[-1] for called in self.log.called if called.outputs), 1)
+        differs = evidence[0].meant.replay.tolerance.differs
+        if "categorical" in self.supposed and all(abs(e.share * width - 1) <= differs for e in evidence):
+            return Likely(f"{told} That is 1 / {width}, the number of classes: is the mean taken over the classes too?")
+        return f"{told} Is that meant?"
 
     def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> Iterator[Finding]:
         if not seen.is_by_hand:

@@ -128,6 +128,23 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
     yield not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
 
 
+def anew_in_each_pass(seen: Windows) -> Iterator[str]:
+    """Yield a note if the learning rate moves within a pass over the data, and begins anew at the next."""
+    if seen.is_by_hand and not seen.is_rated:
+        return
+    passes: dict[int, list[float]] = {}
+    for update in seen.updates:
+        if update.pieces:
+            number, _ = seen.place[update.pieces[0].called.order]
+            passes.setdefault(number, []).append(update.applied.learning_rate)
+    first, *others = passes.values() if passes else [[]]
+    same = FINE.fits * max(first, default=0.0)
+    alike = [all(abs(a - b) <= same for a, b in zip(first, other, strict=False)) for other in others]
+    if others and all(alike) and min(len(first), len(others[0])) > 2 and np.ptp(first) > FINE.differs * max(first):
+        told = f"The learning rate begins anew with each pass over the data: it goes from {first[0]:.4g} to "
+        yield f"{told}{first[-1]:.4g} in the first, and so in all. Does its schedule count the batches of a pass?"
+
+
 def accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:
     """Yield the finding on sums of microbatches that the optimizer accumulates once more.
 
