@@ -19,6 +19,7 @@ class EngineListener:
 
     def __init__(self) -> None:
         self._clock = 0
+        self.clipped: dict[int, tuple[Tensor, str]] = {}
 
     @contextmanager
     def listening(self, told: Asked) -> Iterator[None]:

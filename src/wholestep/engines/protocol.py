@@ -287,9 +287,12 @@ class Listener(Protocol):
 
     Attributes:
         is_deaf_to_xla: true if code that XLA compiles cannot report values.
+        clipped: the tensors that the engine's clips were given since the last gradient was taken, by their ids, with
+            the function's name; empty where the engine has none.
     """
 
     is_deaf_to_xla: bool
+    clipped: dict[int, tuple[Tensor, str]]
 
     def listening(self, told: Asked) -> AbstractContextManager:
         """Return a context that calls `told` for each gradient that is taken, if it is visible."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
 
 import keras
 import numpy as np
@@ -14,6 +14,7 @@ from wholestep.engines.listening import running, uncollected
 from wholestep.engines.protocol import Asked, Told
 from wholestep.tree import Tensor, Tree
 
+_CLIPS = "clip_by_global_norm", "clip_by_norm", "clip_by_value"
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
 
@@ -24,6 +25,7 @@ class EngineListener:
 
     def __init__(self) -> None:
         self._num_open = 0
+        self.clipped: dict[int, tuple[Tensor, str]] = {}
 
     @cached_property
     def _clock(self) -> tf.Variable:
@@ -49,16 +51,32 @@ class EngineListener:
             return leave(taken, *raised)
 
         def asked(taken: tf.GradientTape, target: Tensor, sources: Tree, *arguments: object, **others: object) -> Tree:
+            self.clipped.clear()  # so that no more than one update's are kept
             found = gradient(taken, target, sources, *arguments, **others)
             pairs = zip(keras.tree.flatten(sources), keras.tree.flatten(found), strict=False)
             told(tuple(getattr(target, "shape", ()) or ()), [source for source, grad in pairs if grad is None])
             return found
 
+        clips = {name: getattr(tf, name) for name in _CLIPS}
         try:
             tape.__enter__, tape.__exit__, tape.gradient = counted, uncounted, self.unhooked(asked)
+            for name, clip in clips.items():
+                setattr(tf, name, self._clipping(name, clip))
             yield
         finally:
             tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
+            for name, clip in clips.items():
+                setattr(tf, name, clip)
+
+    def _clipping(self, name: str, clip: Callable) -> Callable:
+        """Return a clip that keeps what it is given."""
+
+        @wraps(clip)
+        def clipping(given: Tree, *arguments: object, **others: object) -> Tree:
+            self.clipped |= {id(each): (each, name) for each in tf.nest.flatten(given)}
+            return clip(given, *arguments, **others)
+
+        return self.unhooked(clipping)
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told`; a counter, incremented first, gives the operations of a trace an order."""
