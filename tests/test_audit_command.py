@@ -451,6 +451,25 @@ def test_places_without_a_label_are_told_from_others(value, part, audit):
     assert (code, part in out, out.count("Are they padding")) == (0, True, "Are" in part), out
 
 
+TOKENS = "rng.integers(9, size=(24, 6))\n"
+EMBEDDED = "keras.Sequential([keras.Input((6,)), layers.Embedding(9, 4), "
+BY_PLACE = f"{EMBEDDED}layers.Dense(9, 'softmax')])"
+FROM_ALL = f"{EMBEDDED}layers.Flatten(), layers.Dense(54), layers.Reshape((6, 9)), layers.Softmax()])"
+
+
+@pytest.mark.parametrize(
+    ("labels", "model", "code"), [("x", BY_PLACE, 1), ("np.roll(x, -1, axis=1)", BY_PLACE, 0), ("x", FROM_ALL, 0)]
+)
+@pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
+def test_labels_that_can_be_copied_from_the_inputs_are_said_first(labels, model, code, audit):
+    edits = [("model = network()", f"model = {model}")]
+    edits += [('rng.normal(size=(24, 5)).astype("float32")\ny = x.sum(1)\n', f"{TOKENS}y = {labels}\n")]
+    edits += [("keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)", f"keras.ops.mean({PLACES})")]
+    got, out, _ = audit(script("by hand", UNCOMPILED, *edits))
+    told = "The labels are the inputs, in every row and at every place, and no output depends on a later place"
+    assert (got, told in out, "Nothing found" in out) == (code, bool(code), not code), out
+
+
 @pytest.mark.parametrize(
     ("edit", "part"),
     halves(
