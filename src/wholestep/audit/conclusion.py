@@ -59,7 +59,8 @@ def conclude(ran: Ran) -> list[Report]:
     verdict.check("other models", _still, scout, watched)
     verdict.check("models that nothing moves", _teachers, scout, own)
     if verdict.seen is not None:
-        metrics = [*scout.around.of(keras.metrics.Metric), *watched.model.metrics]
+        own_metrics = [] if watched.log.has_fitted else watched.model.metrics  # which `fit` resets
+        metrics = [*scout.around.of(keras.metrics.Metric), *own_metrics]
         metrics = [*{id(metric): metric for metric in metrics}.values()]
         verdict.check("the metrics", _running, metrics, scout.num_read, watched.log, verdict.seen)
     if scout.limit.has_stopped:

@@ -371,11 +371,11 @@ def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> li
     if "crossentropy" not in name.lower() or sum(map(np.size, many)) < _ENOUGH:
         return []
     is_binary = "binary" in name.lower()
-    are_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
+    has_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
     kind = "numbers between 0 and 1" if is_binary else "numbers that add up to 1"
-    if bool(config.get("from_logits")) is not are_shares:
+    if bool(config.get("from_logits")) is not has_shares:
         return []
-    if are_shares:
+    if has_shares:
         told = f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"
         return [Likely(told) if not is_binary or activation == "sigmoid" else told]
     told = f"{name} takes {kind}, and gets others: is from_logits=True missing?"
