@@ -287,7 +287,7 @@ class Listener(Protocol):
 
     Attributes:
         is_deaf_to_xla: true if code that XLA compiles cannot report values.
-        clipped: the tensors that the engine's clips were given since the last gradient was taken, by their ids, with
+        clipped: the tensors that the engine's clips got since the last gradient was taken, by their ids, with
             the function's name; empty where the engine has none.
     """
 

@@ -69,7 +69,7 @@ class EngineListener:
                 setattr(tf, name, clip)
 
     def _clipping(self, name: str, clip: Callable) -> Callable:
-        """Return a clip that keeps what it is given."""
+        """Return a clip that keeps its first argument."""
 
         @wraps(clip)
         def clipping(given: Tree, *arguments: object, **others: object) -> Tree:
