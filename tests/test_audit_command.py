@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from audit_scripts import script
+from audit_scripts import UPDATE, script
 from scripts import lean
 from shares import halves, later, share
 
 import wholestep as ws
 from wholestep import cli
+from wholestep.audit import conclusion
 from wholestep.audit.chain import joined
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.scout import Watched
@@ -121,10 +123,69 @@ def test_a_loss_that_the_script_computes_by_itself_is_supposed(edits, code, part
     assert (got, part in out) == (code, True), out
 
 
+LOG_SHARES = "b * keras.ops.log_softmax(model(a, training=True))"
+
+
+@pytest.mark.parametrize(("value", "code"), [(LOG_SHARES, 1), (f"keras.ops.sum({LOG_SHARES}, -1)", 0)])
+def test_a_cross_entropy_that_is_averaged_over_the_classes_is_said_first(value, code, audit):
+    edits = [("keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)", f"-keras.ops.mean({value})")]
+    edits += [("x.sum(1)", "np.eye(3, dtype='float32')[rng.integers(3, size=24)]"), ("= network()", "= network(num=3)")]
+    got, out, _ = audit(script("by hand", UNCOMPILED, *edits))
+    told = "That is 1 / 3, the number of classes: is the mean taken over the classes too?"
+    assert (got, told in out, "Nothing found" in out) == (code, bool(code), not code), out
+
+
 def test_a_loss_of_a_part_of_the_outputs_is_not_judged(audit):
     part = ("loss_fn(b, model(a, training=True))", "loss_fn(b, keras.ops.sum(model(a, training=True), -1))")
     code, out, _ = audit(script("in main", part, ("network()", "network(num=2)")), "--updates", 6)
     assert (code, "the script's loss does not take labels and the model's outputs as they are" in out) == (2, True), out
+
+
+SUMMED = ("MeanSquaredError()", "MeanSquaredError(reduction='sum')"), ("0, 40, 8", "0, 40, 16"), ("+ 8", "+ 16")
+CALLED = "loss_fn(b, model(a, training=True))"
+
+
+@pytest.mark.parametrize(
+    ("by", "code", "part"),
+    halves(
+        [
+            (" / a.shape[0]", 0, "the sums of this loss are divided by the rows"),
+            ("", 0, "Nothing found in 6 updates"),
+            (" / 16", 1, "1. gradient: divided by the full batch"),
+        ]
+    ),
+)
+def test_a_sum_of_keras_may_be_meant_as_a_mean(by, code, part, audit):
+    got, out, _ = audit(script("in main", *SUMMED, (CALLED, f"{CALLED}{by}")), "--updates", 6)
+    assert (got, part in out) == (code, True), out
+
+
+HEADS = """inputs = keras.Input((5,))
+model = keras.Model(inputs, {name: layers.Dense(num)(inputs) for name, num in (("p", 1), ("q", 2))})
+"""
+OF_HEADS = """def value(model, a, b):
+    out = model(a, training=True)
+    first = keras.losses.mean_squared_error(b[:, None], out["p"])
+    second = keras.losses.sparse_categorical_crossentropy(keras.ops.cast(b > 0, "int32"), out["q"], from_logits=True)
+    return keras.ops.mean(first + second)
+
+
+step = """
+
+
+def test_losses_of_entries_of_the_outputs_raise_nothing(audit):
+    value = "lambda model, a, b: keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)"
+    edits = UNCOMPILED, (value, "value"), ("model = network()\n", HEADS), ("step = ", OF_HEADS)
+    code, out, err = audit(script("by hand", *edits))
+    assert code == 2, out
+    assert "Not judged: the loss that is meant is not known. Nothing found in 6 updates: " in out
+    assert "Traceback" not in err
+
+
+def test_the_search_for_a_loss_has_an_end(audit, monkeypatch):
+    monkeypatch.setattr(conclusion, "_SECONDS", 0)
+    code, out, _ = audit(script("by hand", UNCOMPILED))
+    assert (code, "the search for others was ended after 0 seconds" in out) == (2, True), out
 
 
 CLASSES = ("b, model(a", "keras.ops.cast(b > 0, 'int32'), model(a")
@@ -142,19 +203,35 @@ CLASSES = ("b, model(a", "keras.ops.cast(b > 0, 'int32'), model(a")
     ),
 )
 @pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
-def test_a_cross_entropy_that_gets_other_numbers_than_it_takes_is_a_note(activation, from_logits, note, audit):
+def test_a_cross_entropy_that_gets_other_numbers_than_it_takes_is_said_first(activation, from_logits, note, audit):
     loss = ("MeanSquaredError()", f"SparseCategoricalCrossentropy(from_logits={from_logits})")
     made = ("network(), ", f"network(num=2, activation={activation!r}), ")
     code, out, _ = audit(script("in main", loss, made, CLASSES), "--updates", 6)
-    assert (code, "Nothing found in " in out) == (0, True), out
+    takes_logits = activation and keras.backend.backend() == "tensorflow"  # Keras does, from behind the activation
+    is_first = bool(note) and not takes_logits
+    assert (code, out.startswith("SparseCategoricalCrossentropy takes")) == (is_first, is_first), out
     assert note in out
-    assert ("SparseCategoricalCrossentropy takes" in out) == bool(note)
 
 
-def test_a_rate_that_has_come_to_zero_is_a_note(audit):
-    rate = ("Adam(0.01)", "Adam(keras.optimizers.schedules.CosineDecay(0.01, 3))")
-    code, out, _ = audit(script("in main", rate), "--updates", 6)
-    assert (code, "The learning rate is 0 from update 4 on." in out) == (0, True), out
+@pytest.mark.parametrize(("num", "code"), [(3, 1), (4, 0)])
+def test_a_rate_that_has_come_to_zero_is_said_first_if_it_is_so_in_half_of_the_updates(num, code, audit):
+    rate = ("Adam(0.01)", f"Adam(keras.optimizers.schedules.CosineDecay(0.01, {num}))")
+    got, out, _ = audit(script("in main", rate), "--updates", 6)
+    told = f"The learning rate is 0 from update {num + 1} on."
+    assert (got, told in out, out.startswith(told)) == (code, True, bool(code)), out
+
+
+ANEW = "    for rows in rng.permutation(24).reshape(3, 8):\n"
+COUNTED = """    for i, rows in enumerate(rng.permutation(24).reshape(3, 8)):
+        model.optimizer.learning_rate = 0.01 / ({} + 1)
+"""
+
+
+@pytest.mark.parametrize(("number", "is_anew"), [("i", True), ("3 * epoch + i", False)])
+def test_a_rate_that_begins_anew_with_each_pass_is_a_note(number, is_anew, audit):
+    code, out, _ = audit(script("by hand", (ANEW, COUNTED.format(number))))
+    told = "begins anew with each pass over the data: it goes from 0.01 to 0.003333 in the first"
+    assert (code, told in out) == (0, is_anew), out
 
 
 BY_ITSELF = ("keras.losses.MeanSquaredError()", "(lambda a, b: keras.ops.mean((a - b) ** 2))")
@@ -376,6 +453,25 @@ def test_places_without_a_label_are_told_from_others(value, part, audit):
     assert (code, part in out, out.count("Are they padding")) == (0, True, "Are" in part), out
 
 
+TOKENS = "rng.integers(9, size=(24, 6))\n"
+EMBEDDED = "keras.Sequential([keras.Input((6,)), layers.Embedding(9, 4), "
+BY_PLACE = f"{EMBEDDED}layers.Dense(9, 'softmax')])"
+FROM_ALL = f"{EMBEDDED}layers.Flatten(), layers.Dense(54), layers.Reshape((6, 9)), layers.Softmax()])"
+
+
+@pytest.mark.parametrize(
+    ("labels", "model", "code"), [("x", BY_PLACE, 1), ("np.roll(x, -1, axis=1)", BY_PLACE, 0), ("x", FROM_ALL, 0)]
+)
+@pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
+def test_labels_that_can_be_copied_from_the_inputs_are_said_first(labels, model, code, audit):
+    edits = [("model = network()", f"model = {model}")]
+    edits += [('rng.normal(size=(24, 5)).astype("float32")\ny = x.sum(1)\n', f"{TOKENS}y = {labels}\n")]
+    edits += [("keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)", f"keras.ops.mean({PLACES})")]
+    got, out, _ = audit(script("by hand", UNCOMPILED, *edits))
+    told = "The labels are the inputs, in every row and at every place, and no output depends on a later place"
+    assert (got, told in out, "Nothing found" in out) == (code, bool(code), not code), out
+
+
 @pytest.mark.parametrize(
     ("edit", "part"),
     halves(
@@ -392,7 +488,7 @@ def test_places_without_a_label_are_told_from_others(value, part, audit):
 )
 def test_what_is_read_of_a_loop_is_looked_at(edit, part, audit):
     code, out, _ = audit(script("measured", edit))
-    assert (code, part in out, out.count("  - ")) == (0, True, 4 + bool(part)), out
+    assert (code, part in out, out.count("  - ")) == (int("counted" in part), True, 4 + bool(part)), out
     assert "it was ended after 30 updates, so nothing is known of what it writes back at its end" in out
 
 
@@ -465,6 +561,25 @@ def test_a_model_that_nothing_moves_is_a_note(audit):
     edits += [("model(a,", "model(first(a),")]
     code, out, _ = audit(script("in main", *edits), "--updates", 6)
     assert (code, "moved by no step, and a gradient is taken of a function of its outputs" in out) == (0, True), out
+
+
+CUT = """with tf.GradientTape() as tape:
+            loss = keras.ops.mean((model(first(a).numpy(), training=True) - b[:, None]) ** 2)
+        variables = [*first.trainable_variables, *model.trainable_variables]
+        grads = tape.gradient(loss, variables)
+        optimizer.apply_gradients([(g, v) for g, v in zip(grads, variables) if g is not None])
+
+    return step
+"""
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="a gradient that is cut off is an error or zero on JAX")
+def test_a_model_whose_gradient_is_cut_off_is_said_first(audit):
+    (old,) = re.findall(r"with tf.GradientTape.*?return step\n", UPDATE, re.DOTALL)
+    edits = (old, CUT), ("model = network()", "first, model = network(num=5), network()")
+    code, out, _ = audit(script("by hand", *edits, UNCOMPILED, ("model.optimizer", "keras.optimizers.Adam()")))
+    assert (code, "though a gradient of them is asked for. There is none" in out) == (1, True), out
+    assert "Nothing found" not in out
 
 
 NAMED = """class Named(keras.Model):
@@ -584,7 +699,7 @@ def test_what_a_program_tells_collects_no_garbage():
 
     told, heard = listener(), []
     assert gc.isenabled()
-    with told.listening(lambda shape: None):
+    with told.listening(lambda shape, missing: None):
         tf.function(lambda x: told.tell(lambda order, numbers: heard.append(gc.isenabled()), [x]))(tf.ones(2))
     assert (heard, gc.isenabled()) == ([False], True)
 

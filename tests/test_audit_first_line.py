@@ -316,6 +316,26 @@ def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(audit):
     assert out.startswith("Not judged: the loss that is meant is not known.")
 
 
+CLIPPED = """
+model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+
+@tf.function
+def step(a, b):
+    grads = taken(a, b)
+    {} = tf.clip_by_global_norm(grads, 0.1)
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))
+"""
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize(("names", "code"), [("clipped, norm", 1), ("grads, norm", 0)])
+def test_a_clip_whose_result_does_not_reach_the_optimizer_is_said_first(names, code, audit):
+    got, out = audit(HEAD + DATA + CLIPPED.format(names) + LOOP)
+    assert got == code, out
+    assert out.startswith("The optimizer gets the gradients from before `tf.clip_by_global_norm`") == bool(code), out
+
+
 STALE = """
 model, optimizer = network(), keras.optimizers.SGD(0.01)
 for epoch in range(3):

@@ -1,6 +1,8 @@
 """From a script that ran to the reports on it, with notes on the code around its updates."""
 
+import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice, product
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -9,23 +11,26 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Likely, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Called, Log, Values
-from wholestep.audit.meaning import NoLoss, is_masked, name_of
+from wholestep.audit.meaning import ByRow, NoLoss, is_masked, name_of
+from wholestep.audit.measure import distance
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, averaging, inquire, is_padded, losses, nested, reconstructs
+from wholestep.audit.searching import Meaning, UnknownError, inquire, is_padded, losses, mean_of, nested, reconstructs
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
-from wholestep.errors import SpecificationError, WholestepError
+from wholestep.errors import SpecificationError
 from wholestep.tree import Tree
 
 _MOST_HEADS = 100  # combinations of losses and labels of several outputs
+_SECONDS = 90  # of the search for a loss that is not known; the one that is tried then is tried to its end
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
@@ -52,13 +57,15 @@ def conclude(ran: Ran) -> list[Report]:
     report.taken += meaning.told
     if verdict.evidence and not verdict.of_gradient:
         verdict.check("padding", _padded, made)
+        verdict.check("the labels", _copied, made, verdict.evidence[0])
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
     verdict.check("other models", _still, scout, watched)
     verdict.check("models that nothing moves", _teachers, scout, own)
     if verdict.seen is not None:
-        metrics = [*scout.around.of(keras.metrics.Metric), *watched.model.metrics]
+        own_metrics = [] if watched.log.has_fitted else watched.model.metrics  # which `fit` resets
+        metrics = [*scout.around.of(keras.metrics.Metric), *own_metrics]
         metrics = [*{id(metric): metric for metric in metrics}.values()]
-        verdict.check("the metrics", _running, metrics, watched.log, verdict.seen)
+        verdict.check("the metrics", _running, metrics, scout.num_read, watched.log, verdict.seen)
     if scout.limit.has_stopped:
         told = f"the rest of the script: it was ended after {scout.limit.num_updates} updates, so nothing is known of "
         report.unseen.append(f"{told}what it writes back at its end; `--updates` lets it run on")
@@ -100,35 +107,66 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
     Args:
         ended: the model's values after the script; None if it was ended before its last line.
     """
-    why, first = _why(meaning), None
-    for supposed in _supposed(meaning):
+    why, known = _why(meaning), list[tuple[Case, Verdict]]()
+    for supposed in _known(meaning):
         try:
-            made = _case(meaning, supposed, ended)
-            verdict = made.judge()
-        except (UnknownError, WholestepError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            if not supposed.told:
-                if isinstance(error, UnknownError):
-                    raise
-                name = type(error).__name__
-                of_script = f"the script's loss does not take labels and the model's outputs as they are ({name})"
-                why = own_fault(error) or of_script
+            known.append(_tried(meaning, supposed, ended))
+        except UnfitError as unfit:
+            why = str(unfit)
             continue
-        if not supposed.told:
-            if not verdict.evidence or _explains(verdict):
-                return made, verdict
-            first = made, verdict
-        elif _explains(verdict):
+        if not known[-1][1].of_gradient:
+            meaning.told += ["the sums of this loss are divided by the rows or their weights"] * (len(known) > 1)
+            return known[-1]
+    if known and _explains((best := min([*known[1:], *known[:1]], key=_num_errors))[1]):
+        return best
+    until = time.monotonic() + _SECONDS
+    for supposed in _supposed(meaning):
+        if time.monotonic() > until:
+            why = f"{why}; the search for others was ended after {_SECONDS} seconds"
+            break
+        try:
+            made, verdict = _tried(meaning, supposed, ended)
+        except UnfitError:
+            continue
+        if _explains(verdict):
             told = "as the script's gradients are its own, or are so but for what is named"
             meaning.told.append(f"loss: {supposed.told}, supposed, {told}: if another is meant, say which")
             return made, verdict
-    if first is not None:
-        return first
+    if known:
+        return known[0]
     made = _case(meaning, _Supposed(meaning.data, NoLoss()), ended)
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     verdict = made.judge()
     verdict.check("the losses of one row", _side_by_side, meaning)
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
     return made, verdict
+
+
+class UnfitError(Exception):
+    """A loss that does not take the labels and outputs; the message says why."""
+
+
+def _tried(meaning: Meaning, supposed: _Supposed, ended: Values | None) -> tuple[Case, Verdict]:
+    """Return the case by this loss and its verdict.
+
+    Raises:
+        UnfitError: the loss cannot be computed of these labels and the model's outputs.
+        UnknownError: the loss is known, and the data are not enough for it.
+    """
+    try:
+        made = _case(meaning, supposed, ended)
+        return made, made.judge()
+    except Exception as error:  # the loss is called as the audit has put it together, and not as the script calls it
+        if isinstance(error, UnknownError) and not supposed.told:
+            raise
+        of_script = "the script's loss does not take labels and the model's outputs as they are"
+        raise UnfitError(own_fault(error) or f"{of_script} ({type(error).__name__})") from error
+
+
+def _num_errors(judged: tuple[Case, Verdict]) -> tuple[int, int]:
+    """Return the number of errors without a name in the field, and of all, in the gradients by this loss."""
+    causes = judged[1].of_gradient
+    return sum(not cause.is_listed for cause in causes), len(causes)
 
 
 def _explains(verdict: Verdict) -> bool:
@@ -153,15 +191,24 @@ def _side_by_side(meaning: Meaning) -> Iterator[str]:
         yield f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."
 
 
+def _known(meaning: Meaning) -> Iterator[_Supposed]:
+    """Yield the known intention, if there is one; of a loss that Keras sums, its mean too: the loop may divide."""
+    if meaning.is_supposed:
+        return
+    yield _Supposed(meaning.data, meaning.loss)
+    loss = getattr(meaning.watched.model, "loss", None) if meaning.loss is None else meaning.loss
+    if isinstance(loss, keras.losses.Loss) and loss.reduction == "sum":
+        yield _Supposed(meaning.data, mean_of(loss, by_weight=len(meaning.data) > 2))
+        yield _Supposed(meaning.data, ByRow(loss))
+
+
 def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
-    """Yield the known intention, if there is one; then the possible ones, the most usual first."""
+    """Yield the possible intentions, the most usual first."""
     x, y, *weight = meaning.data
     called = [each for each in meaning.watched.log.called if each.outputs]
     outputs = called[0].outputs if called else []
     labels = meaning.labels or ({"": y} if meaning.has_labels else {})
-    if not meaning.is_supposed:
-        yield _Supposed(meaning.data, meaning.loss)
-    elif reconstructs(tree.leaves(x), called):
+    if meaning.is_supposed and reconstructs(tree.leaves(x), called):
         labels["the inputs"] = tree.leaves(x)[0]
     if not meaning.is_supposed and not meaning.called:
         return
@@ -174,7 +221,7 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
         usual = [(loss, loss.name) for loss in losses(outputs, array)] if meaning.is_supposed else []
         for by, own in weights.items():
             yield from (_Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
-        masked = [(averaging(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
+        masked = [(mean_of(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
         for by, mask in _masks(x, array):
             at = f" at the places whose {by} are not 0"
             yield from (_Supposed((x, array, mask), loss, f"{name}{named}{at}") for loss, name in masked)
@@ -235,6 +282,24 @@ def _padded(made: Case) -> Iterator[str]:
         yield f"{told}any other. Are they padding?"
 
 
+def _copied(made: Case, e: Evidence) -> Iterator[str]:
+    """Yield a note if the labels are the inputs, and each place's output depends on no later place: it can be copied.
+
+    An autoencoder has the inputs for labels too, but each of its outputs depends on all places.
+    """
+    (x, *others), y, piece = tree.leaves(made.data[0]), made.data[1], e.update.pieces[0]
+    if others or not isinstance(y, np.ndarray) or y.dtype.kind not in "iu" or y.ndim != 2 or not np.array_equal(x, y):
+        return
+    given = piece.called.inputs[0].copy()
+    given[:, -1] = y.min() + y.max() - given[:, -1]
+    changed = replace(piece, called=replace(piece.called, inputs=[given]))
+    one, two = (e.meant.replay.outputs(each, training=False)[0][0] for each in (piece, changed))
+    same = e.meant.replay.tolerance.fits
+    if distance(one[:, :-1], two[:, :-1]) <= same < distance(one[:, -1], two[:, -1]):
+        told = "The labels are the inputs, in every row and at every place, and no output depends on a later place: "
+        yield Likely(f"{told}there is nothing to predict. Are the labels to be the next ones, `x[:, 1:]`?")
+
+
 def _teachers(scout: Scout, own: set[int]) -> Iterator[str]:
     """Yield notes of models that no step moves, and that are called in training mode."""
     for each in scout.watched.values():
@@ -266,7 +331,11 @@ def _still(scout: Scout, watched: Watched) -> Iterator[str]:
         if each is not watched and is_used and not each.log.applied and each.model.trainable_variables:
             num = len(each.model.trainable_variables)
             told = f"The {num} trainable variables of the model {each.model.name!r} are moved by no step"
-            yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
+            if all(id(v) in scout.cut for v in each.model.trainable_variables):
+                told = f"{told}, though a gradient of them is asked for. There is none: the loss is cut off from them"
+                yield Likely(f"{told} (by `numpy()`, `stop_gradient`, a new variable?).")
+            else:
+                yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
 
 
 class _Round(NamedTuple):
@@ -276,10 +345,12 @@ class _Round(NamedTuple):
     rows: int
 
 
-def _running(metrics: Iterable[keras.metrics.Metric], log: Log, seen: Windows) -> Iterator[str]:
+def _running(
+    metrics: Iterable[keras.metrics.Metric], num_read: dict[int, int], log: Log, seen: Windows
+) -> Iterator[str]:
     """Yield a note of the metrics that have counted since the beginning, though several passes were made.
 
-    A mean counts its batches, or the rows.
+    A mean counts its batches, or the rows. It is likely a fault, if a metric is read more than once.
     """
     kinds = [kind for kind in (_passes(seen), _evaluations(log, seen)) if len(kind) > 1]
     whole = [_Round(sum(each.num for each in kind), sum(each.rows for each in kind)) for kind in kinds]
@@ -291,16 +362,15 @@ def _running(metrics: Iterable[keras.metrics.Metric], log: Log, seen: Windows) -
         more = [delta for r in rounds for delta in (count - r.num, (count - r.rows) / size)]
         return any(-_SLACK <= delta <= most for delta in more)
 
-    counts = {metric.name: _count(metric) for metric in metrics}
-    names = sorted(
-        n for n, c in counts.items() if is_of(c, whole, _SLACK + log.num_late) and not is_of(c, single, _SLACK)
-    )
-    if names:
+    counts = {metric: _count(metric) for metric in metrics}
+    running = [m for m, c in counts.items() if is_of(c, whole, _SLACK + log.num_late) and not is_of(c, single, _SLACK)]
+    if names := sorted(metric.name for metric in running):
         told = (
             f"The {'metrics' if len(names) > 1 else 'metric'} {', '.join(names)} {'have' if len(names) > 1 else 'has'}"
         )
         told += " counted since the beginning, over several passes: what is read is no number of the last one."
-        yield f"{told} Is `reset_state()` missing where a pass begins?"
+        told += " Is `reset_state()` missing where a pass begins?"
+        yield Likely(told) if any(num_read.get(id(metric), 0) > 1 for metric in running) else told
 
 
 def _passes(seen: Windows) -> list[_Round]:

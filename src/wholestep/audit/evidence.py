@@ -153,9 +153,13 @@ class Evidence:
     @property
     def is_along(self) -> bool:
         """Whether the handed gradient is the meant one times some number above 0."""
+        return self.share > 0 and self.apart(self.share * self.reference) <= self.meant.replay.tolerance.fits
+
+    @property
+    def share(self) -> float:
+        """The number of meant gradients that are nearest to the handed one."""
         size = float(self.reference @ self.reference)
-        share = float(self.handed @ self.reference) / size if size else 0.0
-        return share > 0 and self.apart(share * self.reference) <= self.meant.replay.tolerance.fits
+        return float(self.handed @ self.reference) / size if size else 0.0
 
     @property
     def kind(self) -> tuple[int, ...]:

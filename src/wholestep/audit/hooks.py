@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of
 from wholestep.audit.measure import places
 from wholestep.audit.replay import engine, flags
@@ -109,7 +110,7 @@ class Hooks:
     def _is_silent(self) -> bool:
         return self._num_muted > 0 or not self.log.is_open
 
-    def _asked(self, shape: tuple[int, ...]) -> None:
+    def _asked(self, shape: tuple[int, ...], missing: list) -> None:
         if shape and not self._is_silent():
             self.log.targets.append((shape, line_of_user(self.listener.stack())))
 
@@ -234,6 +235,7 @@ class Hooks:
                 self.log.has_others = True
                 return apply(optimizer, grads, given)
             self._optimizers.append(optimizer)
+            self._note_clips([g for g in grads if g is not None])
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
             held = [_in_part(listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
             numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
@@ -246,6 +248,13 @@ class Hooks:
             return result
 
         return listener.unhooked(told)
+
+    def _note_clips(self, grads: list) -> None:
+        """Note that these gradients were given to a clip, whose result is not handed over."""
+        clips = sorted({self.listener.clipped[id(g)][1] for g in grads if id(g) in self.listener.clipped})
+        if clips and all(id(g) in self.listener.clipped for g in grads):
+            told = f"The optimizer gets the gradients from before `tf.{clips[0]}`: what it returns, the clipped ones, "
+            self.log.notes[Likely(f"{told}is not handed over.")] = None
 
     def _states(self, optimizer: Any) -> list[list]:
         """Return the values of the model's parameters and of the optimizer's variables, of large ones in part."""

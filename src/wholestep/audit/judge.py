@@ -24,7 +24,18 @@ from wholestep.audit.printed import printed
 from wholestep.audit.readings import read, without_void
 from wholestep.audit.replay import Replay, as_then
 from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
-from wholestep.audit.steps import INSIDE, Schedule, accumulated_twice, apply, away, between, idle, rates, repeated
+from wholestep.audit.steps import (
+    INSIDE,
+    Schedule,
+    accumulated_twice,
+    anew_in_each_pass,
+    apply,
+    away,
+    between,
+    idle,
+    rates,
+    repeated,
+)
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
 from wholestep.model import Objective
 from wholestep.tree import Tree
@@ -194,6 +205,7 @@ class Case:
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer)
         verdict.seen = seen = read(meant, seen, rows, self.data)
         verdict.notes += _by_hand(seen)
+        verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice)
@@ -238,7 +250,9 @@ class Case:
         outputs = [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
         yield from constant(outputs)
         if verdict.evidence and isinstance(self.objective, LossObjective):
-            yield from misfits(self.objective.given, outputs)
+            *_, last = self.model._flatten_layers()
+            activation = getattr(getattr(last, "activation", None), "__name__", "")
+            yield from misfits(self.objective.given, outputs, activation)
 
     def _how_it_ran(self, seen: Windows) -> Iterator[str]:
         if seen.stale:
@@ -286,11 +300,15 @@ class Case:
         if not isinstance(finding, Found):
             return finding
         of_heads = (*_OF_HEADS, *["output left out"] * (not self.is_called))
-        may_be = finding.name in (*_MAY_BE_MEANT, *of_heads) or (
-            not finding.is_listed and all(e.is_along for e in evidence)
-        )
-        told = f"The gradient is that of {self.supposed}, but: {finding.explanation} Is that meant?"
-        return told if may_be else finding
+        is_along = not finding.is_listed and all(e.is_along for e in evidence)
+        if not (finding.name in (*_MAY_BE_MEANT, *of_heads) or is_along):
+            return finding
+        told = f"The gradient is that of {self.supposed}, but: {finding.explanation}"
+        width = next((np.shape(called.outputs[0])[-1] for called in self.log.called if called.outputs), 1)
+        differs = evidence[0].meant.replay.tolerance.differs
+        if "categorical" in self.supposed and all(abs(e.share * width - 1) <= differs for e in evidence):
+            return Likely(f"{told} That is 1 / {width}, the number of classes: is the mean taken over the classes too?")
+        return f"{told} Is that meant?"
 
     def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> Iterator[Finding]:
         if not seen.is_by_hand:

@@ -168,6 +168,18 @@ class LossObjective(Objective):
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
 
+class ByRow(LossObjective):
+    """The mean over the rows of a loss that Keras sums."""
+
+    def of(self, y: Tree, y_pred: Tree, weight: Tree = None) -> Term:
+        """Return the sum of each row's places, to be divided by the number of rows."""
+        term = super().of(y, y_pred, weight)
+        values, weights = term.values, getattr(term, "weights", None)
+        if weights is not None:
+            values = values * ops.reshape(weights, (*weights.shape, *[1] * (len(values.shape) - len(weights.shape))))
+        return Mean(ops.sum(values, axis=tuple(range(1, len(values.shape)))))
+
+
 class _AsCompiled(Objective):
     """Several losses, as `compile` takes them, in place of the model's compiled losses."""
 
@@ -340,8 +352,13 @@ def are_shares(out: np.ndarray) -> bool:
     return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
 
 
-def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
+def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> list[str]:
     """Return a note if a cross entropy takes logits and gets probabilities, or the other way round.
+
+    It is likely the fault, unless the numbers may be so by chance, or be what Keras divides by their sum.
+
+    Args:
+        activation: of the model's last layer, by name.
 
     >>> misfits(keras.losses.BinaryCrossentropy(from_logits=True), [np.array([[0.2], [0.9]])] * 8)
     ['BinaryCrossentropy takes logits (from_logits=True), and gets numbers between 0 and 1: is an activation too many?']
@@ -354,13 +371,17 @@ def misfits(loss: object, outputs: list[np.ndarray]) -> list[str]:
     if "crossentropy" not in name.lower() or sum(map(np.size, many)) < _ENOUGH:
         return []
     is_binary = "binary" in name.lower()
-    is_activated = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
+    has_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
     kind = "numbers between 0 and 1" if is_binary else "numbers that add up to 1"
-    if bool(config.get("from_logits")) is not is_activated:
+    if bool(config.get("from_logits")) is not has_shares:
         return []
-    if is_activated:
-        return [f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"]
-    return [f"{name} takes {kind}, and gets others: is from_logits=True missing?"]
+    if has_shares:
+        told = f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"
+        is_certain = not is_binary or activation == "sigmoid"
+        # On TensorFlow, Keras takes the logits behind such an activation, and the gradient is right.
+        return [Likely(told) if is_certain and keras.backend.backend() != "tensorflow" else told]
+    told = f"{name} takes {kind}, and gets others: is from_logits=True missing?"
+    return [Likely(told) if is_binary or any(out.min() < 0 for out in many) else told]
 
 
 def constant(outputs: list[np.ndarray]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class Scout:
         watched: the models, in the order of their first calls.
         losses: the losses that are called, Keras' and the script's, by name and configuration.
         fitted: the arguments of `fit`, by the id of the model: x, y, sample and class weights.
+        cut: the sources of a gradient that was taken, and there was none, by their ids.
+        num_read: how often a metric was read, by its id.
         limit: the end of the script, and the audits that it makes itself.
         is_by_hand: whether updates are made outside of `fit` too; then the records have no others.
         has_gradients: whether the limit has come, and the script's files take gradients themselves.
@@ -80,6 +83,8 @@ class Scout:
         self._were_fitted: set[int] = set()
         self.is_by_hand = self.has_gradients = False
         self.fitted: dict[int, tuple] = {}
+        self.cut: dict[int, Any] = {}
+        self.num_read: Counter[int] = Counter()
         self.around = Surroundings()
         self._here = threading.local()
         self._hooks = ExitStack()
@@ -92,13 +97,16 @@ class Scout:
         self._listener = self.limit.listener(own)
         layer, model, loss = keras.layers.Layer, keras.Model, keras.losses.Loss
         with ExitStack() as stack:
-            stack.enter_context(own.listening(lambda shape: None))
+            stack.enter_context(own.listening(self._asked))
             stack.enter_context(self._hooks)
             for name in ("__call__", "stateless_call"):
                 stack.enter_context(replaced(layer, name, self._called(getattr(layer, name))))
             for name in _FITS:
                 stack.enter_context(replaced(model, name, self._fitting(getattr(model, name))))
             stack.enter_context(replaced(loss, "__call__", self._lost(loss.__call__)))
+            for metric in {value for value in vars(keras.metrics).values() if isinstance(value, type)}:
+                if "result" in vars(metric):
+                    stack.enter_context(replaced(metric, "result", self._read(vars(metric)["result"])))
             for name in dir(keras.losses):
                 if name[0].islower() and name not in _NO_LOSSES and callable(getattr(keras.losses, name)):
                     stack.enter_context(replaced(keras.losses, name, self._lost_by(getattr(keras.losses, name))))
@@ -207,6 +215,19 @@ class Scout:
                 return fit(model, *arguments, **others)
 
         return fitting
+
+    def _asked(self, shape: tuple[int, ...], missing: list) -> None:
+        self.cut |= {id(source): source for source in missing}
+
+    def _read(self, result: Callable) -> Callable:
+        """Return a metric's `result`, which counts its calls."""
+
+        @wraps(result)
+        def read(metric: Any) -> Any:
+            self.num_read[id(metric)] += 1
+            return result(metric)
+
+        return self._listener.unhooked(read)
 
     def _lost(self, call: Callable) -> Callable:
         """Return a loss's call, which records labels and weights."""

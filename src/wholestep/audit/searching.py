@@ -372,10 +372,13 @@ def is_unreduced(loss: Any) -> bool:
     return not isinstance(loss, keras.losses.Loss) or loss.reduction in (None, "none")
 
 
-def averaging(loss: Any, *, by_weight: bool = False) -> Any:
-    """Return a loss; if it is unreduced, its mean over the places or over their weights."""
-    if not isinstance(loss, keras.losses.Loss) or not (by_weight or is_unreduced(loss)):
-        return loss
+def averaging(loss: Any) -> Any:
+    """Return a loss; if it is unreduced, its mean over the places."""
+    return mean_of(loss) if isinstance(loss, keras.losses.Loss) and is_unreduced(loss) else loss
+
+
+def mean_of(loss: keras.losses.Loss, *, by_weight: bool = False) -> keras.losses.Loss:
+    """Return the mean of a loss over the places, or over their weights."""
     how = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
     return type(loss).from_config(loss.get_config() | {"reduction": how})
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from wholestep.audit.found import Finding, found, not_known, of_values, some
+from wholestep.audit.found import Finding, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied
 from wholestep.audit.measure import FINE, ROUNDED, SOLVED, all_same, distance, farthest, in_part
 from wholestep.audit.ratios import least
@@ -48,7 +48,8 @@ def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]
     moving = [i for i, update in enumerate(known) if update.applied.learning_rate != 0]
     still = known[moving[-1] + 1 :] if moving else []
     if len(still) > 1:
-        yield f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"
+        told = f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"
+        yield Likely(told) if 2 * len(still) >= len(known) else told
     is_whole = begun is None or isinstance(begun, str)
     if schedule is not None and is_whole and not twice and len({u.applied.optimizer for u in known}) == 1:
         yield from rates(known, schedule)
@@ -141,6 +142,23 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
             yield found(name, without, line, shown, with_change=apart, proof=proof)
             return
     yield not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
+
+
+def anew_in_each_pass(seen: Windows) -> Iterator[str]:
+    """Yield a note if the learning rate moves within a pass over the data, and begins anew at the next."""
+    if seen.is_by_hand and not seen.is_rated:
+        return
+    passes: dict[int, list[float]] = {}
+    for update in seen.updates:
+        if update.pieces:
+            number, _ = seen.place[update.pieces[0].called.order]
+            passes.setdefault(number, []).append(update.applied.learning_rate)
+    first, *others = passes.values() if passes else [[]]
+    same = FINE.fits * max(first, default=0.0)
+    alike = [all(abs(a - b) <= same for a, b in zip(first, other, strict=False)) for other in others]
+    if others and all(alike) and min(len(first), len(others[0])) > 2 and np.ptp(first) > FINE.differs * max(first):
+        told = f"The learning rate begins anew with each pass over the data: it goes from {first[0]:.4g} to "
+        yield f"{told}{first[-1]:.4g} in the first, and so in all. Does its schedule count the batches of a pass?"
 
 
 def accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:

@@ -138,7 +138,7 @@ class _Counting:
         self._listener, self._limit, self._is_entered = listener, limit, is_entered
         self._is_telling = False
 
-    def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
+    def listening(self, told: Callable[[tuple[int, ...], list], None]) -> AbstractContextManager:
         """Enter the engine's listener, unless it was entered."""
         return nullcontext() if self._is_entered else self._listener.listening(told)
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from wholestep.engines.listening import running
-from wholestep.engines.protocol import Told
+from wholestep.engines.protocol import Asked, Told
 from wholestep.tree import Tensor
 
 
@@ -19,9 +19,10 @@ class EngineListener:
 
     def __init__(self) -> None:
         self._clock = 0
+        self.clipped: dict[int, tuple[Tensor, str]] = {}
 
     @contextmanager
-    def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
+    def listening(self, told: Asked) -> Iterator[None]:
         """Clear all traces before and after, so that functions are traced anew inside and again afterwards."""
         jax.clear_caches()
         try:

@@ -19,6 +19,7 @@ from wholestep.tree import Tensor, Tree
 
 Note = Callable[[keras.Variable], None]
 Told = Callable[[int, list[np.ndarray]], None]
+Asked = Callable[[tuple[int, ...], list], None]  # the shape of a target, the sources without a gradient
 
 
 class Watch(Protocol):
@@ -286,12 +287,15 @@ class Listener(Protocol):
 
     Attributes:
         is_deaf_to_xla: true if code that XLA compiles cannot report values.
+        clipped: the tensors that the engine's clips got since the last gradient was taken, by their ids, with
+            the function's name; empty where the engine has none.
     """
 
     is_deaf_to_xla: bool
+    clipped: dict[int, tuple[Tensor, str]]
 
-    def listening(self, told: Callable[[tuple[int, ...]], None]) -> AbstractContextManager:
-        """Return a context that calls `told` with the shape of each differentiated target, if it is visible."""
+    def listening(self, told: Asked) -> AbstractContextManager:
+        """Return a context that calls `told` for each gradient that is taken, if it is visible."""
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told` with the index of this call and the numbers, valid in it: now, or each time the trace runs."""

@@ -4,16 +4,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from wholestep.engines.listening import running, uncollected
-from wholestep.engines.protocol import Told
-from wholestep.tree import Tensor
+from wholestep.engines.protocol import Asked, Told
+from wholestep.tree import Tensor, Tree
 
+_CLIPS = "clip_by_global_norm", "clip_by_norm", "clip_by_value"
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
 
@@ -24,6 +25,7 @@ class EngineListener:
 
     def __init__(self) -> None:
         self._num_open = 0
+        self.clipped: dict[int, tuple[Tensor, str]] = {}
 
     @cached_property
     def _clock(self) -> tf.Variable:
@@ -35,7 +37,7 @@ class EngineListener:
             return alone.submit(tf.Variable, 0, trainable=False, dtype=tf.int64).result()
 
     @contextmanager
-    def listening(self, told: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
+    def listening(self, told: Asked) -> Iterator[None]:
         """Count the open tapes, and report the targets of gradients. Earlier traces are kept."""
         tape = tf.GradientTape
         enter, leave, gradient = (tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient"))
@@ -48,15 +50,33 @@ class EngineListener:
             self._num_open -= 1
             return leave(taken, *raised)
 
-        def asked(taken: tf.GradientTape, target: Tensor, *arguments: object, **others: object) -> object:
-            told(tuple(getattr(target, "shape", ()) or ()))
-            return gradient(taken, target, *arguments, **others)
+        def asked(taken: tf.GradientTape, target: Tensor, sources: Tree, *arguments: object, **others: object) -> Tree:
+            self.clipped.clear()  # so that no more than one update's are kept
+            found = gradient(taken, target, sources, *arguments, **others)
+            pairs = zip(keras.tree.flatten(sources), keras.tree.flatten(found), strict=False)
+            told(tuple(getattr(target, "shape", ()) or ()), [source for source, grad in pairs if grad is None])
+            return found
 
+        clips = {name: getattr(tf, name) for name in _CLIPS}
         try:
             tape.__enter__, tape.__exit__, tape.gradient = counted, uncounted, self.unhooked(asked)
+            for name, clip in clips.items():
+                setattr(tf, name, self._clipping(name, clip))
             yield
         finally:
             tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
+            for name, clip in clips.items():
+                setattr(tf, name, clip)
+
+    def _clipping(self, name: str, clip: Callable) -> Callable:
+        """Return a clip that keeps its first argument."""
+
+        @wraps(clip)
+        def clipping(given: Tree, *arguments: object, **others: object) -> Tree:
+            self.clipped |= {id(each): (each, name) for each in tf.nest.flatten(given)}
+            return clip(given, *arguments, **others)
+
+        return self.unhooked(clipping)
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told`; a counter, incremented first, gives the operations of a trace an order."""
