@@ -295,7 +295,10 @@ BY_NAME = {cause.name: cause for cause in CAUSES}
 
 
 def table() -> str:
-    """Return the causes as a table of docs/audit.md."""
-    lines = ["| stage | cause | explanation | fix | met in |", "|---|---|---|---|---|"]
-    lines += [f"| {c.stage} | {c.name} | {c.explanation or '(solved for)'} | {c.fix} | {c.source} |" for c in CAUSES]
-    return "\n".join(lines)
+    """Return the causes as two tables of docs/audit.md: those with an explanation, and errors that are solved for."""
+    listed = ["| stage | cause | explanation | fix | met in |", "|---|---|---|---|---|"]
+    listed += [f"| {c.stage} | {c.name} | {c.explanation} | {c.fix} | {c.source} |" for c in CAUSES if c.explanation]
+    solved = ["| cause | fix | met in |", "|---|---|---|"]
+    solved += [f"| {c.name} | {c.fix} | {c.source} |" for c in CAUSES if not c.explanation]
+    between = "Errors of the gradient are solved for. A report explains each by its numbers; these have a name:"
+    return "\n".join([*listed, "", between, "", *solved])

@@ -83,8 +83,8 @@ def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
     data, objective = meant.replay.data, meant.objective
     loss = getattr(objective, "loss", None)
     has_own = getattr(loss, "has_own_weights", False)
-    told = Error("each output", "meets the labels of all rows of its batch", ("broadcast",))
-    yield Form((told,), is_of_pairs=True)
+    all_pairs = "meets the labels of all rows of its batch, as outputs (rows, 1) and labels (rows,) do"
+    yield Form((Error("each output", all_pairs, ("broadcast",)),), is_of_pairs=True)
     if any(any(e.pads) for e in evidence):
         told = Error("rows", "that fill up a batch are trained on", ("padding trained on",))
         yield Form((told,), has_pads=True)
