@@ -137,7 +137,7 @@ def step(a, b):
 """
 OWN_STEP = "Not judged: the optimizer step is your own. Nothing found in "
 LOOPS = {
-    "momentum by hand": (MOMENTUM, 2, OWN_STEP),
+    "momentum by hand": (MOMENTUM, 0, "Nothing found in "),
     "a rate of zero": (RATE_ZERO, 2, OWN_STEP),
     "sharpness": (SHARPNESS, 2, "Not judged: no gradient of an update could be computed again. Nothing found in "),
     "the same rows on both replicas": (ON_BOTH, 1, "Each of the 2 replicas gets the same rows, so an update is of"),
