@@ -597,3 +597,25 @@ def test_an_average_of_weights_takes_their_place_after_the_last_checkpoint(tmp_p
     held = Folder(tmp_path).read(LAST)[1]
     average, raw = whole.model.get_weights()[0], held["params/0"]
     assert not np.array_equal(average, raw)
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("metrics", [["mae"], None])
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_restored_trainer_may_predict_first(metrics, is_built, tmp_path):
+    """A prediction has no labels, so that neither the loss nor the metrics are built by it."""
+
+    def trainer(is_built=True):
+        layers = [keras.Input((X.shape[1],))] * is_built + [keras.layers.Dense(1)]
+        made = keras.Sequential(layers)
+        made.compile("adam", "mse", metrics=metrics)
+        return ws.Trainer(made)
+
+    saved, restored = trainer(), trainer(is_built)
+    saved.fit(X, X[:, 0], batch_size=5, verbose=0)
+    saved.save(tmp_path)
+    restored.restore(tmp_path)
+    np.testing.assert_array_equal(restored.predict(X, verbose=0), saved.predict(X, verbose=0))
+    histories = [each.fit(X, X[:, 0], batch_size=5, verbose=0).history for each in (saved, restored)]
+    assert histories[0] == histories[1]
+    np.testing.assert_array_equal(restored.predict(X, verbose=0), saved.predict(X, verbose=0))

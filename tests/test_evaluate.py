@@ -285,3 +285,9 @@ def test_no_thread_is_started_to_tell_nobody(monkeypatch):
     for told in (trainer.fit, trainer.evaluate):
         told(X, Y, verbose=0)
     trainer.predict(X, verbose=0)
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_data_without_a_batch_are_an_error(call):
+    with pytest.raises(ws.BatchError, match="at least one batch"):
+        getattr(ws.Trainer(model()), call)(iter([]), verbose=0)

@@ -306,9 +306,11 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
         num, lane = self._through.run, self._executor.evaluation
         for _ in drive(lane, num, self._through.feed, self, steps):
             pass
-        if not self.stops() and steps is not None and 0 < num.number < steps:
-            warn(f"The data ended after {num.number} of {steps} batches.")
         self._hooks.close()
+        if not num.number:
+            raise BatchError(message("There must be at least one batch.", "none", "pass data that are not exhausted."))
+        if not self.stops() and steps is not None and num.number < steps:
+            warn(f"The data ended after {num.number} of {steps} batches.")
 
 
 class _Evaluating(_WithoutUpdates):
@@ -321,7 +323,7 @@ class _Evaluating(_WithoutUpdates):
     def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner, look: Callable[[], None]):
         super().__init__(executor, through, watch)
         self._look = look
-        self.logs: Callable[[], dict] | None = None
+        self.logs: Callable[[], dict] = dict
 
     def read(self, sent: tuple[Any, Block]) -> bool:
         """Call the hook of a batch's end, with the logs up to it if a callback reads them."""
@@ -347,8 +349,6 @@ def run_evaluation(
     watch.callbacks.on_test_begin()
     policy = _Evaluating(executor, through, watch, look)
     policy.run(steps)
-    if policy.logs is None:
-        raise BatchError(message("There must be at least one batch.", "none", "pass data that are not exhausted."))
     logs = policy.logs()
     executor.engine.processes.barrier(f"evaluated {through.run.number} batches")
     watch.callbacks.on_test_end(logs)

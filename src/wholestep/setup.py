@@ -185,7 +185,8 @@ class Setup:
             self._checked = self.executor
         is_elsewhere = self.run.variables is not self.executor.variables and not self.run.is_under_way
         if self.run.restored is not None and is_elsewhere:
-            self._put_back(self.executor, self.run.restored)
+            # A prediction needs the model alone, and its metrics may not be built: a later call restores the rest.
+            self._put_back(None if how.get("predicts") else self.executor, self.run.restored)
         return self.executor
 
     def _check_optimizer(self) -> None:
