@@ -602,7 +602,8 @@ def test_an_average_of_weights_takes_their_place_after_the_last_checkpoint(tmp_p
 @pytest.mark.own
 @pytest.mark.parametrize("metrics", [["mae"], None])
 @pytest.mark.parametrize("is_built", [True, False])
-def test_a_restored_trainer_may_predict_first(metrics, is_built, tmp_path):
+@pytest.mark.parametrize("predicts_before", [True, False])
+def test_a_restored_trainer_may_predict_first(metrics, is_built, predicts_before, tmp_path):
     """A prediction has no labels, so that neither the loss nor the metrics are built by it."""
 
     def trainer(is_built=True):
@@ -614,6 +615,8 @@ def test_a_restored_trainer_may_predict_first(metrics, is_built, tmp_path):
     saved, restored = trainer(), trainer(is_built)
     saved.fit(X, X[:, 0], batch_size=5, verbose=0)
     saved.save(tmp_path)
+    if predicts_before:
+        restored.predict(X, verbose=0)
     restored.restore(tmp_path)
     np.testing.assert_array_equal(restored.predict(X, verbose=0), saved.predict(X, verbose=0))
     histories = [each.fit(X, X[:, 0], batch_size=5, verbose=0).history for each in (saved, restored)]

@@ -357,14 +357,6 @@ def test_skipped_updates_are_counted_where_a_loop_is_left():
     assert [step.number for step in trainer.steps(ws.Batches((X, Y), 10))] == [3, 4]
 
 
-def test_an_epoch_of_which_each_update_is_skipped_has_no_loss():
-    trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite="skip")
-    history = trainer.fit(np.full_like(X, np.nan), Y, epochs=1, verbose=0).history
-    assert np.isnan(history["loss"]).all()
-    assert np.isnan(trainer.update(BAD)["loss"])
-    assert np.isfinite(trainer.fit(X, Y, verbose=0).history["loss"]).all()
-
-
 def test_skipped_updates_are_counted_where_the_data_fail():
     def stream():
         yield X, Y

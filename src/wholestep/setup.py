@@ -82,6 +82,7 @@ class Setup:
         self._is_own = objective is not None or self.steps.trains
         self._builder = Builder(model, objective, self.steps)
         self._made_for: list = []
+        self._has_only_predicted = False
         self._checked: Executor | None = None  # to train
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
@@ -179,14 +180,14 @@ class Setup:
         made_for = self._parts()
         if self.executor is None or not compiled.are_same(self._made_for, made_for):
             self.run.adopt(self.run.findings if self.run.restored else Findings())
-            self.executor, self._made_for = self._make(), made_for
+            self.executor, self._made_for, self._has_only_predicted = self._make(), made_for, True
+        self._has_only_predicted &= bool(how.get("predicts"))
         if trains and self._checked is not self.executor:
             self._check_optimizer()
             self._checked = self.executor
         is_elsewhere = self.run.variables is not self.executor.variables and not self.run.is_under_way
         if self.run.restored is not None and is_elsewhere:
-            # A prediction needs the model alone, and its metrics may not be built: a later call restores the rest.
-            self._put_back(None if how.get("predicts") else self.executor, self.run.restored)
+            self._put_back_known(self.run.restored)
         return self.executor
 
     def _check_optimizer(self) -> None:
@@ -211,6 +212,10 @@ class Setup:
         if made is not None and made is not self._checked and made.optimizer is optimizer:  # it has not trained yet
             made.learn_slots()
         return optimizer
+
+    def _put_back_known(self, snapshot: Snapshot) -> None:
+        """Assign a snapshot. A prediction builds no metrics: a later call assigns the rest."""
+        self._put_back(None if self._has_only_predicted else self.executor, snapshot)
 
     def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
         """Assign a snapshot to the existing variables that are not assigned yet; see `Run.assigned`."""
@@ -262,7 +267,7 @@ class Setup:
 
     def _arrive(self) -> None:
         assert self.run.restored is not None
-        self._put_back(self.executor, self.run.restored)
+        self._put_back_known(self.run.restored)
 
     def settle(self) -> None:
         """Check that the last single update was applied; see `Applied.settle`."""

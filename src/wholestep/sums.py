@@ -55,19 +55,11 @@ class EpochSums:
         return accumulate(epoch, ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)]))
 
     def logs(self, epoch: tuple[Tensor, Tensor], metrics: list, captured: Sequence[Tensor] = ()) -> dict[str, Tensor]:
-        """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and custom results.
-
-        The loss is NaN before the first row, as in an epoch of which each update was skipped.
-        """
-        means, rows = ratio(*epoch), epoch[0][1, len(self.terms)]
+        """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and custom results."""
+        means = ratio(*epoch)
         counted = [fact.coefficient * means[i] for i, fact in enumerate(self.terms.values()) if fact.counts]
         named = {k: means[i] for i, k in enumerate(self.terms) if k}
-        loss = sum(counted, means[len(self.terms)])
-        numbers = (
-            {"loss": ops.where(rows == 0, ops.full_like(loss, np.nan), loss)}
-            | self.forward.results(metrics, captured)
-            | named
-        )
+        numbers = {"loss": sum(counted, means[len(self.terms)])} | self.forward.results(metrics, captured) | named
         own = self.forward.own_results(metrics, numbers, captured)
         return numbers | {OWN + name: value for name, value in own.items()}
 
