@@ -102,6 +102,21 @@ def _only_if_asked(model, asked):
     return asked is True, "" if asked is True else "this test does without"
 
 
+@pytest.fixture
+def report_of(tmp_path, capsys, monkeypatch):
+    """Return a function that audits a text by the command, and gives (exit code, the report)."""
+    from wholestep import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(text, *arguments):
+        (tmp_path / "train.py").write_text(text)
+        code = cli.main(["audit", "train.py", *map(str, arguments)])
+        return code, capsys.readouterr().out
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def _fresh(request, monkeypatch):
     if IS_QUICK and keras.backend.backend() == "tensorflow" and request.module.__name__ not in WITH_XLA:

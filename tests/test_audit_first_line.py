@@ -8,25 +8,11 @@ import pytest
 from audit_scripts import HEAD, script
 
 import wholestep as ws
-from wholestep import cli
 from wholestep.audit import judge
 from wholestep.audit.log import Line
 from wholestep.audit.source import line_of_loss
 
 ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
-
-
-@pytest.fixture
-def audit(tmp_path, capsys, monkeypatch):
-    """Return a function that audits a text, and gives (exit code, the report)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(text, *arguments):
-        (tmp_path / "train.py").write_text(text)
-        code = cli.main(["audit", "train.py", *map(str, arguments)])
-        return code, capsys.readouterr().out
-
-    return run
 
 
 def trained(**others):
@@ -46,9 +32,9 @@ def test_what_was_judged_is_said():
     assert report.as_json()["judged"] == ["rows", "mode", "gradient", "step", "state"]
 
 
-def test_half_of_a_model_that_gets_no_gradient_is_said_first(audit):
+def test_half_of_a_model_that_gets_no_gradient_is_said_first(report_of):
     edit = ("model.trainable_variables", "model.trainable_variables[2:]")
-    code, out = audit(script("by hand", edit), "--updates", 6)
+    code, out = report_of(script("by hand", edit), "--updates", 6)
     said = next(line for line in out.splitlines() if "variables get no gradient" in line)
     assert (code, "Half of the model is never trained: 2 of 4" in said, "\n1. " in out) == (1, True, False), out
     assert out.index(said) < out.index("Taken as meant")
@@ -146,9 +132,9 @@ LOOPS = {
 
 @ONLY_TENSORFLOW
 @pytest.mark.parametrize("name", LOOPS)
-def test_no_window_is_carried_that_no_gradient_proves(name, audit):
+def test_no_window_is_carried_that_no_gradient_proves(name, report_of):
     text, code, part = LOOPS[name]
-    got, out = audit(HEAD + DATA + text + LOOP)
+    got, out = report_of(HEAD + DATA + text + LOOP)
     assert (got, out.startswith(part), "carried over" in out) == (code, True, False), out
 
 
@@ -192,9 +178,9 @@ MADE = "parts = (part for part in rng.permutation(24).reshape(3, 8))\n"
 
 
 @pytest.mark.parametrize(("made", "anew", "code"), [(MADE, "", 1), ("", f"    {MADE}", 0)])
-def test_a_generator_that_is_used_up_after_an_epoch_is_said(made, anew, code, audit):
+def test_a_generator_that_is_used_up_after_an_epoch_is_said(made, anew, code, report_of):
     old, new = USED_UP
-    got, out = audit(script("by hand", (old, new.format(made=made, anew=anew))))
+    got, out = report_of(script("by hand", (old, new.format(made=made, anew=anew))))
     assert (got, "The generator 'parts' is used up after the first epoch" in out) == (code, bool(code)), out
 
 
@@ -309,8 +295,8 @@ def step(a, b):
 
 
 @ONLY_TENSORFLOW
-def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(audit):
-    code, out = audit(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP)
+def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(report_of):
+    code, out = report_of(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP)
     found = re.search(r"On row \d+, label [01], output (.+): own_loss of the script is (.+), (\w+) is (.+)\.\n", out)
     assert (code, found[3]) == (2, "binary_crossentropy"), out
     assert out.startswith("Not judged: the loss that is meant is not known.")
@@ -330,8 +316,8 @@ def step(a, b):
 
 @ONLY_TENSORFLOW
 @pytest.mark.parametrize(("names", "code"), [("clipped, norm", 1), ("grads, norm", 0)])
-def test_a_clip_whose_result_does_not_reach_the_optimizer_is_said_first(names, code, audit):
-    got, out = audit(HEAD + DATA + CLIPPED.format(names) + LOOP)
+def test_a_clip_whose_result_does_not_reach_the_optimizer_is_said_first(names, code, report_of):
+    got, out = report_of(HEAD + DATA + CLIPPED.format(names) + LOOP)
     assert got == code, out
     assert out.startswith("The optimizer gets the gradients from before `tf.clip_by_global_norm`") == bool(code), out
 
@@ -347,8 +333,8 @@ for epoch in range(3):
 
 
 @ONLY_TENSORFLOW
-def test_gradients_that_are_applied_later_than_they_are_taken_are_no_microbatches(audit):
-    code, out = audit(HEAD + DATA + STALE)
+def test_gradients_that_are_applied_later_than_they_are_taken_are_no_microbatches(report_of):
+    code, out = report_of(HEAD + DATA + STALE)
     assert (code, out.startswith("The gradients of several batches are taken at the same weights"), "\n1. " in out) == (
         1,
         True,

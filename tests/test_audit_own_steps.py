@@ -6,7 +6,6 @@ import pytest
 from audit_scripts import script
 from shares import halves
 
-from wholestep import cli
 from wholestep.audit.log import Applied
 from wholestep.audit.own_steps import Moves, solved
 from wholestep.audit.steps import apply
@@ -16,19 +15,6 @@ ENGINE = keras.backend.backend()
 PIECE = Piece(None, np.arange(3))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def audit(tmp_path, capsys, monkeypatch):
-    """Return a function that audits a text, and gives (exit code, what was said)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(text, *arguments):
-        (tmp_path / "train.py").write_text(text)
-        code = cli.main(["audit", "train.py", *map(str, arguments)])
-        return code, capsys.readouterr().out
-
-    return run
-
-
 LOOP = "for epoch in range(2):"
 OF_OTHER = "other = network()\nother.compile('adam', 'mse')\nother.fit(x, y, epochs=9, batch_size=4, verbose=0)\n"
 OF_ITSELF = "model.fit(x[:16], y[:16], epochs=9, batch_size=4, verbose=0)\n"
@@ -36,13 +22,13 @@ OF_ITSELF = "model.fit(x[:16], y[:16], epochs=9, batch_size=4, verbose=0)\n"
 
 @pytest.mark.parametrize("first", [OF_OTHER, OF_ITSELF])
 @pytest.mark.parametrize(("labels", "code", "part"), [("b[:, None]", 0, "24 rows"), ("b", 1, "1. gradient: broadcast")])
-def test_a_loop_by_hand_is_judged_and_not_the_fit_before_it(first, labels, code, part, audit):
-    got, out = audit(script("by hand", (LOOP, f"{first}{LOOP}"), ("b[:, None]", labels)), "--updates", 6)
+def test_a_loop_by_hand_is_judged_and_not_the_fit_before_it(first, labels, code, part, report_of):
+    got, out = report_of(script("by hand", (LOOP, f"{first}{LOOP}"), ("b[:, None]", labels)), "--updates", 6)
     assert (got, part in out, "loop: the script's own" in out) == (code, True, True), out
 
 
-def test_a_fit_after_which_no_gradient_is_taken_is_judged(audit):
-    code, out = audit(script("fit"), "--updates", 6)
+def test_a_fit_after_which_no_gradient_is_taken_is_judged(report_of):
+    code, out = report_of(script("fit"), "--updates", 6)
     assert (code, "data: what `fit` was given" in out, "loop: the script's own" in out) == (0, True, False), out
 
 
@@ -104,23 +90,23 @@ CUT = [("def value(model, a, b):", "def value(model, a, b):\n    a, b = a[:, :-1
         ]
     ),
 )
-def test_the_loss_of_padded_tokens_is_supposed(edits, code, part, audit):
-    got, out = audit(script("tokens", *edits))
+def test_the_loss_of_padded_tokens_is_supposed(edits, code, part, report_of):
+    got, out = report_of(script("tokens", *edits))
     assert (got, part in out) == (code, True), out
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="a script for JAX")
-def test_gradients_by_an_optimizer_by_hand_are_judged(audit):
-    code, out = audit(script("own adam"))
+def test_gradients_by_an_optimizer_by_hand_are_judged(report_of):
+    code, out = report_of(script("own adam"))
     assert (code, "loss: mean_squared_error, supposed" in out) == (0, True), out
     assert "here 0.01 times the gradient in each (its mean with 0.9, over the root" in out
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="a script for JAX")
-def test_gradients_that_are_always_taken_at_the_first_weights_come_first(audit):
+def test_gradients_that_are_always_taken_at_the_first_weights_come_first(report_of):
     stale = ("moved(params, means, x[rows]", "moved(params, first, means, x[rows]")
     taken = ("moved(params, means, a", "moved(params, first, means, a"), ("(value)(params, a", "(value)(first, a")
-    code, out = audit(script("own adam", stale, *taken))
+    code, out = report_of(script("own adam", stale, *taken))
     assert (code, "every gradient is taken at the weights of the beginning" in out.splitlines()[0]) == (1, True), out
 
 
@@ -142,6 +128,6 @@ BY_KERAS = [
         ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0"), *BY_KERAS], 1, "1. gradient: output left out"),
     ],
 )
-def test_each_of_several_outputs_has_a_supposed_loss(edits, code, part, audit):
-    got, out = audit(script("heads", *edits))
+def test_each_of_several_outputs_has_a_supposed_loss(edits, code, part, report_of):
+    got, out = report_of(script("heads", *edits))
     assert (got, part in out) == (code, True), out

@@ -10,6 +10,7 @@ from wholestep.audit.log import Line
 
 UNKNOWN = "not known"
 NUM_SHOWN = 3
+_MOST_NUMBERS = 4  # of an array
 
 
 class Likely(str):
@@ -121,15 +122,15 @@ def not_known(
     return Found(UNKNOWN, stage, explanation, fix, float(without), float("nan"), line, tuple(updates), "", proof)
 
 
-def numbers_of(values: np.ndarray, most: int = 4) -> str:
+def numbers_of(values: np.ndarray) -> str:
     """Return the first numbers of an array in words.
 
     >>> numbers_of(np.array([0.5])), numbers_of(np.arange(6.0))
     ('0.5', '(0, 1, 2, 3, ...)')
     """
     flat = np.ravel(values)
-    shown = ", ".join(f"{value:.4g}" for value in flat[:most].tolist())
-    return shown if flat.size == 1 else f"({shown}{', ...' if flat.size > most else ''})"
+    shown = ", ".join(f"{value:.4g}" for value in flat[:_MOST_NUMBERS].tolist())
+    return shown if flat.size == 1 else f"({shown}{', ...' if flat.size > _MOST_NUMBERS else ''})"
 
 
 def some(parts: Iterable[object], num: int = 8) -> str:
