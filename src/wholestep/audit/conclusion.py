@@ -11,18 +11,29 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.derived import Solved, of_other_labels, of_prediction, passes, solved
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Likely, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Called, Log, Values
-from wholestep.audit.meaning import ByRow, NoLoss, is_masked, name_of
+from wholestep.audit.meaning import ByRow, NoLoss, Observed, is_masked, name_of
 from wholestep.audit.measure import distance
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, inquire, is_padded, losses, mean_of, nested, reconstructs
+from wholestep.audit.searching import (
+    Meaning,
+    UnknownError,
+    inquire,
+    is_padded,
+    losses,
+    mean_of,
+    nested,
+    once,
+    reconstructs,
+)
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
@@ -58,6 +69,8 @@ def conclude(ran: Ran) -> list[Report]:
     if verdict.evidence and not verdict.of_gradient:
         verdict.check("padding", _padded, made)
         verdict.check("the labels", _copied, made, verdict.evidence[0])
+    if verdict.unjudged and meaning.has_labels:
+        verdict.check("the classes of the loss", _of_loss, meaning)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
     verdict.check("other models", _still, scout, watched)
     verdict.check("models that nothing moves", _teachers, scout, own)
@@ -134,12 +147,21 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
             return made, verdict
     if known:
         return known[0]
-    made = _case(meaning, _Supposed(meaning.data, NoLoss()), ended)
+    made = _case(meaning, _unknown(meaning), ended)
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     verdict = made.judge()
     verdict.check("the losses of one row", _side_by_side, meaning)
     meaning.unseen.append(f"the loss and its gradients: {why}. {say}")
     return made, verdict
+
+
+def _unknown(meaning: Meaning) -> _Supposed:
+    """Return the loop's own loss, by its derivatives, on rows of the data, or else of all inputs that were given."""
+    x, called = meaning.data[0], [each for each in meaning.watched.log.called if each.is_whole and each.derivatives]
+    if any(np.any(Rows(x).find(each.inputs) == PAD) for each in called):
+        x = once(meaning.watched, [each.inputs for each in called])[0]
+        meaning.unseen.append("the order of the rows, and whether all are used: some inputs are no rows of the data")
+    return _Supposed((x, np.zeros(len(tree.leaves(x)[0]))), Observed() if called else NoLoss())
 
 
 class UnfitError(Exception):
@@ -203,17 +225,21 @@ def _known(meaning: Meaning) -> Iterator[_Supposed]:
 
 
 def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
-    """Yield the possible intentions, the most usual first."""
+    """Yield the possible intentions: losses with the derivative of the script's, then the most usual ones."""
     x, y, *weight = meaning.data
     called = [each for each in meaning.watched.log.called if each.outputs]
     outputs = called[0].outputs if called else []
     labels = meaning.labels or ({"": y} if meaning.has_labels else {})
-    if meaning.is_supposed and reconstructs(tree.leaves(x), called):
+    if (meaning.is_supposed or not meaning.called) and reconstructs(tree.leaves(x), called):
         labels["the inputs"] = tree.leaves(x)[0]
+    if len(outputs) > 1:
+        yield from _of_heads(meaning, outputs)
+        return
+    for one in _derived(meaning, labels, 0) if outputs else ():
+        given = (x, one.labels) if one.weights is None else (x, one.labels, one.weights)
+        yield _Supposed(given, one.loss, one.told)
     if not meaning.is_supposed and not meaning.called:
         return
-    if meaning.is_supposed and len(outputs) > 1:
-        yield from _of_heads(meaning, outputs)
     weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
     for of, array in labels.items():
         named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
@@ -229,16 +255,44 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
             yield from (_Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
 
 
+def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solved]:
+    """Yield the losses with the derivative that the script's loss has by the i-th output."""
+    x, watched = meaning.data[0], meaning.watched
+    if found := passes(watched.log, Rows(x), i):
+        own = labels | ({} if labels else meaning.beside)
+        beside = meaning.beside | meaning.weights | _of_inputs(x)
+        yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside)
+
+
+def _of_inputs(x: Tree) -> dict[str, np.ndarray]:
+    return {"the input": leaf for leaf in tree.leaves(x) if is_padded(np.asarray(leaf))}
+
+
 def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[_Supposed]:
-    """Yield the usual losses of several outputs, each with an array of labels."""
+    """Yield the losses of several outputs, each with an array of labels."""
     labels, called = meaning.beside.items(), {type(loss) for loss in meaning.called}
-    heads = [[(of, y, loss) for of, y in labels for loss in losses([out], y)] for out in outputs]
+    heads: list[list[tuple[str, Any, Any]]] = []
+    for i, out in enumerate(outputs):
+        own = [(one.told, one.labels, one.loss) for one in islice(_derived(meaning, meaning.beside, i), 1)]
+        usual = [(f"{loss.name} of {of} as labels", y, loss) for of, y in labels for loss in losses([out], y)]
+        heads.append([each for each in own if each[2].reduction != "mean_with_sample_weight"] or usual)
     for chosen in islice(product(*heads), _MOST_HEADS):
-        names = [of for of, *_ in chosen]
-        if len({*names}) == len(names):
-            told = ", ".join(f"{loss.name} of {of}" for of, _, loss in chosen)
+        if len({id(y) for _, y, _ in chosen}) == len(chosen):
             data, every = (meaning.data[0], [y for _, y, _ in chosen]), [loss for *_, loss in chosen]
-            yield _Supposed(data, every, f"{told} as labels", is_called={type(loss) for loss in every} <= called)
+            told = ", ".join(told for told, *_ in chosen)
+            yield _Supposed(data, every, told, is_called={type(loss) for loss in every} <= called)
+
+
+def _of_loss(meaning: Meaning) -> Iterator[str]:
+    """Yield notes of a cross entropy of classes whose derivative shows other labels, or weights by the prediction."""
+    x, y, *_ = meaning.data
+    derived = passes(meaning.watched.log, Rows(x), 0) if isinstance(y, np.ndarray) else []
+    if not derived or len(meaning.labels) > 1:
+        return
+    if others := list(of_other_labels(derived, "the data", y)):
+        yield others[0]
+    elif (usual := next(losses([derived[0].output], y), None)) is not None:
+        yield from of_prediction(Replay(meaning.watched.model, (x, y, None)), derived, usual, y)
 
 
 def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:

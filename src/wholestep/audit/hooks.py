@@ -1,6 +1,7 @@
 """The hooks on Keras' methods that every training loop calls, for the time of a `with`."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,6 +10,8 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend import get_keras_mask
+from keras.src.backend.common.masking import set_keras_mask
 
 from wholestep import tree
 from wholestep.audit.found import Likely
@@ -19,6 +22,7 @@ from wholestep.audit.source import OWN_TRAINER, is_in_fit, is_in_trainer, line_o
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines import Listener
 from wholestep.model import uncast
+from wholestep.tree import Tree
 
 _TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
@@ -188,10 +192,25 @@ class Hooks:
             if self._can_record([leaf for group in groups for leaf in group]):
                 if len(params) not in self.log.flags:
                     self.log.flags[len(params)] = flags(self.model)
-                self._tell_call(groups, listener.is_differentiated([*params, *inputs]))
+                self._tell_call(groups, differentiated := listener.is_differentiated([*params, *inputs]))
+                if differentiated is not False:
+                    outputs = self._watched(outputs)
             return outputs
 
         return told
+
+    def _watched(self, outputs: Tree) -> Tree:
+        """Return a model's outputs; the gradients of losses by them are recorded."""
+        place, replica = itertools.count(), self.listener.replica()
+
+        def watched(output: Any) -> Any:
+            i = next(place)
+            found = self.listener.watch_gradient(output, lambda _, both: self.log.differentiate(replica, i, *both))
+            if (mask := get_keras_mask(output)) is not None:
+                set_keras_mask(found, mask)
+            return found
+
+        return tree.map_leaves(watched, outputs)
 
     def _values(self, variables: list) -> list:
         """Return the values themselves, before a layer of lower precision casts them."""

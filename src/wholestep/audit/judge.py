@@ -17,7 +17,7 @@ from wholestep.audit.found import Finding, Found, Likely, many
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.log import Applied, Called, Log, Values
-from wholestep.audit.meaning import LossObjective, NoLoss, constant, misfits
+from wholestep.audit.meaning import LossObjective, NoLoss, Observed, constant, misfits
 from wholestep.audit.measure import FINE, all_same
 from wholestep.audit.modes import Modes, evaluations, second_passes, state
 from wholestep.audit.printed import printed
@@ -42,6 +42,7 @@ from wholestep.tree import Tree
 
 CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
+_NUM_TRIED = 3  # updates by which one of several derivatives is chosen
 _LONGEST = 200  # letters of an error in a report
 _OUTLINED = (
     "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before the audit "
@@ -59,6 +60,11 @@ _MAY_BE_MEANT = (
 )
 
 
+# Errors of the gradient that show without the form of the loss.
+_WITHOUT_A_FORM = (
+    *("stale gradients", "gradients swapped", "ascent", "only the last microbatch", "only the first microbatch"),
+    *("first microbatch lost", "last microbatch lost", "not reset", "momentum by hand", "clip before unscale"),
+)
 # The same of several outputs; one that is left out is a fault if the script calls its loss.
 _OF_HEADS = "loss weights ignored", "other loss weights"
 
@@ -165,7 +171,8 @@ class Case:
     def _judge(self) -> Verdict:
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
-        rows, replay = Rows(self.data[0]), Replay(self.model, self.data)
+        is_observing = isinstance(self.objective, Observed)
+        rows, replay = Rows(self.data[0]), Replay(self.model, self.data, is_observing=is_observing)
         self._begin_late(len(replay.names))
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
         seen = windows(self.log, rows)
@@ -282,7 +289,11 @@ class Case:
             told = f"the gradients: {told} momentum? another optimizer?), and which it is cannot be told"
             verdict.unseen.append(told)
         else:
+            if meant.replay.is_observing:
+                _choose(meant, like)
             findings, verdict.evidence = gradients(meant, like) if like else ([], [])
+            if meant.replay.is_observing:
+                findings = self._of_observed(verdict, findings)
             is_any = bool(verdict.evidence) or any(isinstance(each, Found) for each in findings)
             if not is_any:
                 verdict.unjudged = "no gradient of an update could be computed again"
@@ -294,6 +305,17 @@ class Case:
             if self.is_told and not has_causes and verdict.evidence and not seen.is_by_hand:
                 verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)
         verdict.causes = [c for c in verdict.causes if c.name != CARRIED or _is_proven(c, verdict)]
+
+    def _of_observed(self, verdict: Verdict, findings: list[Finding]) -> list[Finding]:
+        """Return the findings on the gradient of a loss of which nothing but its derivative by the outputs is known."""
+        verdict.unjudged = "the form of the loss is not known"
+        if all(e.is_along for e in verdict.evidence):
+            return []
+        known = [each for each in findings if isinstance(each, Found) and each.name in _WITHOUT_A_FORM]
+        if not known:
+            told = "the gradient: it is not that of the loop's loss by the model's outputs alone (a penalty on weights "
+            verdict.unseen.append(f"{told}by hand? clipped by hand? another path to the weights?)")
+        return [*known]
 
     def _supposed(self, finding: Finding, evidence: list[Evidence]) -> Finding:
         """Return a finding on a loss that is supposed: a note if the fault may be intended."""
@@ -359,6 +381,15 @@ class Case:
         }
         verdict.unseen += [told for told, is_any in unseen.items() if is_any]
         return [u for u, is_clear in zip(known, are_clear, strict=True) if is_clear]
+
+
+def _choose(meant: Meant, updates: list[Update]) -> None:
+    """Choose of several derivatives by an output, one for each loss, those that make the gradients."""
+    for place in (-1, 0):
+        meant.replay.place = place
+        if all(Evidence(meant, update).is_along for update in updates[:_NUM_TRIED]):
+            return
+    meant.replay.place = -1
 
 
 def _stays(pieces: list[Piece]) -> bool:

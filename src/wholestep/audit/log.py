@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.measure import once
+from wholestep.audit.measure import once, same
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
 _OF_A_LOOP = "called", "applied", "scaled", "targets", "num_late", "has_fitted", "is_open", "_num_moved"
@@ -41,8 +41,11 @@ def clips_of(optimizer: Any) -> tuple[float, float, float]:
 class Called:
     """A forward pass: the leaves of its input and output, and all values of the model before it.
 
-    `differentiated`: whether a gradient was taken; None if it is not known. Beyond the log's room only the inputs are
-    kept.
+    Beyond the log's room only the inputs are kept.
+
+    Attributes:
+        differentiated: whether a gradient was taken; None if it is not known.
+        derivatives: the gradients of the loop's losses by the output's leaves, in the order in which they were taken.
     """
 
     order: int
@@ -53,6 +56,7 @@ class Called:
     differentiated: bool | None
     line: Line | None
     replica: int = 0
+    derivatives: dict[int, list[np.ndarray]] = field(default_factory=dict, compare=False)
 
     @property
     def is_whole(self) -> bool:
@@ -207,6 +211,13 @@ class Log:
             for values in (event.slots, event.slots_after):
                 values[:] = self._once("slots", values)
             self.applied.append(event)
+
+    def differentiate(self, replica: int, i: int, output: np.ndarray, derivative: np.ndarray) -> None:
+        """Keep the derivative of a loss by the i-th output of the last forward pass that had this output."""
+        passes = (each for each in reversed(self.called[-MOST:]) if each.replica == replica and i < len(each.outputs))
+        called = next((each for each in passes if same(each.outputs[i], output)), None)
+        if self.is_open and called is not None:
+            called.derivatives.setdefault(i, []).append(np.array(derivative))
 
     def _once(self, kind: str, new: list[np.ndarray]) -> list[np.ndarray]:
         if not new:

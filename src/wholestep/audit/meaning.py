@@ -13,7 +13,7 @@ from wholestep import tree
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import SOLVED
 from wholestep.errors import SpecificationError, message
-from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Term, Whole, unpack, unreduced
+from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Sum, Term, Whole, unpack, unreduced
 from wholestep.tree import Tensor, Tree
 
 NUM_PROBES, NUM_WEIGHED, NUM_COUPLED = 3, 512, 4
@@ -333,6 +333,17 @@ class NoLoss(Objective):
         """Return zeros, one for each row."""
         output = tree.leaves(model(batch[0], training=training))[0]
         return Mean(ops.zeros(ops.shape(output)[:1]))
+
+
+class Observed(Objective):
+    """The loop's own loss, of which the derivative by the outputs is known: it is in the batch in place of labels."""
+
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Sum:
+        """Return the outputs times the derivative, by row: the sum of these has the gradient of the loop's loss."""
+        outputs = tree.leaves(model(batch[0], training=training))
+        num = outputs[0].shape[0]
+        parts = [ops.reshape(ops.cast(o, "float32") * d, (num, -1)) for o, d in zip(outputs, batch[1], strict=True)]
+        return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,))))
 
 
 def name_of(loss: object) -> str:

@@ -37,16 +37,18 @@ class Replay:
 
     Args:
         data: (x, y, sample_weight), the last one perhaps None.
+        is_observing: whether batches have the derivatives of the loop's loss in place of labels.
 
     Attributes:
         names, shapes, sizes: of the trainable variables.
         names_of_others: of the other variables.
         are_seeds: of each other variable, whether it is the state of random draws.
+        place: which of several derivatives by an output is taken.
     """
 
-    def __init__(self, model: keras.Model, data: tuple[Tree, Tree, Tree]):
-        self.model, self.data = model, data
-        self.engine = choose()
+    def __init__(self, model: keras.Model, data: tuple[Tree, Tree, Tree], *, is_observing: bool = False):
+        self.model, self.data, self.is_observing = model, data, is_observing
+        self.engine, self.place = choose(), -1
         self.num_rows = len(tree.leaves(data[0])[0])
         self.names = [v.path for v in model.trainable_variables]
         self.shapes = [tuple(v.shape) for v in model.trainable_variables]
@@ -146,6 +148,9 @@ class Replay:
             shift: the number of rows by which the labels are moved.
             labels: the rows whose labels are used, if they are others.
         """
+        if self.is_observing:
+            derivatives = (piece.called.derivatives.get(i, [0 * o])[self.place] for i, o in enumerate(piece.called.outputs))
+            return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in derivatives]
         rows = np.where(piece.rows == PAD, 0, piece.rows)
         shifted = np.roll(rows if labels is None else labels, shift)
 

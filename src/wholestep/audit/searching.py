@@ -279,20 +279,13 @@ class _Data:
         """Assemble the data from the inputs of the model and the labels of the loss, each row once."""
         if not self.labels:
             return None
-        x, first = self._once([each.called.inputs for each in self.labels])
+        x, first = once(self.meaning.watched, [each.called.inputs for each in self.labels])
         self.meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
         told = "whether all rows of the data are used, and with their own labels: the data are not known"
         self.meaning.unseen.append(told)
         data = x, joined(each.label for each in self.labels)[first]
         weights = [each.weight for each in self.labels if each.weight is not None]
         return (*data, joined(weights)[first]) if len(weights) == len(self.labels) else data
-
-    def _once(self, given: list[list[np.ndarray]]) -> tuple[Tree, list[int]]:
-        """Return (inputs, each row once, the first position of each)."""
-        leaves = [joined(each) for each in zip(*given, strict=True)]
-        keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
-        first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
-        return nested(self.meaning.watched, [leaf[first] for leaf in leaves]), first
 
     def arrays_alone(self) -> tuple | None:
         """Find arrays whose rows are the model's inputs, without labels, if no loss of Keras has them."""
@@ -308,7 +301,7 @@ class _Data:
         """Take the model's inputs, without labels, if no loss of Keras has them."""
         if not self.kept or not self.meaning.is_supposed:
             return None
-        x, first = self._once(self.kept)
+        x, first = once(self.meaning.watched, self.kept)
         self.meaning.unseen.append("whether all rows of the data are used: the data are not known")
         return self._unlabelled(x, len(first), "what the model was given, without")
 
@@ -316,6 +309,14 @@ class _Data:
         self.meaning.has_labels = False
         self.meaning.told.append(f"data: {told} labels, {num} rows")
         return x, np.zeros(num)
+
+
+def once(watched: Watched, given: list[list[np.ndarray]]) -> tuple[Tree, list[int]]:
+    """Return (a model's inputs, each row once, the first position of each)."""
+    leaves = [joined(each) for each in zip(*given, strict=True)]
+    keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
+    first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+    return nested(watched, [leaf[first] for leaf in leaves]), first
 
 
 def reconstructs(x: list[np.ndarray], calls: list[Called]) -> bool:

@@ -225,9 +225,14 @@ def _found(called: list[Called], rows: Rows) -> list[Piece]:
 
 
 def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
-    """Return the passes whose gradients are in an update: the known ones, or else the possible ones."""
+    """Return the passes whose gradients are in an update: the known ones, or else the possible ones.
+
+    Beside passes with the derivative of a loss, those without one are cut off from it, as by `stop_gradient`.
+    """
     of = {wanted: [piece for piece in window if piece.called.differentiated is wanted] for wanted in (True, None)}
     chosen = of[True] or of[None]
+    if any(piece.called.derivatives for piece in chosen):
+        chosen = [piece for piece in chosen if piece.called.derivatives or not piece.called.is_whole]
     for piece in window:
         if not any(piece is other for other in chosen):
             seen.update(piece.rows[piece.rows != PAD].tolist())

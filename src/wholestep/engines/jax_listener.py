@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import jax
 import keras
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from wholestep.engines.listening import running
 from wholestep.engines.protocol import Asked, Told
@@ -42,6 +44,12 @@ class EngineListener:
         else:
             jax.effects_barrier()  # earlier values are reported first
             heard(*values)
+
+    def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
+        """Return the value, through an identity whose transpose tells the gradient."""
+        if not _kinds([value]):
+            return value  # nothing is differentiated
+        return _watched.bind(value, jax.lax.stop_gradient(value), told=lambda *both: self.tell(told, list(both)))
 
     def value(self, variable: keras.Variable) -> Tensor:
         """Return the value of a Keras variable here."""
@@ -83,3 +91,35 @@ class EngineListener:
 
 def _kinds(values: list[Tensor]) -> set[str]:
     return {type(value).__name__ for value in values if isinstance(value, jax.core.Tracer)}
+
+
+def _is_first(first: Tensor, second: Tensor, *, told: Callable) -> Tensor:
+    return first
+
+
+def _derived(primals: tuple, tangents: tuple, *, told: Callable) -> tuple:
+    (first, second), (tangent, _) = primals, tangents
+    value = _watched.bind(first, second, told=told)
+    if isinstance(tangent, ad.Zero):
+        return value, ad.Zero.from_primal_value(value)
+    return value, _watched.bind(tangent, second, told=told)
+
+
+def _transposed(gradient: Tensor, _: Tensor, value: Tensor, *, told: Callable) -> tuple:
+    if isinstance(gradient, ad.Zero):
+        return None, None
+    told(value, gradient)
+    return gradient, None
+
+
+def _batched(values: tuple, axes: tuple, *, told: Callable) -> tuple:
+    return _watched.bind(*values, told=told), axes[0]
+
+
+_watched = Primitive("watched")  # the identity of its first argument, linear in it
+_watched.def_impl(_is_first)
+_watched.def_abstract_eval(_is_first)
+ad.primitive_jvps[_watched] = _derived
+ad.primitive_transposes[_watched] = _transposed
+batching.primitive_batchers[_watched] = _batched
+mlir.register_lowering(_watched, mlir.lower_fun(_is_first, multiple_results=False))

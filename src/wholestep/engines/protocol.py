@@ -300,6 +300,9 @@ class Listener(Protocol):
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told` with the index of this call and the numbers, valid in it: now, or each time the trace runs."""
 
+    def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
+        """Return the value; each gradient of a scalar by it that is computed later is told with it: (value, gradient)."""
+
     def value(self, variable: Tensor) -> Tensor:
         """Return the value of a Keras variable at this point of the program, in its dtype."""
 

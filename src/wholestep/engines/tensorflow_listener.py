@@ -1,6 +1,8 @@
 """The listener of an audit on TensorFlow: eager and inside a `tf.function`."""
 
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from wholestep.engines.protocol import Asked, Told
 from wholestep.tree import Tensor, Tree
 
 _CLIPS = "clip_by_global_norm", "clip_by_norm", "clip_by_value"
+_ACTIVATIONS = "Softmax", "Sigmoid"
+_MOST_WATCHED = 64  # values that wait for their gradients
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
 
@@ -26,6 +30,7 @@ class EngineListener:
     def __init__(self) -> None:
         self._num_open = 0
         self.clipped: dict[int, tuple[Tensor, str]] = {}
+        self._here = threading.local()  # of a replica
 
     @cached_property
     def _clock(self) -> tf.Variable:
@@ -52,7 +57,12 @@ class EngineListener:
 
         def asked(taken: tf.GradientTape, target: Tensor, sources: Tree, *arguments: object, **others: object) -> Tree:
             self.clipped.clear()  # so that no more than one update's are kept
-            found = gradient(taken, target, sources, *arguments, **others)
+            is_of_variables = any(hasattr(source, "assign") for source in keras.tree.flatten(sources))
+            watched = self._watched_here() if is_of_variables else []
+            found, *own = gradient(taken, target, [sources, *(each for each, *_ in watched)], *arguments, **others)
+            for (_, value, tell), grad in zip(watched, own, strict=True):
+                if grad is not None:
+                    self.tell(tell, [value, grad])
             pairs = zip(keras.tree.flatten(sources), keras.tree.flatten(found), strict=False)
             told(tuple(getattr(target, "shape", ()) or ()), [source for source, grad in pairs if grad is None])
             return found
@@ -92,6 +102,28 @@ class EngineListener:
 
         order = self._clock.assign_add(1, read_value=True)
         tf.numpy_function(heard, [order, *values], tf.int64, stateful=True)
+
+    def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
+        """Return a copy of the value; tapes that are asked for gradients of variables are asked for its gradient too."""
+        is_hidden = not tf.executing_eagerly() and value.op.type in _ACTIVATIONS  # Keras would take its argument instead
+        logits = getattr(value, "_keras_logits", None)  # of which Keras' cross entropies are
+        if not value.dtype.is_floating or (logits is None and is_hidden):
+            return value
+        copy = tf.identity(value)
+        self._waiting().append((copy, copy, told))
+        if logits is not None:
+            copy._keras_logits = tf.identity(logits)
+            self._waiting().append((copy._keras_logits, copy, lambda order, both: told(order, _by_output(*both))))
+        return copy
+
+    def _waiting(self) -> deque:
+        vars(self._here).setdefault("waiting", deque(maxlen=_MOST_WATCHED))
+        return self._here.waiting  # type: ignore[no-any-return]
+
+    def _watched_here(self) -> list[tuple[Tensor, Tensor, Told]]:
+        """Return the values that wait for their gradients, and can be a source in the present graph."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return [each for each in self._waiting() if getattr(each[0], "graph", None) is graph]
 
     def value(self, variable: keras.Variable) -> Tensor:
         """Return the value of a Keras variable here."""
@@ -135,3 +167,10 @@ class EngineListener:
 
     def settle(self) -> None:
         """Do nothing: TensorFlow's functions have finished when they return."""
+
+
+def _by_output(output: np.ndarray, by_logits: np.ndarray) -> list[np.ndarray]:
+    """Return [output, a derivative by the output] that gives this one by the logits: of a softmax, or of a sigmoid."""
+    known = np.maximum(output.astype("float64"), 1e-30)
+    is_softmax = output.ndim > 1 and output.shape[-1] > 1 and np.allclose(output.sum(-1), 1, atol=1e-3)
+    return [output, by_logits / (known if is_softmax else known * np.maximum(1 - known, 1e-30))]

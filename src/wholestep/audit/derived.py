@@ -1,0 +1,234 @@
+"""The loss of a loop, solved for: the usual loss and labels whose derivative by the outputs the loop's loss has."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from wholestep.audit.found import Likely
+from wholestep.audit.log import Log
+from wholestep.audit.meaning import LossObjective, are_shares, others
+from wholestep.audit.measure import SOLVED
+from wholestep.audit.replay import Replay
+from wholestep.audit.searching import is_padded, losses, mean_of
+from wholestep.audit.surroundings import assembled
+from wholestep.audit.windows import PAD, Rows
+
+_MOST_PASSES = 12
+_FEW_CLASSES = 20
+_ROWS_OF_A_CLASS = 3  # and more show that a factor belongs to the class
+
+
+class Derived(NamedTuple):
+    """A forward pass: its rows of the data, and the derivative of the loop's loss by one output."""
+
+    rows: np.ndarray
+    output: np.ndarray
+    derivative: np.ndarray
+
+
+class Solved(NamedTuple):
+    """A loss with the derivative of the loop's.
+
+    Attributes:
+        labels: one for each row of the data.
+        weights: one for each row or place of the data; None if all count the same.
+        told: the loss, the labels and the weights in words.
+    """
+
+    loss: keras.losses.Loss
+    labels: np.ndarray
+    weights: np.ndarray | None
+    told: str
+
+
+def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
+    """Return the forward passes on rows of the data whose i-th output a gradient was taken by."""
+    found = []
+    for called in log.called:
+        if called.is_whole and called.derivatives.get(i) and len(found) < _MOST_PASSES:
+            own = rows.find(called.inputs)
+            if len(own) and np.all(own != PAD) and called.outputs[i].shape[:1] == own.shape:
+                found.append(Derived(own, called.outputs[i], by_logits(called.outputs[i], called.derivatives[i][-1])))
+    return found
+
+
+def by_logits(output: np.ndarray, derivative: np.ndarray) -> np.ndarray:
+    """Return a derivative by probabilities as one by the logits of their softmax, and any other as it is.
+
+    That by probabilities is known but for a constant, where a loss took the logits instead.
+    """
+    derivative = np.asarray(derivative, "float64")
+    if output.ndim < 2 or output.shape[-1] < 2 or not are_shares(output):
+        return derivative
+    return output * (derivative - np.sum(output * derivative, axis=-1, keepdims=True))
+
+
+def solved(
+    replay: Replay, derived: list[Derived], labels: dict[str, np.ndarray], beside: dict[str, np.ndarray]
+) -> Iterator[Solved]:
+    """Yield the losses that have these derivatives, the most usual first.
+
+    Args:
+        labels: the arrays that may hold the labels, by name, a row for each row of the data.
+        beside: all arrays with a row for each row of the data: weights and masks may be among them.
+    """
+    own = {name: y for name, y in labels.items() if hasattr(y, "shape")}
+    pairs = _classes(derived)
+    if pairs is not None and not (same := [name for name, y in own.items() if not any(_others(pairs, y))]):
+        read = assembled(replay.num_rows, [(rows, np.maximum(classes, 0)) for rows, classes in pairs])
+        own = own if read is None else {"the classes that its derivative shows": read}
+    elif pairs is not None:
+        own = {name: own[name] for name in same}
+    weights = {name: w for name, w in beside.items() if name not in own}
+    masks = {f"where {name} is not 0": (y != 0) for name, y in (own | beside).items() if is_padded(np.asarray(y))}
+    for is_usual in (True, False):
+        for name, y in own.items():
+            usual = list(losses([derived[0].output], y))
+            every = usual if is_usual else [loss for one in usual[:1] for _, loss in others(one, y)]
+            for loss in every:
+                yield from _fitted(replay, derived, loss, (name, y), weights | masks)
+
+
+def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[str]:
+    """Yield a note if the loss is a cross entropy of classes, and of other ones than the labels of the same rows."""
+    if (pairs := _classes(derived)) is None or not (found := list(_others(pairs, y))):
+        return
+    (row, used, own), num = found[0], sum(classes.size for _, classes in pairs)
+    told = f"The gradient is that of a cross entropy of other classes than {name} has for the rows that the model got: "
+    told += f"in {len(found) / num:.0%} of the rows seen (row {row}: class {used}, and not {own}). "
+    yield Likely(f"{told}Are inputs and labels shuffled apart, or is another array read?")
+
+
+def of_prediction(replay: Replay, derived: list[Derived], loss: keras.losses.Loss, y: np.ndarray) -> Iterator[str]:
+    """Yield a note if the rows count by the class that the model predicts, and not by their label."""
+    factors = []
+    for each in derived:
+        made = by_logits(each.output, replay.derivative(LossObjective(loss), each.output, y[each.rows]))
+        found = _factors(each.derivative, made, is_single=False) if each.output.ndim == 2 else None
+        if found is None:
+            return
+        factors.append(found / np.nanmax(found))
+    chosen = np.concatenate([np.argmax(each.output, axis=-1) for each in derived])
+    values = np.concatenate(factors)
+    by_class = {k: values[chosen == k] for k in np.unique(chosen).tolist()}
+    if len(by_class) < 2 or np.ptp(values) <= SOLVED or any(np.ptp(own) > SOLVED for own in by_class.values()):
+        return
+    told = ", ".join(f"{float(own[0]):.3g} for class {k}" for k, own in [*by_class.items()][:4])
+    told = f"A row's loss is multiplied by a number that depends on the class that the model predicts ({told}), "
+    yield Likely(f"{told}and not on the row's label. Is the weight of the label meant?")
+
+
+def _others(pairs: list[tuple[np.ndarray, np.ndarray]], y: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Yield (row, the class of the loss, the label) where these are not the same; nothing if these are no labels."""
+    for rows, classes in pairs:
+        own = np.asarray(y)[rows]
+        if own.ndim == classes.ndim + 1 and own.shape[-1] > 1:
+            own = own.argmax(-1)
+        if own.size != classes.size or own.dtype.kind not in "biuf":
+            yield int(rows[0]), int(classes.flat[0]), -1
+            return
+        own = own.reshape(classes.shape)
+        for place in np.argwhere((own != classes) & (classes >= 0)):
+            yield int(rows[place[0]]), int(classes[tuple(place)]), int(own[tuple(place)])
+
+
+def _fitted(
+    replay: Replay,
+    derived: list[Derived],
+    loss: keras.losses.Loss,
+    labels: tuple[str, np.ndarray],
+    beside: dict[str, np.ndarray],
+) -> Iterator[Solved]:
+    """Yield the loss with the weights of rows or places by which it has the derivatives, if there are some."""
+    (name, y), objective = labels, LossObjective(loss)
+    factors = []
+    for each in derived:
+        try:
+            made = by_logits(each.output, replay.derivative(objective, each.output, y[each.rows]))
+        except Exception:  # the loss does not take such labels
+            return
+        found = _factors(each.derivative, made, is_single=np.ndim(each.output) < 2 or each.output.shape[-1] == 1)
+        if found is None:
+            return
+        factors.append(found)
+    told = f"{loss.name} of {name} as labels"
+    if all(_even(each) for each in factors):
+        yield Solved(loss, y, None, told)
+        return
+    rows = [each.rows for each in derived]
+    for by, w in [*beside.items(), *_by_class(rows, y, factors)]:
+        if _are(factors, rows, w):
+            weighed = mean_of(loss, by_weight=True)
+            yield Solved(weighed, y, np.asarray(w, "float32"), f"{told}, {'weighted by ' * (w.dtype != bool)}{by}")
+            return
+
+
+def _factors(observed: np.ndarray, made: np.ndarray, *, is_single: bool) -> np.ndarray | None:
+    """Return how often the derivative of each row or place counts, NaN where it is 0; None if that does not make it."""
+    axis = () if is_single else (-1,)
+    size = np.sum(made * made, axis=axis)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = np.where(size > 0, np.sum(observed * made, axis=axis) / size, np.nan)
+    spread = np.nan_to_num(factors)
+    rest = observed - made * (spread if is_single else spread[..., None])
+    if np.linalg.norm(rest) > SOLVED * np.linalg.norm(observed) or not np.any(observed):
+        return None
+    return factors if np.all(factors[np.isfinite(factors)] > -SOLVED) else None
+
+
+def _even(factors: np.ndarray) -> bool:
+    known = factors[np.isfinite(factors)]
+    return known.size > 0 and bool(np.ptp(known) <= SOLVED * np.max(np.abs(known)))
+
+
+def _are(factors: list[np.ndarray], rows: list[np.ndarray], weights: Any) -> bool:
+    """Whether the factors of each pass are proportional to these weights of the data's rows or places."""
+    for own, chosen in zip(factors, rows, strict=True):
+        expected = np.asarray(weights, "float64")[chosen]
+        if expected.size != own.size or not np.any(expected):
+            return False
+        expected, known = expected.reshape(own.shape), np.isfinite(own)
+        a, b = own[known], expected[known]
+        if not np.any(b) or np.linalg.norm(a * (b @ b) - b * (a @ b)) > SOLVED * np.linalg.norm(a) * (b @ b):
+            return False
+    return True
+
+
+def _by_class(
+    rows: list[np.ndarray], y: np.ndarray, factors: list[np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the weights of classes, if the factors of a class are equal."""
+    classes, place = np.unique(y, return_inverse=True)
+    if len(classes) > _FEW_CLASSES or place.size != len(y) or factors[0].size != rows[0].size:
+        return
+    own = np.concatenate([place.reshape(-1)[chosen] for chosen in rows])
+    values = np.concatenate([f.reshape(-1) / np.nanmedian(f) for f in factors])
+    if len(own) < _ROWS_OF_A_CLASS * len(classes):
+        return
+    by_class = np.array([np.nanmedian(values[own == i]) if np.any(own == i) else 1.0 for i in range(len(classes))])
+    if np.all(np.isfinite(by_class)):
+        yield "the class", by_class[place.reshape(-1)]
+
+
+def _classes(derived: list[Derived]) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """Return (rows, the class of each row or place) for which a cross entropy has these derivatives; None if it has not.
+
+    Its derivative by logits is the probabilities minus 1 at the class. A class is -1 where the derivative is 0.
+    """
+    pairs = []
+    for each in derived:
+        if each.output.ndim < 2 or each.output.shape[-1] < 2:
+            return None
+        classes = np.argmin(each.derivative, axis=-1)
+        hot = np.eye(each.output.shape[-1])[classes]
+        shares = each.output
+        if not are_shares(shares):
+            shares = np.exp(shares - shares.max(-1, keepdims=True))
+            shares /= shares.sum(-1, keepdims=True)
+        made = shares - hot
+        if _factors(each.derivative, made, is_single=False) is None:
+            return None
+        pairs.append((each.rows, np.where(np.any(each.derivative, axis=-1), classes, -1)))
+    return pairs or None
