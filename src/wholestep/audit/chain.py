@@ -8,6 +8,7 @@ import keras
 
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.measure import all_same, in_part
+from wholestep.audit.replay import untrained
 from wholestep.audit.scout import Watched
 from wholestep.tree import Tree
 
@@ -51,10 +52,10 @@ def _joined(one: Watched, two: Watched) -> Watched | None:
     if not any(each.is_whole for each in called):
         return None
     model = Chain(one.model, two.model)
-    held = [(each.model.trainable_variables, each.model.non_trainable_variables) for each in (one, two)]
+    held = [(each.model.trainable_variables, untrained(each.model)) for each in (one, two)]
     variables = [*held[0][0], *held[1][0]], [*held[0][1], *held[1][1]]
     if [[*map(id, own)] for own in variables] != [
-        [*map(id, own)] for own in (model.trainable_variables, model.non_trainable_variables)
+        [*map(id, own)] for own in (model.trainable_variables, untrained(model))
     ]:
         return None  # they share some
     log = replace(one.log, called=called, applied=_steps(one, two), _last={})

@@ -17,7 +17,7 @@ from wholestep import tree
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of
 from wholestep.audit.measure import places
-from wholestep.audit.replay import engine, flags
+from wholestep.audit.replay import engine, flags, untrained
 from wholestep.audit.source import OWN_TRAINER, is_in_fit, is_in_trainer, line_of_user
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines import Listener
@@ -184,7 +184,7 @@ class Hooks:
                 return call(*arguments, **others)
             self.log.has_fitted |= is_in_fit()
             params = self._values(self.model.trainable_variables)
-            buffers = self._values(self.model.non_trainable_variables)
+            buffers = self._values(untrained(self.model))
             outputs = call(*arguments, **others)
             if not self.model.built or not params:
                 params = self._values(self.model.trainable_variables)

@@ -19,7 +19,7 @@ from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.meaning import LossObjective, NoLoss, Observed, constant, misfits
 from wholestep.audit.measure import FINE, all_same
-from wholestep.audit.modes import Modes, evaluations, second_passes, state
+from wholestep.audit.modes import Modes, carried, evaluations, second_passes, state
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read, without_void
 from wholestep.audit.replay import Replay, as_then
@@ -244,6 +244,7 @@ class Case:
         verdict.check("the optimizer steps", self._judge_steps, verdict, seen, steps)
         verdict.add(moved)
         verdict.check("statistics and seeds", state, replay, modes, like)
+        verdict.check("recurrent states", carried, replay, known)
         if not verdict.check("second forward passes", second_passes, self.log, seen):
             verdict.check("evaluations", evaluations, replay, self.log, seen)
         if self.ended is not None:

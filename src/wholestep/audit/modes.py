@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from wholestep.audit.found import Finding, Proof, found, of_values
+from wholestep.audit.found import Finding, Likely, Proof, found, of_values
 from wholestep.audit.log import Called, Line, Log
 from wholestep.audit.measure import all_same, distance
 from wholestep.audit.replay import Replay
@@ -72,7 +72,8 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> Iterator[Findi
         return
     steps = [(b.number, a.pieces[-1], a.pieces[0], b.pieces[0]) for a, b in pairwise(updates) if b.follows(a)]
     line, last_line = (updates[0].pieces[i].called.line for i in (0, -1))
-    statistics, seeds = ([i for i, is_seed in enumerate(replay.are_seeds) if is_seed == wanted] for wanted in (0, 1))
+    num = len(replay.are_seeds) - replay.num_recurrent
+    statistics, seeds = ([i for i in range(num) if replay.are_seeds[i] == wanted] for wanted in (False, True))
     thrown_away = [
         *_thrown_away("statistics thrown away", modes, steps, line, statistics),
         *_thrown_away("seeds thrown away", modes, steps, line, seeds),
@@ -84,6 +85,22 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> Iterator[Findi
     ]
     inside = [(number, a, a, b) for number, pieces in by_replica for a, b in pairwise(pieces)]
     yield from thrown_away or _thrown_away("state of one microbatch", modes, inside, last_line, statistics + seeds)
+
+
+def carried(replay: Replay, updates: list[Update]) -> Iterator[Finding]:
+    """Yield a note if the states of recurrent layers go from batch to batch, and the rows of one do not follow another's.
+
+    They do if each row of a batch is as far behind the row at its place in the batch before as all others.
+    """
+    pieces = [p for u in updates for p in u.pieces if p.called.is_whole]
+    states = [p.called.buffers[len(p.called.buffers) - replay.num_recurrent :] for p in pieces]
+    pairs = [(a.rows, b.rows) for a, b in pairwise(pieces) if len(a.rows) == len(b.rows)]
+    if not replay.num_recurrent or len(pairs) < 2 or not all(any(map(np.any, each)) for each in states[1:]):
+        return
+    if all(len(np.unique(b - a)) > 1 for a, b in pairs):
+        told = "The states of a recurrent layer (`stateful=True`) go on from each batch to the next, whose rows are not "
+        told += "the next parts of the same sequences: a row begins with the state of another. Is a reset missing?"
+        yield Likely(told)
 
 
 def _thrown_away(name: str, modes: Modes, steps: list, line: Line | None, chosen: list[int]) -> Iterator[Finding]:

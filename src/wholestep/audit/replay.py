@@ -42,6 +42,7 @@ class Replay:
     Attributes:
         names, shapes, sizes: of the trainable variables.
         names_of_others: of the other variables.
+        num_recurrent: how many of these, the last ones, are the states of recurrent layers.
         are_seeds: of each other variable, whether it is the state of random draws.
         place: which of several derivatives by an output is taken.
     """
@@ -53,7 +54,9 @@ class Replay:
         self.names = [v.path for v in model.trainable_variables]
         self.shapes = [tuple(v.shape) for v in model.trainable_variables]
         self.sizes = [int(np.prod(shape)) for shape in self.shapes]
-        self.names_of_others = [v.path for v in model.non_trainable_variables]
+        self._others = untrained(model)
+        self.names_of_others = [v.path for v in self._others]
+        self.num_recurrent = len(self._others) - len(model.non_trainable_variables)
         self.are_seeds = ["seed" in name.split("/")[-1] for name in self.names_of_others]
         self._kept = list(map(places, self.sizes))
         self.is_in_part = any(chosen is not None for chosen in self._kept)
@@ -79,7 +82,7 @@ class Replay:
     def frozen(self) -> list[int]:
         """Return the other variables that would be trained if their layer were set to be trainable."""
         own = {id(v) for layer in self.model._flatten_layers() for v in layer._trainable_variables}
-        return [i for i, v in enumerate(self.model.non_trainable_variables) if id(v) in own]
+        return [i for i, v in enumerate(self._others) if id(v) in own]
 
     def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
         """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots.
@@ -305,11 +308,11 @@ class Replay:
 
     def _scope(self, params: list, buffers: list) -> keras.StatelessScope:
         held = [*zip(self.model.trainable_variables, params, strict=True)]
-        held += [*zip(self.model.non_trainable_variables, buffers, strict=True)]
+        held += [*zip(self._others, buffers, strict=True)]
         return keras.StatelessScope(held, collect_losses=True)
 
     def _after(self, scope: keras.StatelessScope, buffers: list) -> list:
-        found = [scope.get_current_value(v) for v in self.model.non_trainable_variables]
+        found = [scope.get_current_value(v) for v in self._others]
         return [old if new is None else new for new, old in zip(found, buffers, strict=True)]
 
     def _program(self, key: Any, function: Callable, kept: dict | None = None) -> Any:
@@ -346,6 +349,12 @@ def as_then(model: keras.Model, log: Log) -> Iterator[None]:
         _set(now)
 
 
+def untrained(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables that no gradient moves: the model's own list, and the states of its recurrent layers."""
+    states = [getattr(layer, "states", None) for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    return [*model.non_trainable_variables, *(v for v in keras.tree.flatten(states) if isinstance(v, keras.Variable))]
+
+
 def flags(model: keras.Model) -> Flags:
     """Return every layer with whether it is set to be trained, a model before its parts."""
     return [(layer, layer.trainable) for layer in model._flatten_layers()]
@@ -364,7 +373,7 @@ def engine() -> str:
 
 def values(model: keras.Model) -> Values | None:
     """Return copies of a model's values; None in a trace, or if a step of JAX has taken them (`donate_argnums`)."""
-    groups = model.trainable_variables, model.non_trainable_variables
+    groups = model.trainable_variables, untrained(model)
     try:
         return Values(*([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups))
     except (TypeError, RuntimeError, AttributeError):  # raised by Keras, JAX and TensorFlow
