@@ -178,7 +178,7 @@ def test_losses_of_entries_of_the_outputs_raise_nothing(audit):
     edits = UNCOMPILED, (value, "value"), ("model = network()\n", HEADS), ("step = ", OF_HEADS)
     code, out, err = audit(script("by hand", *edits))
     assert code == 2, out
-    assert "Not judged: the loss that is meant is not known. Nothing found in 6 updates: " in out
+    assert "Not judged: the form of the loss is not known. Nothing found in 6 updates: " in out
     assert "Traceback" not in err
 
 

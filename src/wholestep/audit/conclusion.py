@@ -235,9 +235,12 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
     if len(outputs) > 1:
         yield from _of_heads(meaning, outputs)
         return
-    for one in _derived(meaning, labels, 0) if outputs else ():
+    single = {"": labels[name] for name in labels if meaning.has_labels} if len(labels) == 1 else labels
+    for one in _derived(meaning, single, 0) if outputs else ():
         given = (x, one.labels) if one.weights is None else (x, one.labels, one.weights)
-        yield _Supposed(given, one.loss, one.told)
+        called = next((each for each in meaning.called if _is_same(each, one.loss)), None)
+        told = one.told if called is None else one.told.replace(one.loss.name, name_of(called))
+        yield _Supposed(given, one.loss if called is None else called, told)
     if not meaning.is_supposed and not meaning.called:
         return
     weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
@@ -255,6 +258,10 @@ def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
             yield from (_Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
 
 
+def _is_same(one: Any, two: keras.losses.Loss) -> bool:
+    return isinstance(one, keras.losses.Loss) and one.get_config() | {"name": ""} == two.get_config() | {"name": ""}
+
+
 def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solved]:
     """Yield the losses with the derivative that the script's loss has by the i-th output."""
     x, watched = meaning.data[0], meaning.watched
@@ -265,7 +272,7 @@ def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solve
 
 
 def _of_inputs(x: Tree) -> dict[str, np.ndarray]:
-    return {"the input": leaf for leaf in tree.leaves(x) if is_padded(np.asarray(leaf))}
+    return {"inputs": leaf for leaf in tree.leaves(x) if is_padded(np.asarray(leaf))}
 
 
 def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[_Supposed]:

@@ -16,7 +16,7 @@ from wholestep.audit.surroundings import assembled
 from wholestep.audit.windows import PAD, Rows
 
 _MOST_PASSES = 12
-_FEW_CLASSES = 20
+_FEWEST, _FEW_CLASSES = 3, 20  # of two classes, any loss of the difference has such a derivative
 _ROWS_OF_A_CLASS = 3  # and more show that a factor belongs to the class
 
 
@@ -82,7 +82,8 @@ def solved(
     elif pairs is not None:
         own = {name: own[name] for name in same}
     weights = {name: w for name, w in beside.items() if name not in own}
-    masks = {f"where {name} is not 0": (y != 0) for name, y in (own | beside).items() if is_padded(np.asarray(y))}
+    padded = {name or "labels": y for name, y in (own | beside).items() if is_padded(np.asarray(y))}
+    masks = {f"at the places whose {name} are not 0": y != 0 for name, y in padded.items()}
     for is_usual in (True, False):
         for name, y in own.items():
             usual = list(losses([derived[0].output], y))
@@ -153,7 +154,7 @@ def _fitted(
         if found is None:
             return
         factors.append(found)
-    told = f"{loss.name} of {name} as labels"
+    told = f"{loss.name} of {name} as labels" if name else str(loss.name)
     if all(_even(each) for each in factors):
         yield Solved(loss, y, None, told)
         return
@@ -161,7 +162,7 @@ def _fitted(
     for by, w in [*beside.items(), *_by_class(rows, y, factors)]:
         if _are(factors, rows, w):
             weighed = mean_of(loss, by_weight=True)
-            yield Solved(weighed, y, np.asarray(w, "float32"), f"{told}, {'weighted by ' * (w.dtype != bool)}{by}")
+            yield Solved(weighed, y, np.asarray(w, "float32"), f"{told} {'by the weights ' * (w.dtype != bool)}{by}")
             return
 
 
@@ -228,7 +229,8 @@ def _classes(derived: list[Derived]) -> list[tuple[np.ndarray, np.ndarray]] | No
             shares = np.exp(shares - shares.max(-1, keepdims=True))
             shares /= shares.sum(-1, keepdims=True)
         made = shares - hot
-        if _factors(each.derivative, made, is_single=False) is None:
+        factors = _factors(each.derivative, made, is_single=False)
+        if factors is None or (made.shape[-1] < _FEWEST and not _even(factors)):
             return None
         pairs.append((each.rows, np.where(np.any(each.derivative, axis=-1), classes, -1)))
     return pairs or None

@@ -70,6 +70,8 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
     explanations, how = _explained(meant, chosen, everything)
     if how:
         return [f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."], everything
+    if not explanations and meant.replay.is_observing:
+        return [], everything
     return list(_told(explanations, chosen) if explanations else [_located(differing)]), everything
 
 
