@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.derived import Solved, of_other_labels, of_prediction, passes, solved
+from wholestep.audit.derived import Solved, of_other_axis, of_other_labels, of_rows, passes, solved
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Likely, numbers_of
 from wholestep.audit.judge import Case, Verdict
@@ -66,11 +66,12 @@ def conclude(ran: Ran) -> list[Report]:
     verdict.unseen += [*_leave_out(verdict, meaning, len(others)), *meaning.unseen]
     report.close(made, verdict)
     report.taken += meaning.told
+    verdict.notes += meaning.notes
     if verdict.evidence and not verdict.of_gradient:
         verdict.check("padding", _padded, made)
         verdict.check("the labels", _copied, made, verdict.evidence[0])
-    if verdict.unjudged and meaning.has_labels:
-        verdict.check("the classes of the loss", _of_loss, meaning)
+    if verdict.unjudged:
+        verdict.check("the rows of the loss", _of_loss, meaning)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
     verdict.check("other models", _still, scout, watched)
     verdict.check("models that nothing moves", _teachers, scout, own)
@@ -266,7 +267,7 @@ def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solve
     """Yield the losses with the derivative that the script's loss has by the i-th output."""
     x, watched = meaning.data[0], meaning.watched
     if found := passes(watched.log, Rows(x), i):
-        own = labels | ({} if labels else meaning.beside)
+        own = labels | meaning.beside
         beside = meaning.beside | meaning.weights | _of_inputs(x)
         yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside)
 
@@ -291,15 +292,17 @@ def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[_Supposed
 
 
 def _of_loss(meaning: Meaning) -> Iterator[str]:
-    """Yield notes of a cross entropy of classes whose derivative shows other labels, or weights by the prediction."""
+    """Yield the first note on a loss whose derivative shows other labels, another axis, or rows that count otherwise."""
     x, y, *_ = meaning.data
-    derived = passes(meaning.watched.log, Rows(x), 0) if isinstance(y, np.ndarray) else []
-    if not derived or len(meaning.labels) > 1:
-        return
-    if others := list(of_other_labels(derived, "the data", y)):
-        yield others[0]
-    elif (usual := next(losses([derived[0].output], y), None)) is not None:
-        yield from of_prediction(Replay(meaning.watched.model, (x, y, None)), derived, usual, y)
+    derived = passes(meaning.watched.log, Rows(x), 0)
+    labels = meaning.labels or ({"the data": y} if meaning.has_labels else meaning.beside)
+    labels = {name: each for name, each in labels.items() if isinstance(each, np.ndarray)}
+    replay = Replay(meaning.watched.model, (x, y, None))
+    usual = [(loss, y) for y in labels.values() for loss in losses([derived[0].output], y)] if derived else []
+    found = [of_other_labels(derived, *named) for named in labels.items() if len(labels) == 1]
+    found += [of_other_axis(derived, y) for y in labels.values()]
+    found += [of_rows(replay, derived, loss, y) for loss, y in usual]
+    yield from islice((note for notes in found for note in notes), 1)
 
 
 def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:

@@ -102,23 +102,63 @@ def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterato
     yield Likely(f"{told}Are inputs and labels shuffled apart, or is another array read?")
 
 
-def of_prediction(replay: Replay, derived: list[Derived], loss: keras.losses.Loss, y: np.ndarray) -> Iterator[str]:
-    """Yield a note if the rows count by the class that the model predicts, and not by their label."""
+def of_other_axis(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
+    """Yield a note if the loss is the cross entropy of the outputs' softmax over the rows of the batch."""
+    for each in derived:
+        labels = y[each.rows]
+        if each.output.ndim != 2 or _is_single(each.output):
+            return
+        if labels.shape != each.output.shape:
+            if labels.dtype.kind not in "iu" or labels.size != len(each.rows):
+                return
+            labels = np.eye(each.output.shape[-1])[labels.reshape(-1) % each.output.shape[-1]]
+        shares = np.exp(each.output - each.output.max(0))
+        shares /= shares.sum(0)
+        found = _factors(each.derivative, shares * labels.sum(0) - labels, is_single=False)
+        if found is None or not _even(found):
+            return
+    yield Likely("The softmax is taken over the rows of the batch, and not over the classes: `axis=-1` is meant.")
+
+
+def of_rows(replay: Replay, derived: list[Derived], loss: keras.losses.Loss, y: np.ndarray) -> Iterator[str]:
+    """Yield a note on the factors of the rows or places in the loss, if these are not equal."""
     factors = []
     for each in derived:
         made = by_logits(each.output, replay.derivative(LossObjective(loss), each.output, y[each.rows]))
-        found = _factors(each.derivative, made, is_single=False) if each.output.ndim == 2 else None
+        found = _factors(each.derivative, made, is_single=_is_single(each.output))
         if found is None:
             return
-        factors.append(found / np.nanmax(found))
-    chosen = np.concatenate([np.argmax(each.output, axis=-1) for each in derived])
-    values = np.concatenate(factors)
-    by_class = {k: values[chosen == k] for k in np.unique(chosen).tolist()}
-    if len(by_class) < 2 or np.ptp(values) <= SOLVED or any(np.ptp(own) > SOLVED for own in by_class.values()):
+        factors.append(found)
+    if all(map(_even, factors)):
         return
-    told = ", ".join(f"{float(own[0]):.3g} for class {k}" for k, own in [*by_class.items()][:4])
-    told = f"A row's loss is multiplied by a number that depends on the class that the model predicts ({told}), "
-    yield Likely(f"{told}and not on the row's label. Is the weight of the label meant?")
+    rows, is_zero = [each.rows for each in derived], np.asarray(y) == 0
+    if is_zero.any() and _are(factors, rows, is_zero):
+        yield Likely("The loss counts the places alone whose labels are 0. If that is padding, the mask is inverted.")
+    elif by_class := _by_prediction(derived, factors):
+        told = ", ".join(f"{number:.3g} for class {k}" for k, number in [*by_class.items()][:4])
+        told = f"A row's loss is multiplied by a number that depends on the class that the model predicts ({told}), "
+        yield Likely(f"{told}and not on the row's label. Is the weight of the label meant?")
+    else:
+        least, most = (how([how(each[np.isfinite(each)]) for each in factors]) for how in (min, max))
+        share = np.mean(np.concatenate([np.ravel(each) for each in factors]) <= SOLVED * most)
+        lost = f"{share:.0%} of the rows or places count nothing" if share else f"they count from {least:.3g} to {most:.3g}"
+        yield f"Rows or places do not count alike in the loss, which is {loss.name} otherwise: {lost}. Is that meant?"
+
+
+def _by_prediction(derived: list[Derived], factors: list[np.ndarray]) -> dict[int, float]:
+    """Return the factor of the rows by the class that the model predicts; nothing if it does not depend on that."""
+    if any(each.output.ndim != 2 or _is_single(each.output) for each in derived):
+        return {}
+    chosen = np.concatenate([np.argmax(each.output, axis=-1) for each in derived])
+    values = np.concatenate([each / np.nanmax(each) for each in factors])
+    by_class = {k: values[chosen == k] for k in np.unique(chosen).tolist()}
+    is_of_class = len(by_class) > 1 and all(np.ptp(own) <= SOLVED for own in by_class.values())
+    return {k: float(own[0]) for k, own in by_class.items()} if is_of_class else {}
+
+
+def _is_single(output: np.ndarray) -> bool:
+    """Whether a row, or a place, has one number."""
+    return output.ndim < 2 or output.shape[-1] == 1
 
 
 def _others(pairs: list[tuple[np.ndarray, np.ndarray]], y: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -150,7 +190,7 @@ def _fitted(
             made = by_logits(each.output, replay.derivative(objective, each.output, y[each.rows]))
         except Exception:  # the loss does not take such labels
             return
-        found = _factors(each.derivative, made, is_single=np.ndim(each.output) < 2 or each.output.shape[-1] == 1)
+        found = _factors(each.derivative, made, is_single=_is_single(each.output))
         if found is None:
             return
         factors.append(found)

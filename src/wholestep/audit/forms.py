@@ -9,7 +9,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.meaning import LossObjective, changes, flipped, is_masked, is_squared, others, unsmoothed
+from wholestep.audit.meaning import LossObjective, changes, flipped, is_masked, is_squared, others, swapped, unsmoothed
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.windows import PAD, Piece
 from wholestep.model import Objective
@@ -171,6 +171,8 @@ def _losses(objective: LossObjective, width: int, labels: Any) -> Iterator[Form]
     for name, change, is_own in changes(loss, width):
         told = Error("the outputs", f"go through one more {name}", ("softmax twice",) * is_own)
         yield Form((told,), outputs=change)
+    told = Error("the loss", "gets labels and outputs in the other order")
+    yield Form((told,), objective=_AtOutputs(swapped(loss)))
     for name, other in others(loss, labels):
         yield Form((Error("the loss", f"is {name} instead of {loss.name}"),), objective=_AtOutputs(other))
 

@@ -274,6 +274,13 @@ def flipped(loss: keras.losses.Loss) -> keras.losses.Loss | None:
     return type(loss).from_config(config | {"from_logits": not config["from_logits"]})
 
 
+def swapped(loss: keras.losses.Loss) -> keras.losses.Loss:
+    """Return a loss that gets outputs and labels in the other order."""
+    other = _Function(lambda y, y_pred: loss.call(ops.cast(y_pred, "float32"), ops.cast(y, "float32")))
+    other.reduction = loss.reduction
+    return other
+
+
 def others(loss: keras.losses.Loss, labels: Any) -> Iterator[tuple[str, keras.losses.Loss]]:
     """Yield (in words, loss) for the other losses of Keras that take such labels."""
     reduction = loss.reduction if isinstance(loss.reduction, str) else "sum_over_batch_size"

@@ -10,8 +10,10 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit import chain
+from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
 from wholestep.audit.meaning import are_shares, name_of
+from wholestep.audit.measure import same
 from wholestep.audit.scout import Asked, Scout, Watched
 from wholestep.audit.surroundings import (
     Named,
@@ -30,6 +32,9 @@ from wholestep.data import class_weighted
 from wholestep.tree import Tree
 
 _LABELS = ("y", "label", "target", "count", "output")
+_SWAPPED = Likely(
+    "The loss gets the model's outputs in place of the labels, `y_true`, which come first. Are its arguments swapped?"
+)
 _MOST = 3  # arrays that may be the labels
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
 
@@ -52,6 +57,7 @@ class Meaning:
         weights: the possible weights of the rows, by name, if the loss has to be supposed.
         told: the assumptions in words.
         unseen: checks that are not possible, as the data are only known from the updates.
+        notes: observations on how the script calls its losses.
     """
 
     watched: Watched
@@ -67,6 +73,7 @@ class Meaning:
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Labels(NamedTuple):
@@ -89,9 +96,12 @@ def inquire(scout: Scout) -> Meaning:
     calls = [c for c in log.called if c.differentiated is not False]
     own = [each for each in scout.losses.values() if each.is_own and each.calls]
     labels = max((list(_labels(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
+    are_swapped = bool(labels) and all(l.called.outputs and same(l.label, l.called.outputs[0]) for l in labels)
+    labels = [] if are_swapped else labels
     meaning = Meaning(watched, (), loss, _optimizer(watched, scout.around), is_supposed=not told)
     if not told or loss is not None:
         meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
+    meaning.notes = [_SWAPPED] * are_swapped
     meaning.own = [each.loss for each in own]
     of_loop = ["loop: the script's own: what `fit` does beside it is not judged"] * scout.is_by_hand
     meaning.told = [f"model: {_name(model)}", *of_loop, *([told] if told else [])]
