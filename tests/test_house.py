@@ -153,7 +153,19 @@ def is_import(node, room):
 
 
 PORT_OF_THE_AUDIT = {
-    *("chain", "conclusion", "hooks", "meaning", "probe", "replay", "scout", "searching", "source", "surroundings"),
+    *(
+        "chain",
+        "conclusion",
+        "families",
+        "hooks",
+        "meaning",
+        "probe",
+        "replay",
+        "scout",
+        "searching",
+        "source",
+        "surroundings",
+    ),
     "watch",
 }
 

@@ -3,42 +3,33 @@
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice, product
+from itertools import islice
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.derived import Solved, of_other_axis, of_other_labels, of_rows, passes, solved
+from wholestep.audit.derived import of_other_axis, of_other_labels, of_rows, passes
 from wholestep.audit.evidence import Evidence
+from wholestep.audit.families import losses, name_of
 from wholestep.audit.found import Likely, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Called, Log, Values
-from wholestep.audit.meaning import ByRow, NoLoss, Observed, is_masked, name_of
+from wholestep.audit.meaning import is_masked
 from wholestep.audit.measure import distance
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.scout import Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import (
-    Meaning,
-    UnknownError,
-    inquire,
-    is_padded,
-    losses,
-    mean_of,
-    nested,
-    once,
-    reconstructs,
-)
+from wholestep.audit.searching import Meaning, UnknownError, inquire, is_padded, nested
 from wholestep.audit.source import is_gone_over_again, own_fault
+from wholestep.audit.supposing import Supposed, observed, possible, stated, why_unknown
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError
-from wholestep.tree import Tree
 
 _MOST_HEADS = 100  # combinations of losses and labels of several outputs
 _SECONDS = 90  # of the search for a loss that is not known; the one that is tried then is tried to its end
@@ -106,23 +97,14 @@ def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]
     return [f"the gradient: it is not that of {name} alone; {more}", *told]
 
 
-class _Supposed(NamedTuple):
-    """A possible intention; `told` describes a supposed one in words, and is empty for a known one."""
-
-    data: tuple
-    loss: Any
-    told: str = ""
-    is_called: bool = False
-
-
 def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
     """Return the case by the loss that is meant, or by the first loss that explains the gradients, and its verdict.
 
     Args:
         ended: the model's values after the script; None if it was ended before its last line.
     """
-    why, known = _why(meaning), list[tuple[Case, Verdict]]()
-    for supposed in _known(meaning):
+    why, known = why_unknown(meaning), list[tuple[Case, Verdict]]()
+    for supposed in stated(meaning):
         try:
             known.append(_tried(meaning, supposed, ended))
         except UnfitError as unfit:
@@ -134,7 +116,7 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
     if known and _explains((best := min([*known[1:], *known[:1]], key=_num_errors))[1]):
         return best
     until = time.monotonic() + _SECONDS
-    for supposed in _supposed(meaning):
+    for supposed in possible(meaning):
         if time.monotonic() > until:
             why = f"{why}; the search for others was ended after {_SECONDS} seconds"
             break
@@ -148,7 +130,7 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
             return made, verdict
     if known:
         return known[0]
-    made = _case(meaning, _unknown(meaning), ended)
+    made = _case(meaning, observed(meaning), ended)
     say = "Say which is meant: `with ws.audit(model, data=(x, y), loss=...)`"
     verdict = made.judge()
     verdict.check("the losses of one row", _side_by_side, meaning)
@@ -156,20 +138,11 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
     return made, verdict
 
 
-def _unknown(meaning: Meaning) -> _Supposed:
-    """Return the loop's own loss, by its derivatives, on rows of the data, or else of all inputs that were given."""
-    x, called = meaning.data[0], [each for each in meaning.watched.log.called if each.is_whole and each.derivatives]
-    if any(np.any(Rows(x).find(each.inputs) == PAD) for each in called):
-        x = once(meaning.watched, [each.inputs for each in called])[0]
-        meaning.unseen.append("the order of the rows, and whether all are used: some inputs are no rows of the data")
-    return _Supposed((x, np.zeros(len(tree.leaves(x)[0]))), Observed() if called else NoLoss())
-
-
 class UnfitError(Exception):
     """A loss that does not take the labels and outputs; the message says why."""
 
 
-def _tried(meaning: Meaning, supposed: _Supposed, ended: Values | None) -> tuple[Case, Verdict]:
+def _tried(meaning: Meaning, supposed: Supposed, ended: Values | None) -> tuple[Case, Verdict]:
     """Return the case by this loss and its verdict.
 
     Raises:
@@ -214,85 +187,8 @@ def _side_by_side(meaning: Meaning) -> Iterator[str]:
         yield f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."
 
 
-def _known(meaning: Meaning) -> Iterator[_Supposed]:
-    """Yield the known intention, if there is one; of a loss that Keras sums, its mean too: the loop may divide."""
-    if meaning.is_supposed:
-        return
-    yield _Supposed(meaning.data, meaning.loss)
-    loss = getattr(meaning.watched.model, "loss", None) if meaning.loss is None else meaning.loss
-    if isinstance(loss, keras.losses.Loss) and loss.reduction == "sum":
-        yield _Supposed(meaning.data, mean_of(loss, by_weight=len(meaning.data) > 2))
-        yield _Supposed(meaning.data, ByRow(loss))
-
-
-def _supposed(meaning: Meaning) -> Iterator[_Supposed]:
-    """Yield the possible intentions: losses with the derivative of the script's, then the most usual ones."""
-    x, y, *weight = meaning.data
-    called = [each for each in meaning.watched.log.called if each.outputs]
-    outputs = called[0].outputs if called else []
-    labels = meaning.labels or ({"": y} if meaning.has_labels else {})
-    if (meaning.is_supposed or not meaning.called) and reconstructs(tree.leaves(x), called):
-        labels["the inputs"] = tree.leaves(x)[0]
-    if len(outputs) > 1:
-        yield from _of_heads(meaning, outputs)
-        return
-    single = {"": labels[name] for name in labels if meaning.has_labels} if len(labels) == 1 else labels
-    for one in _derived(meaning, single, 0) if outputs else ():
-        given = (x, one.labels) if one.weights is None else (x, one.labels, one.weights)
-        called = next((each for each in meaning.called if _is_same(each, one.loss)), None)
-        told = one.told if called is None else one.told.replace(one.loss.name, name_of(called))
-        yield _Supposed(given, one.loss if called is None else called, told)
-    if not meaning.is_supposed and not meaning.called:
-        return
-    weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
-    for of, array in labels.items():
-        named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
-        known = [(loss, name_of(loss)) for loss in meaning.called]
-        usual = [(loss, loss.name) for loss in losses(outputs, array)] if meaning.is_supposed else []
-        for by, own in weights.items():
-            yield from (_Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
-        masked = [(mean_of(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
-        for by, mask in _masks(x, array):
-            at = f" at the places whose {by} are not 0"
-            yield from (_Supposed((x, array, mask), loss, f"{name}{named}{at}") for loss, name in masked)
-        if meaning.is_supposed:
-            yield from (_Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
-
-
-def _is_same(one: Any, two: keras.losses.Loss) -> bool:
-    return isinstance(one, keras.losses.Loss) and one.get_config() | {"name": ""} == two.get_config() | {"name": ""}
-
-
-def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solved]:
-    """Yield the losses with the derivative that the script's loss has by the i-th output."""
-    x, watched = meaning.data[0], meaning.watched
-    if found := passes(watched.log, Rows(x), i):
-        own = labels | meaning.beside
-        beside = meaning.beside | meaning.weights | _of_inputs(x)
-        yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside)
-
-
-def _of_inputs(x: Tree) -> dict[str, np.ndarray]:
-    return {"inputs": leaf for leaf in tree.leaves(x) if is_padded(np.asarray(leaf))}
-
-
-def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[_Supposed]:
-    """Yield the losses of several outputs, each with an array of labels."""
-    labels, called = meaning.beside.items(), {type(loss) for loss in meaning.called}
-    heads: list[list[tuple[str, Any, Any]]] = []
-    for i, out in enumerate(outputs):
-        own = [(one.told, one.labels, one.loss) for one in islice(_derived(meaning, meaning.beside, i), 1)]
-        usual = [(f"{loss.name} of {of} as labels", y, loss) for of, y in labels for loss in losses([out], y)]
-        heads.append([each for each in own if each[2].reduction != "mean_with_sample_weight"] or usual)
-    for chosen in islice(product(*heads), _MOST_HEADS):
-        if len({id(y) for _, y, _ in chosen}) == len(chosen):
-            data, every = (meaning.data[0], [y for _, y, _ in chosen]), [loss for *_, loss in chosen]
-            told = ", ".join(told for told, *_ in chosen)
-            yield _Supposed(data, every, told, is_called={type(loss) for loss in every} <= called)
-
-
 def _of_loss(meaning: Meaning) -> Iterator[str]:
-    """Yield the first note on a loss whose derivative shows other labels, another axis, or rows that count otherwise."""
+    """Yield the first note on a derivative of other labels, along another axis, or of rows that count otherwise."""
     x, y, *_ = meaning.data
     derived = passes(meaning.watched.log, Rows(x), 0)
     labels = meaning.labels or ({"the data": y} if meaning.has_labels else meaning.beside)
@@ -305,24 +201,7 @@ def _of_loss(meaning: Meaning) -> Iterator[str]:
     yield from islice((note for notes in found for note in notes), 1)
 
 
-def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (the name of the array that is 0 at padding, the mask of the other places)."""
-    inputs = [leaf for leaf in tree.leaves(x) if np.shape(leaf)[:2] == np.shape(y)[:2]]
-    for by, array in [("labels", y), *(("inputs", leaf) for leaf in inputs)]:
-        if isinstance(array, np.ndarray) and is_padded(array):
-            yield by, (array != 0).astype("float32")
-
-
-def _why(meaning: Meaning) -> str:
-    """Return why a loss that has to be supposed is not known."""
-    why = "the model is not compiled with a loss, "
-    if not meaning.called:
-        return f"{why}the script calls none of Keras, and none gives its gradients"
-    names = ", ".join(sorted(map(name_of, meaning.called)))
-    return f"{why}and of those that the script calls ({names}) none gives its gradients"
-
-
-def _case(meaning: Meaning, supposed: _Supposed, ended: Values | None) -> Case:
+def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:
     watched = meaning.watched
     try:
         # Not the present weights: a step of JAX that was ended halfway has given them up.

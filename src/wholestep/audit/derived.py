@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
+from wholestep.audit.families import Loss, are_shares, losses, mean_of, others
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Log
-from wholestep.audit.meaning import LossObjective, are_shares, others
+from wholestep.audit.meaning import LossObjective
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.replay import Replay
-from wholestep.audit.searching import is_padded, losses, mean_of
+from wholestep.audit.searching import is_padded
 from wholestep.audit.surroundings import assembled
 from wholestep.audit.windows import PAD, Rows
 
@@ -37,7 +37,7 @@ class Solved(NamedTuple):
         told: the loss, the labels and the weights in words.
     """
 
-    loss: keras.losses.Loss
+    loss: Loss
     labels: np.ndarray
     weights: np.ndarray | None
     told: str
@@ -45,7 +45,7 @@ class Solved(NamedTuple):
 
 def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
     """Return the forward passes on rows of the data whose i-th output a gradient was taken by."""
-    found = []
+    found: list[Derived] = []
     for called in log.called:
         if called.is_whole and called.derivatives.get(i) and len(found) < _MOST_PASSES:
             own = rows.find(called.inputs)
@@ -97,8 +97,8 @@ def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterato
     if (pairs := _classes(derived)) is None or not (found := list(_others(pairs, y))):
         return
     (row, used, own), num = found[0], sum(classes.size for _, classes in pairs)
-    told = f"The gradient is that of a cross entropy of other classes than {name} has for the rows that the model got: "
-    told += f"in {len(found) / num:.0%} of the rows seen (row {row}: class {used}, and not {own}). "
+    told = f"The gradient is that of a cross entropy of other classes than {name} has for the rows of the inputs: in "
+    told += f"{len(found) / num:.0%} of the rows (row {row}: class {used}, and not {own}). "
     yield Likely(f"{told}Are inputs and labels shuffled apart, or is another array read?")
 
 
@@ -120,7 +120,7 @@ def of_other_axis(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
     yield Likely("The softmax is taken over the rows of the batch, and not over the classes: `axis=-1` is meant.")
 
 
-def of_rows(replay: Replay, derived: list[Derived], loss: keras.losses.Loss, y: np.ndarray) -> Iterator[str]:
+def of_rows(replay: Replay, derived: list[Derived], loss: Loss, y: np.ndarray) -> Iterator[str]:
     """Yield a note on the factors of the rows or places in the loss, if these are not equal."""
     factors = []
     for each in derived:
@@ -141,7 +141,7 @@ def of_rows(replay: Replay, derived: list[Derived], loss: keras.losses.Loss, y: 
     else:
         least, most = (how([how(each[np.isfinite(each)]) for each in factors]) for how in (min, max))
         share = np.mean(np.concatenate([np.ravel(each) for each in factors]) <= SOLVED * most)
-        lost = f"{share:.0%} of the rows or places count nothing" if share else f"they count from {least:.3g} to {most:.3g}"
+        lost = f"{share:.0%} count nothing" if share else f"they count from {least:.3g} to {most:.3g}"
         yield f"Rows or places do not count alike in the loss, which is {loss.name} otherwise: {lost}. Is that meant?"
 
 
@@ -178,7 +178,7 @@ def _others(pairs: list[tuple[np.ndarray, np.ndarray]], y: np.ndarray) -> Iterat
 def _fitted(
     replay: Replay,
     derived: list[Derived],
-    loss: keras.losses.Loss,
+    loss: Loss,
     labels: tuple[str, np.ndarray],
     beside: dict[str, np.ndarray],
 ) -> Iterator[Solved]:
@@ -237,9 +237,7 @@ def _are(factors: list[np.ndarray], rows: list[np.ndarray], weights: Any) -> boo
     return True
 
 
-def _by_class(
-    rows: list[np.ndarray], y: np.ndarray, factors: list[np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
+def _by_class(rows: list[np.ndarray], y: np.ndarray, factors: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the weights of classes, if the factors of a class are equal."""
     classes, place = np.unique(y, return_inverse=True)
     if len(classes) > _FEW_CLASSES or place.size != len(y) or factors[0].size != rows[0].size:
@@ -254,7 +252,7 @@ def _by_class(
 
 
 def _classes(derived: list[Derived]) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """Return (rows, the class of each row or place) for which a cross entropy has these derivatives; None if it has not.
+    """Return (rows, the class of each row or place) for which a cross entropy has these derivatives; None if not.
 
     Its derivative by logits is the probabilities minus 1 at the class. A class is -1 where the derivative is 0.
     """

@@ -9,7 +9,8 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.meaning import LossObjective, changes, flipped, is_masked, is_squared, others, swapped, unsmoothed
+from wholestep.audit.families import changes, flipped, is_squared, others, swapped, unsmoothed
+from wholestep.audit.meaning import LossObjective, is_masked
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.windows import PAD, Piece
 from wholestep.model import Objective

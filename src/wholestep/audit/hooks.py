@@ -10,8 +10,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend import get_keras_mask
-from keras.src.backend.common.masking import set_keras_mask
 
 from wholestep import tree
 from wholestep.audit.found import Likely
@@ -21,7 +19,7 @@ from wholestep.audit.replay import engine, flags, untrained
 from wholestep.audit.source import OWN_TRAINER, is_in_fit, is_in_trainer, line_of_user
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines import Listener
-from wholestep.model import uncast
+from wholestep.model import uncast, with_mask_of
 from wholestep.tree import Tree
 
 _TRAINING = ("fit", "train_on_batch")
@@ -206,9 +204,7 @@ class Hooks:
         def watched(output: Any) -> Any:
             i = next(place)
             found = self.listener.watch_gradient(output, lambda _, both: self.log.differentiate(replica, i, *both))
-            if (mask := get_keras_mask(output)) is not None:
-                set_keras_mask(found, mask)
-            return found
+            return with_mask_of(found, output)
 
         return tree.map_leaves(watched, outputs)
 

@@ -1,7 +1,7 @@
 """The verdict of an audit on its log, stage by stage; the first stage that differs comes first."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -23,7 +23,7 @@ from wholestep.audit.modes import Modes, carried, evaluations, second_passes, st
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read, without_void
 from wholestep.audit.replay import Replay, as_then
-from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
+from wholestep.audit.rows import altered, beside, classes, order
 from wholestep.audit.steps import (
     INSIDE,
     Schedule,
@@ -36,6 +36,7 @@ from wholestep.audit.steps import (
     rates,
     repeated,
 )
+from wholestep.audit.verdict import Verdict
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
 from wholestep.model import Objective
 from wholestep.tree import Tree
@@ -43,7 +44,6 @@ from wholestep.tree import Tree
 CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
 _NUM_TRIED = 3  # updates by which one of several derivatives is chosen
-_LONGEST = 200  # letters of an error in a report
 _OUTLINED = (
     "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before the audit "
     "cannot be opened: call the audit before its first step. Nor are updates seen that no forward pass of this model "
@@ -67,66 +67,6 @@ _WITHOUT_A_FORM = (
 )
 # The same of several outputs; one that is left out is a fault if the script calls its loss.
 _OF_HEADS = "loss weights ignored", "other loss weights"
-
-
-@dataclass
-class Verdict:
-    """The findings of an audit.
-
-    Attributes:
-        causes: the faults, in the order of the stages.
-        notes: observations that are no fault, or may be intended.
-        unseen: everything that could not be checked.
-        looked_at: the updates that were seen, in words.
-        has_loss: whether the loss that is meant is known, or can be supposed.
-        unjudged: why no gradient was judged, in words; "" if some were.
-        seen: the updates and passes; None before they were looked for.
-        evidence: the updates whose gradients could be computed again.
-    """
-
-    causes: list[Found] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
-    looked_at: str = ""
-    has_seen: bool = False
-    has_loss: bool = True
-    unjudged: str = ""
-    seen: Windows | None = None
-    evidence: list[Evidence] = field(default_factory=list)
-
-    def add(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Add the findings of a stage, and return them."""
-        findings = list(findings)
-        self.causes += [each for each in findings if isinstance(each, Found)]
-        self.notes += [each for each in findings if isinstance(each, str)]
-        return findings
-
-    def look(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
-        """Return the findings of a check; a check that fails is reported as not done, in one line."""
-        try:
-            return list(check(*arguments))
-        except Exception as error:  # the loop may do anything
-            told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
-            self.unseen.append(f"{name}: {told}")
-            return []
-
-    def check(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
-        """Add the findings of a check, and return them."""
-        return self.add(self.look(name, check, *arguments))
-
-    @property
-    def judged(self) -> list[str]:
-        """The stages that were judged."""
-        if not self.has_seen or self.seen is None:
-            return []
-        stages = ["rows"] * (FEW_PASSES not in self.notes) + ["mode"] + ["gradient"] * (not self.unjudged)
-        is_own = self.seen.is_by_hand and not self.seen.is_rated
-        return [*stages, *["step"] * (not is_own), "state"]
-
-    @property
-    def of_gradient(self) -> list[Found]:
-        """The causes in the gradient."""
-        return [cause for cause in self.causes if cause.stage == "gradient"]
 
 
 @dataclass

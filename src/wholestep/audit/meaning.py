@@ -1,8 +1,5 @@
 """The loss that is meant, as an objective over (x, y[, sample_weight]), and the losses that it is mistaken for."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from inspect import signature
 from typing import Any
 
 import keras
@@ -10,59 +7,15 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
+from wholestep.audit.families import Function, are_shares, name_of
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import SOLVED
 from wholestep.errors import SpecificationError, message
 from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Sum, Term, Whole, unpack, unreduced
-from wholestep.tree import Tensor, Tree
+from wholestep.tree import Tree
 
 NUM_PROBES, NUM_WEIGHED, NUM_COUPLED = 3, 512, 4
 _ENOUGH = 16  # numbers: all of fewer logits may lie between 0 and 1
-_LOSSES = (
-    *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
-    *("MeanAbsolutePercentageError", "Poisson", "KLDivergence", "Hinge", "SquaredHinge", "CosineSimilarity"),
-    *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
-    "SparseCategoricalCrossentropy",
-)
-
-
-class _Function(keras.losses.Loss):
-    """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does."""
-
-    has_own_weights = False
-    is_coupled = False  # whether a row's loss depends on the rows beside it
-
-    def __init__(self, function: Callable):
-        super().__init__(name=getattr(function, "__name__", None))
-        self._function = function
-
-    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return the function's values; if it returns a single number, its number for each row alone."""
-        values = self.whole(y_true, y_pred)
-        if len(values.shape):
-            return values
-        num = tree.leaves(y_pred)[0].shape[0]
-
-        def row(i: int, nest: Tree) -> Tree:
-            return tree.map_leaves(lambda leaf: leaf[i : i + 1], nest)
-
-        return ops.stack([self.whole(row(i, y_true), row(i, y_pred)) for i in range(num)])
-
-    def with_weights(self) -> "_Function":
-        """Return the same function with a mean that is divided by its own weights of the rows."""
-        found = _Function(self._function)
-        found.reduction, found.has_own_weights = "mean_with_sample_weight", True
-        return found
-
-    def whole(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return the function's result; nests of labels and outputs are passed unchanged."""
-        if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
-            return self._function(y_true, y_pred)
-        if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
-            y_true = ops.expand_dims(y_true, -1)
-        elif len(y_true.shape) == len(y_pred.shape) + 1 and y_true.shape[-1] == 1:
-            y_true = ops.squeeze(y_true, -1)
-        return self._function(y_true, y_pred)
 
 
 def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[int, ...]) -> np.ndarray | None:
@@ -76,7 +29,7 @@ def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[i
         outputs: the shape of the model's output.
     """
     loss, (_, labels, weight) = getattr(objective, "loss", None), data
-    if not isinstance(loss, _Function) or weight is not None or not hasattr(labels, "shape"):
+    if not isinstance(loss, Function) or weight is not None or not hasattr(labels, "shape"):
         return None
     draw = np.random.default_rng(0)
     probes = draw.uniform(0.05, 0.95, (NUM_PROBES, 2, *outputs[1:])).astype("float32")
@@ -110,7 +63,7 @@ def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[i
     return np.where(np.abs(found) < SOLVED, 0.0, found).astype("float32")
 
 
-def _couples(loss: _Function, labels: Tree, outputs: Tree) -> bool:
+def _couples(loss: Function, labels: Tree, outputs: Tree) -> bool:
     """Whether a row's share of a batch's number depends on the outputs of other rows, as in contrastive losses.
 
     Args:
@@ -161,7 +114,7 @@ class LossObjective(Objective):
 
     def of(self, y: Tree, y_pred: Tree, weight: Tree = None) -> Term:
         """Return the loss of outputs; a single number for a batch cannot be masked."""
-        if isinstance(self.loss, _Function) and not len((number := self.loss.whole(y, y_pred)).shape):
+        if isinstance(self.loss, Function) and not len((number := self.loss.whole(y, y_pred)).shape):
             if self.loss.is_coupled:
                 return Whole(number)
             y_pred = tree.map_leaves(lambda leaf: leaf + 0, y_pred)
@@ -231,7 +184,7 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
     if isinstance(loss, keras.losses.Loss):
         return LossObjective(loss)
     if callable(loss):
-        return LossObjective(_Function(loss))
+        return LossObjective(Function(loss))
     must = "loss must be a Keras loss, a function of labels and outputs, or an Objective."
     raise SpecificationError(message(must, type(loss).__name__, "loss=keras.losses.MeanSquaredError()."))
 
@@ -240,7 +193,7 @@ def weighed(
     model: keras.Model, data: tuple[Tree, Tree, Tree], objective: Objective
 ) -> tuple[tuple[Tree, Tree, Tree], Objective]:
     """Return (data, objective) with the weights of the rows, if the objective is a function with own weights."""
-    if not isinstance(objective, LossObjective) or not isinstance(objective.loss, _Function) or not model.built:
+    if not isinstance(objective, LossObjective) or not isinstance(objective.loss, Function) or not model.built:
         return data, objective
     symbol = outputs(model, data[0])
     if any(None in leaf.shape[1:] for leaf in tree.leaves(symbol)):  # of unknown size
@@ -261,70 +214,6 @@ def outputs(model: keras.Model, x: Tree) -> Tree:
     return model.compute_output_spec(
         tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
     )
-
-
-def flipped(loss: keras.losses.Loss) -> keras.losses.Loss | None:
-    """Return a loss with `from_logits` the other way; None if it has no such argument."""
-    function, config = getattr(loss, "_function", None), {} if isinstance(loss, _Function) else loss.get_config()
-    if function is not None and "from_logits" in signature(function).parameters:
-        is_set = getattr(function, "keywords", {}).get("from_logits", False)
-        return _Function(partial(function, from_logits=not is_set))
-    if "from_logits" not in config:
-        return None
-    return type(loss).from_config(config | {"from_logits": not config["from_logits"]})
-
-
-def swapped(loss: keras.losses.Loss) -> keras.losses.Loss:
-    """Return a loss that gets outputs and labels in the other order."""
-    other = _Function(lambda y, y_pred: loss.call(ops.cast(y_pred, "float32"), ops.cast(y, "float32")))
-    other.reduction = loss.reduction
-    return other
-
-
-def others(loss: keras.losses.Loss, labels: Any) -> Iterator[tuple[str, keras.losses.Loss]]:
-    """Yield (in words, loss) for the other losses of Keras that take such labels."""
-    reduction = loss.reduction if isinstance(loss.reduction, str) else "sum_over_batch_size"
-    is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
-    for name in _LOSSES:
-        kind = getattr(keras.losses, name)
-        if kind is type(loss) or ("Sparse" in name and not is_whole):
-            continue
-        has_logits = "from_logits" in signature(kind).parameters
-        for given in [{"from_logits": True}, {"from_logits": False}] if has_logits else [{}]:
-            arguments = ", ".join(f"{key}={value}" for key, value in given.items())
-            yield f"{name}({arguments})", kind(**given, reduction=reduction)
-
-
-def changes(loss: keras.losses.Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
-    """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
-    functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if width > 1 else {}
-    functions |= {"sigmoid": _sigmoid, "tanh": ops.tanh, "relu": ops.relu, "exp": ops.exp, "square": ops.square}
-    own = "sigmoid" if "Binary" in type(loss).__name__ else "softmax"
-    yield from ((name, function, name == own) for name, function in functions.items())
-
-
-def _softmax(outputs: Tensor) -> Tensor:
-    return ops.exp(ops.log_softmax(outputs))  # written out, as `_sigmoid` is: Keras would undo its own activations
-
-
-def _sigmoid(outputs: Tensor) -> Tensor:
-    return 1 / (1 + ops.exp(-outputs))
-
-
-def unsmoothed(loss: Any) -> tuple[keras.losses.Loss, float] | None:
-    """Return (the loss without label smoothing, its smoothing), of dense labels; None if it takes no smoothing."""
-    if type(loss).__name__ == "SparseCategoricalCrossentropy":
-        return keras.losses.CategoricalCrossentropy(loss.get_config()["from_logits"], reduction=loss.reduction), 0.0
-    if not hasattr(loss, "label_smoothing"):
-        return None
-    config = loss.get_config()
-    return type(loss).from_config(config | {"label_smoothing": 0.0}), float(config.get("label_smoothing", 0.0))
-
-
-def is_squared(loss: Any) -> bool:
-    """Whether it is the mean squared error."""
-    name = getattr(getattr(loss, "_function", None), "__name__", "")
-    return type(loss).__name__ == "MeanSquaredError" or name in ("mse", "mean_squared_error")
 
 
 def is_masked(model: keras.Model) -> bool:
@@ -351,23 +240,6 @@ class Observed(Objective):
         num = outputs[0].shape[0]
         parts = [ops.reshape(ops.cast(o, "float32") * d, (num, -1)) for o, d in zip(outputs, batch[1], strict=True)]
         return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,))))
-
-
-def name_of(loss: object) -> str:
-    """Return the name of a loss: a name, a Keras loss, a function, or a partial function.
-
-    >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of("huber")
-    ('Huber', 'huber', 'huber')
-    """
-    if isinstance(loss, str):
-        return loss
-    function = getattr(loss, "func", loss)
-    return getattr(function, "__name__", None) or type(loss).__name__
-
-
-def are_shares(out: np.ndarray) -> bool:
-    """Whether the numbers of each place are probabilities."""
-    return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
 
 
 def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> list[str]:

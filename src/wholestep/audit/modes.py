@@ -88,7 +88,7 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> Iterator[Findi
 
 
 def carried(replay: Replay, updates: list[Update]) -> Iterator[Finding]:
-    """Yield a note if the states of recurrent layers go from batch to batch, and the rows of one do not follow another's.
+    """Yield a note if the states of recurrent layers go from batch to batch whose rows do not follow each other.
 
     They do if each row of a batch is as far behind the row at its place in the batch before as all others.
     """
@@ -98,8 +98,8 @@ def carried(replay: Replay, updates: list[Update]) -> Iterator[Finding]:
     if not replay.num_recurrent or len(pairs) < 2 or not all(any(map(np.any, each)) for each in states[1:]):
         return
     if all(len(np.unique(b - a)) > 1 for a, b in pairs):
-        told = "The states of a recurrent layer (`stateful=True`) go on from each batch to the next, whose rows are not "
-        told += "the next parts of the same sequences: a row begins with the state of another. Is a reset missing?"
+        told = "The states of a recurrent layer (`stateful=True`) go on from each batch to the next, whose rows are "
+        told += "not the next parts of the same sequences: a row begins with another's state. Is a reset missing?"
         yield Likely(told)
 
 

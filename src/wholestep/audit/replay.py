@@ -152,8 +152,9 @@ class Replay:
             labels: the rows whose labels are used, if they are others.
         """
         if self.is_observing:
-            derivatives = (piece.called.derivatives.get(i, [0 * o])[self.place] for i, o in enumerate(piece.called.outputs))
-            return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in derivatives]
+            known = piece.called.derivatives
+            own = [known.get(i, [0 * out])[self.place] for i, out in enumerate(piece.called.outputs)]
+            return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in own]
         rows = np.where(piece.rows == PAD, 0, piece.rows)
         shifted = np.roll(rows if labels is None else labels, shift)
 
@@ -247,8 +248,11 @@ class Replay:
             return np.asarray(differentiate(lost, given)[0][0], "float64")
         changed = ops.cast(change(given[0]), "float32")
         factors = differentiate(lost, [changed])[0][0]
-        pulled, _ = differentiate(lambda given: (ops.sum(ops.cast(change(given[0]), "float32") * factors), factors), given)
-        return np.asarray(pulled[0], "float64")
+
+        def pulled(given: list) -> tuple:
+            return ops.sum(ops.cast(change(given[0]), "float32") * factors), factors
+
+        return np.asarray(differentiate(pulled, given)[0][0], "float64")
 
     def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the rows' losses by the i-th untrained value."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit import chain
+from wholestep.audit.families import averaging, is_unreduced, name_of
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
-from wholestep.audit.meaning import are_shares, name_of
 from wholestep.audit.measure import same
 from wholestep.audit.scout import Asked, Scout, Watched
 from wholestep.audit.surroundings import (
@@ -96,7 +96,9 @@ def inquire(scout: Scout) -> Meaning:
     calls = [c for c in log.called if c.differentiated is not False]
     own = [each for each in scout.losses.values() if each.is_own and each.calls]
     labels = max((list(_labels(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
-    are_swapped = bool(labels) and all(l.called.outputs and same(l.label, l.called.outputs[0]) for l in labels)
+    are_swapped = bool(labels) and all(
+        each.called.outputs and same(each.label, each.called.outputs[0]) for each in labels
+    )
     labels = [] if are_swapped else labels
     meaning = Meaning(watched, (), loss, _optimizer(watched, scout.around), is_supposed=not told)
     if not told or loss is not None:
@@ -346,52 +348,6 @@ def nested(watched: Watched, x: list[np.ndarray]) -> Tree:
 def _are_weights(values: np.ndarray) -> bool:
     """Whether an array may hold the weights of its rows."""
     return values.size == len(values) and values.dtype.kind == "f" and bool(values.min() >= 0 < values.max())
-
-
-def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
-    """Yield the losses that fit labels and outputs, the most usual first.
-
-    >>> [loss.name for loss in losses([np.array([[0.9, 0.1]])], np.array([0]))]
-    ['sparse_categorical_crossentropy']
-    >>> [loss.name for loss in losses([np.array([[7.0]])], np.array([2.5]))]
-    ['mean_squared_error', 'mean_absolute_error', 'huber_loss']
-    """
-    if len(outputs) != 1 or not isinstance(y, np.ndarray) or not y.size or not outputs[0].ndim:
-        return
-    labels, out = y[..., 0] if y.ndim > 1 and y.shape[-1] == 1 else y, outputs[0]
-    single = out[..., 0] if out.ndim > 1 and out.shape[-1] == 1 else out
-    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.round(labels)))
-    if labels.ndim == out.ndim - 1 and out.shape[-1] > 1:
-        if is_whole and labels.min() >= 0 and labels.max() < out.shape[-1]:
-            yield keras.losses.SparseCategoricalCrossentropy(from_logits=not are_shares(out))
-        return
-    if labels.ndim != single.ndim or labels.shape[1:] != single.shape[1:]:
-        return
-    if set(np.unique(labels)) <= {0, 1}:
-        if out.shape[-1] > 1 and np.all(y.sum(-1) == 1):
-            yield keras.losses.CategoricalCrossentropy(from_logits=not are_shares(out))
-        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
-    yield keras.losses.MeanSquaredError()
-    yield keras.losses.MeanAbsoluteError()
-    yield keras.losses.Huber()
-    if not is_whole and labels.min() >= 0 and labels.max() <= 1:  # as of pixels
-        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
-
-
-def is_unreduced(loss: Any) -> bool:
-    """Whether a loss returns a number for each row, which the script reduces."""
-    return not isinstance(loss, keras.losses.Loss) or loss.reduction in (None, "none")
-
-
-def averaging(loss: Any) -> Any:
-    """Return a loss; if it is unreduced, its mean over the places."""
-    return mean_of(loss) if isinstance(loss, keras.losses.Loss) and is_unreduced(loss) else loss
-
-
-def mean_of(loss: keras.losses.Loss, *, by_weight: bool = False) -> keras.losses.Loss:
-    """Return the mean of a loss over the places, or over their weights."""
-    how = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
-    return type(loss).from_config(loss.get_config() | {"reduction": how})
 
 
 def is_padded(labels: np.ndarray) -> bool:

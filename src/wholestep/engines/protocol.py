@@ -301,7 +301,7 @@ class Listener(Protocol):
         """Call `told` with the index of this call and the numbers, valid in it: now, or each time the trace runs."""
 
     def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
-        """Return the value; each gradient of a scalar by it that is computed later is told with it: (value, gradient)."""
+        """Return the value; `told` gets it, and the gradient by it, each time that a loop takes one later."""
 
     def value(self, variable: Tensor) -> Tensor:
         """Return the value of a Keras variable at this point of the program, in its dtype."""

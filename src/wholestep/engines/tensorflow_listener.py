@@ -104,8 +104,8 @@ class EngineListener:
         tf.numpy_function(heard, [order, *values], tf.int64, stateful=True)
 
     def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
-        """Return a copy of the value; tapes that are asked for gradients of variables are asked for its gradient too."""
-        is_hidden = not tf.executing_eagerly() and value.op.type in _ACTIVATIONS  # Keras would take its argument instead
+        """Return a copy of the value, whose gradient is taken with those of variables."""
+        is_hidden = not tf.executing_eagerly() and value.op.type in _ACTIVATIONS  # Keras would take what it gets
         logits = getattr(value, "_keras_logits", None)  # of which Keras' cross entropies are
         if not value.dtype.is_floating or (logits is None and is_hidden):
             return value
@@ -118,7 +118,7 @@ class EngineListener:
 
     def _waiting(self) -> deque:
         vars(self._here).setdefault("waiting", deque(maxlen=_MOST_WATCHED))
-        return self._here.waiting  # type: ignore[no-any-return]
+        return self._here.waiting
 
     def _watched_here(self) -> list[tuple[Tensor, Tensor, Told]]:
         """Return the values that wait for their gradients, and can be a source in the present graph."""

@@ -21,7 +21,7 @@ from wholestep.model.findings import Coupling, Findings
 from wholestep.model.forward import Forward, Outcome
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
-from wholestep.model.objective import Objective, leave_rows_out, read, uncast
+from wholestep.model.objective import Objective, leave_rows_out, read, uncast, with_mask_of
 from wholestep.model.preprocess import Prepare, preparation
 from wholestep.model.terms import Mean, Sum, Term, Whole, checked
 from wholestep.model.trace import NOTHING_KNOWN, TraceFacts
@@ -66,5 +66,6 @@ __all__ = [
     "uncast",
     "unpack",
     "unreduced",
+    "with_mask_of",
     "without_labels",
 ]

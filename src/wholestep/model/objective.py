@@ -50,6 +50,13 @@ class Objective(ABC):
         """Return the unreduced loss of the batch."""
 
 
+def with_mask_of(value: Tensor, other: Tensor) -> Tensor:
+    """Return a value with the mask that Keras keeps for another one."""
+    if value is not other and (mask := get_keras_mask(other)) is not None:
+        set_keras_mask(value, mask)
+    return value
+
+
 def uncast() -> AbstractContextManager:
     """Return a scope in which variables are read in their own dtype, not in the layer's compute dtype."""
     return backend.AutocastScope(None)

@@ -1,0 +1,187 @@
+"""Losses of Keras and functions as such, and their relatives: those that a loss may be mistaken for."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from wholestep import tree
+from wholestep.tree import Tensor, Tree
+
+Loss = keras.losses.Loss
+_LOSSES = (
+    *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
+    *("MeanAbsolutePercentageError", "Poisson", "KLDivergence", "Hinge", "SquaredHinge", "CosineSimilarity"),
+    *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
+    "SparseCategoricalCrossentropy",
+)
+
+
+class Function(keras.losses.Loss):
+    """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does."""
+
+    has_own_weights = False
+    is_coupled = False  # whether a row's loss depends on the rows beside it
+
+    def __init__(self, function: Callable):
+        super().__init__(name=getattr(function, "__name__", None))
+        self._function = function
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return the function's values; if it returns a single number, its number for each row alone."""
+        values = self.whole(y_true, y_pred)
+        if len(values.shape):
+            return values
+        num = tree.leaves(y_pred)[0].shape[0]
+
+        def row(i: int, nest: Tree) -> Tree:
+            return tree.map_leaves(lambda leaf: leaf[i : i + 1], nest)
+
+        return ops.stack([self.whole(row(i, y_true), row(i, y_pred)) for i in range(num)])
+
+    def with_weights(self) -> "Function":
+        """Return the same function with a mean that is divided by its own weights of the rows."""
+        found = Function(self._function)
+        found.reduction, found.has_own_weights = "mean_with_sample_weight", True
+        return found
+
+    def whole(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return the function's result; nests of labels and outputs are passed unchanged."""
+        if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
+            return self._function(y_true, y_pred)
+        if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
+            y_true = ops.expand_dims(y_true, -1)
+        elif len(y_true.shape) == len(y_pred.shape) + 1 and y_true.shape[-1] == 1:
+            y_true = ops.squeeze(y_true, -1)
+        return self._function(y_true, y_pred)
+
+
+def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
+    """Yield the losses that fit labels and outputs, the most usual first.
+
+    >>> [loss.name for loss in losses([np.array([[0.9, 0.1]])], np.array([0]))]
+    ['sparse_categorical_crossentropy']
+    >>> [loss.name for loss in losses([np.array([[7.0]])], np.array([2.5]))]
+    ['mean_squared_error', 'mean_absolute_error', 'huber_loss']
+    """
+    if len(outputs) != 1 or not isinstance(y, np.ndarray) or not y.size or not outputs[0].ndim:
+        return
+    labels, out = y[..., 0] if y.ndim > 1 and y.shape[-1] == 1 else y, outputs[0]
+    single = out[..., 0] if out.ndim > 1 and out.shape[-1] == 1 else out
+    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.round(labels)))
+    if labels.ndim == out.ndim - 1 and out.shape[-1] > 1:
+        if is_whole and labels.min() >= 0 and labels.max() < out.shape[-1]:
+            yield keras.losses.SparseCategoricalCrossentropy(from_logits=not are_shares(out))
+        return
+    if labels.ndim != single.ndim or labels.shape[1:] != single.shape[1:]:
+        return
+    if set(np.unique(labels)) <= {0, 1}:
+        if out.shape[-1] > 1 and np.all(y.sum(-1) == 1):
+            yield keras.losses.CategoricalCrossentropy(from_logits=not are_shares(out))
+        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
+    yield keras.losses.MeanSquaredError()
+    yield keras.losses.MeanAbsoluteError()
+    yield keras.losses.Huber()
+    if not is_whole and labels.min() >= 0 and labels.max() <= 1:  # as of pixels
+        yield keras.losses.BinaryCrossentropy(from_logits=bool(out.min() < 0 or out.max() > 1))
+
+
+def is_unreduced(loss: Any) -> bool:
+    """Whether a loss returns a number for each row, which the script reduces."""
+    return not isinstance(loss, keras.losses.Loss) or loss.reduction in (None, "none")
+
+
+def averaging(loss: Any) -> Any:
+    """Return a loss; if it is unreduced, its mean over the places."""
+    return mean_of(loss) if isinstance(loss, keras.losses.Loss) and is_unreduced(loss) else loss
+
+
+def mean_of(loss: keras.losses.Loss, *, by_weight: bool = False) -> keras.losses.Loss:
+    """Return the mean of a loss over the places, or over their weights."""
+    how = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
+    return type(loss).from_config(loss.get_config() | {"reduction": how})
+
+
+def name_of(loss: object) -> str:
+    """Return the name of a loss: a name, a Keras loss, a function, or a partial function.
+
+    >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of("huber")
+    ('Huber', 'huber', 'huber')
+    """
+    if isinstance(loss, str):
+        return loss
+    function = getattr(loss, "func", loss)
+    return getattr(function, "__name__", None) or type(loss).__name__
+
+
+def are_shares(out: np.ndarray) -> bool:
+    """Whether the numbers of each place are probabilities."""
+    return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
+
+
+def is_squared(loss: Any) -> bool:
+    """Whether it is the mean squared error."""
+    name = getattr(getattr(loss, "_function", None), "__name__", "")
+    return type(loss).__name__ == "MeanSquaredError" or name in ("mse", "mean_squared_error")
+
+
+def flipped(loss: keras.losses.Loss) -> keras.losses.Loss | None:
+    """Return a loss with `from_logits` the other way; None if it has no such argument."""
+    function, config = getattr(loss, "_function", None), {} if isinstance(loss, Function) else loss.get_config()
+    if function is not None and "from_logits" in signature(function).parameters:
+        is_set = getattr(function, "keywords", {}).get("from_logits", False)
+        return Function(partial(function, from_logits=not is_set))
+    if "from_logits" not in config:
+        return None
+    return type(loss).from_config(config | {"from_logits": not config["from_logits"]})
+
+
+def swapped(loss: keras.losses.Loss) -> keras.losses.Loss:
+    """Return a loss that gets outputs and labels in the other order."""
+    other = Function(lambda y, y_pred: loss.call(ops.cast(y_pred, "float32"), ops.cast(y, "float32")))
+    other.reduction = loss.reduction
+    return other
+
+
+def others(loss: keras.losses.Loss, labels: Any) -> Iterator[tuple[str, keras.losses.Loss]]:
+    """Yield (in words, loss) for the other losses of Keras that take such labels."""
+    reduction = loss.reduction if isinstance(loss.reduction, str) else "sum_over_batch_size"
+    is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
+    for name in _LOSSES:
+        kind = getattr(keras.losses, name)
+        if kind is type(loss) or ("Sparse" in name and not is_whole):
+            continue
+        has_logits = "from_logits" in signature(kind).parameters
+        for given in [{"from_logits": True}, {"from_logits": False}] if has_logits else [{}]:
+            arguments = ", ".join(f"{key}={value}" for key, value in given.items())
+            yield f"{name}({arguments})", kind(**given, reduction=reduction)
+
+
+def changes(loss: keras.losses.Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
+    """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
+    functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if width > 1 else {}
+    functions |= {"sigmoid": _sigmoid, "tanh": ops.tanh, "relu": ops.relu, "exp": ops.exp, "square": ops.square}
+    own = "sigmoid" if "Binary" in type(loss).__name__ else "softmax"
+    yield from ((name, function, name == own) for name, function in functions.items())
+
+
+def _softmax(outputs: Tensor) -> Tensor:
+    return ops.exp(ops.log_softmax(outputs))  # written out, as `_sigmoid` is: Keras would undo its own activations
+
+
+def _sigmoid(outputs: Tensor) -> Tensor:
+    return 1 / (1 + ops.exp(-outputs))
+
+
+def unsmoothed(loss: Any) -> tuple[keras.losses.Loss, float] | None:
+    """Return (the loss without label smoothing, its smoothing), of dense labels; None if it takes no smoothing."""
+    if type(loss).__name__ == "SparseCategoricalCrossentropy":
+        return keras.losses.CategoricalCrossentropy(loss.get_config()["from_logits"], reduction=loss.reduction), 0.0
+    if not hasattr(loss, "label_smoothing"):
+        return None
+    config = loss.get_config()
+    return type(loss).from_config(config | {"label_smoothing": 0.0}), float(config.get("label_smoothing", 0.0))

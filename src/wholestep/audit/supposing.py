@@ -1,0 +1,131 @@
+"""The possible intentions of a script, if its loss is its own: those with the derivative of its loss come first."""
+
+from collections.abc import Iterator
+from itertools import islice, product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.derived import Solved, passes, solved
+from wholestep.audit.families import Loss, losses, mean_of, name_of
+from wholestep.audit.meaning import ByRow, NoLoss, Observed
+from wholestep.audit.replay import Replay
+from wholestep.audit.searching import Meaning, is_padded, once, reconstructs
+from wholestep.audit.windows import PAD, Rows
+from wholestep.tree import Tree
+
+_MOST_HEADS = 100  # combinations of losses and labels of several outputs
+
+
+class Supposed(NamedTuple):
+    """A possible intention; `told` describes a supposed one in words, and is empty for a known one."""
+
+    data: tuple
+    loss: Any
+    told: str = ""
+    is_called: bool = False
+
+
+def stated(meaning: Meaning) -> Iterator[Supposed]:
+    """Yield the known intention, if there is one; of a loss that Keras sums, its mean too: the loop may divide."""
+    if meaning.is_supposed:
+        return
+    yield Supposed(meaning.data, meaning.loss)
+    loss = getattr(meaning.watched.model, "loss", None) if meaning.loss is None else meaning.loss
+    if isinstance(loss, Loss) and loss.reduction == "sum":
+        yield Supposed(meaning.data, mean_of(loss, by_weight=len(meaning.data) > 2))
+        yield Supposed(meaning.data, ByRow(loss))
+
+
+def possible(meaning: Meaning) -> Iterator[Supposed]:
+    """Yield the possible intentions: losses with the derivative of the script's, then the most usual ones."""
+    x, y, *weight = meaning.data
+    called = [each for each in meaning.watched.log.called if each.outputs]
+    outputs = called[0].outputs if called else []
+    labels = meaning.labels or ({"": y} if meaning.has_labels else {})
+    if (meaning.is_supposed or not meaning.called) and reconstructs(tree.leaves(x), called):
+        labels["the inputs"] = tree.leaves(x)[0]
+    if len(outputs) > 1:
+        yield from _of_heads(meaning, outputs)
+        return
+    single = {"": next(iter(labels.values()))} if len(labels) == 1 and meaning.has_labels else labels
+    for one in _derived(meaning, single, 0) if outputs else ():
+        given = (x, one.labels) if one.weights is None else (x, one.labels, one.weights)
+        same = [each for each in meaning.called if _is_same(each, one.loss)]
+        told = one.told.replace(one.loss.name, name_of(same[0])) if same else one.told
+        yield Supposed(given, (same or [one.loss])[0], told)
+    if not meaning.is_supposed and not meaning.called:
+        return
+    weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
+    for of, array in labels.items():
+        named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
+        known = [(loss, name_of(loss)) for loss in meaning.called]
+        usual = [(loss, loss.name) for loss in losses(outputs, array)] if meaning.is_supposed else []
+        for by, own in weights.items():
+            yield from (Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
+        masked = [(mean_of(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
+        for by, mask in _masks(x, array):
+            at = f" at the places whose {by} are not 0"
+            yield from (Supposed((x, array, mask), loss, f"{name}{named}{at}") for loss, name in masked)
+        if meaning.is_supposed:
+            yield from (Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
+
+
+def _is_same(one: Any, two: Loss) -> bool:
+    return isinstance(one, Loss) and one.get_config() | {"name": ""} == two.get_config() | {"name": ""}
+
+
+def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solved]:
+    """Yield the losses with the derivative that the script's loss has by the i-th output."""
+    x, watched = meaning.data[0], meaning.watched
+    if found := passes(watched.log, Rows(x), i):
+        own = labels | meaning.beside
+        beside = meaning.beside | meaning.weights | _of_inputs(x)
+        yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside)
+
+
+def _of_inputs(x: Tree) -> dict[str, np.ndarray]:
+    leaves = [*map(np.asarray, tree.leaves(x))]
+    return {"inputs": leaves[0]} if len(leaves) == 1 and is_padded(leaves[0]) else {}
+
+
+def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[Supposed]:
+    """Yield the losses of several outputs, each with an array of labels."""
+    labels, called = meaning.beside.items(), {type(loss) for loss in meaning.called}
+    heads: list[list[tuple[str, Any, Any]]] = []
+    for i, out in enumerate(outputs):
+        own = [(one.told, one.labels, one.loss) for one in islice(_derived(meaning, meaning.beside, i), 1)]
+        usual = [(f"{loss.name} of {of} as labels", y, loss) for of, y in labels for loss in losses([out], y)]
+        heads.append([each for each in own if each[2].reduction != "mean_with_sample_weight"] or usual)
+    for chosen in islice(product(*heads), _MOST_HEADS):
+        if len({id(y) for _, y, _ in chosen}) == len(chosen):
+            data, every = (meaning.data[0], [y for _, y, _ in chosen]), [loss for *_, loss in chosen]
+            told = ", ".join(told for told, *_ in chosen)
+            yield Supposed(data, every, told, is_called={type(loss) for loss in every} <= called)
+
+
+def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (the name of the array that is 0 at padding, the mask of the other places)."""
+    inputs = [leaf for leaf in tree.leaves(x) if np.shape(leaf)[:2] == np.shape(y)[:2]]
+    for by, array in [("labels", y), *(("inputs", leaf) for leaf in inputs)]:
+        if isinstance(array, np.ndarray) and is_padded(array):
+            yield by, (array != 0).astype("float32")
+
+
+def observed(meaning: Meaning) -> Supposed:
+    """Return the loop's own loss, by its derivatives, on rows of the data, or else of all inputs that were given."""
+    x, called = meaning.data[0], [each for each in meaning.watched.log.called if each.is_whole and each.derivatives]
+    if any(np.any(Rows(x).find(each.inputs) == PAD) for each in called):
+        x = once(meaning.watched, [each.inputs for each in called])[0]
+        meaning.unseen.append("the order of the rows, and whether all are used: some inputs are no rows of the data")
+    return Supposed((x, np.zeros(len(tree.leaves(x)[0]))), Observed() if called else NoLoss())
+
+
+def why_unknown(meaning: Meaning) -> str:
+    """Return why a loss that has to be supposed is not known."""
+    why = "the model is not compiled with a loss, "
+    if not meaning.called:
+        return f"{why}the script calls none of Keras, and none gives its gradients"
+    names = ", ".join(sorted(map(name_of, meaning.called)))
+    return f"{why}and of those that the script calls ({names}) none gives its gradients"
