@@ -18,9 +18,9 @@ import wholestep as ws
 from wholestep import cli
 from wholestep.audit import conclusion
 from wholestep.audit.chain import joined
+from wholestep.audit.families import losses
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.scout import Watched
-from wholestep.audit.searching import losses
 from wholestep.audit.source import own_fault
 from wholestep.audit.steps import away, between
 from wholestep.audit.windows import Piece, Rows, Update

@@ -242,11 +242,13 @@ def _by_class(rows: list[np.ndarray], y: np.ndarray, factors: list[np.ndarray]) 
     classes, place = np.unique(y, return_inverse=True)
     if len(classes) > _FEW_CLASSES or place.size != len(y) or factors[0].size != rows[0].size:
         return
-    own = np.concatenate([place.reshape(-1)[chosen] for chosen in rows])
-    values = np.concatenate([f.reshape(-1) / np.nanmedian(f) for f in factors])
-    if len(own) < _ROWS_OF_A_CLASS * len(classes):
+    own = [place.reshape(-1)[chosen] for chosen in rows]
+    usual = np.bincount(np.concatenate(own)).argmax()
+    pairs = [(each, f.reshape(-1) / f[each == usual][0]) for each, f in zip(own, factors, strict=True) if usual in each]
+    every, values = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    if len(every) < _ROWS_OF_A_CLASS * len(classes):
         return
-    by_class = np.array([np.nanmedian(values[own == i]) if np.any(own == i) else 1.0 for i in range(len(classes))])
+    by_class = np.array([np.nanmedian(values[every == i]) if np.any(every == i) else 1.0 for i in range(len(classes))])
     if np.all(np.isfinite(by_class)):
         yield "the class", by_class[place.reshape(-1)]
 

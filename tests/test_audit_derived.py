@@ -1,0 +1,176 @@
+"""The loss of a loop is solved for, from its derivative by the model's outputs."""
+
+import keras
+import numpy as np
+import pytest
+from audit_scripts import script
+from keras import ops
+
+from wholestep.audit.derived import Derived, of_other_axis, of_other_labels, of_rows, solved
+from wholestep.audit.hooks import Hooks
+from wholestep.audit.log import Log
+from wholestep.audit.replay import Replay
+from wholestep.engines import choose, listener
+
+DRAW = np.random.default_rng(0)
+NUM, WIDTH = 24, 4
+LABELS = DRAW.permutation(np.arange(NUM) % WIDTH)
+OTHERS = np.roll(LABELS, 1)
+HOT = np.eye(WIDTH, dtype="float32")[LABELS]
+WEIGHTS = DRAW.uniform(0.5, 2, NUM).astype("float32")
+OUTPUTS = DRAW.normal(size=(2, NUM // 2, WIDTH)).astype("float32")
+ROWS = DRAW.permutation(NUM).reshape(2, -1)
+PARTS = [*zip(ROWS, OUTPUTS, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def replay():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(WIDTH)])
+    return Replay(model, (np.zeros((NUM, 2), "float32"), LABELS, None))
+
+
+def derived(loss):
+    """Return the derivatives of a loss (rows, outputs) by the outputs, for two batches."""
+    differentiate = choose().ops.differentiate
+    found = []
+    for rows, outputs in PARTS:
+        grads, _ = differentiate(lambda given, rows=rows: (loss(rows, given[0]), ()), [ops.convert_to_tensor(outputs)])
+        found.append(Derived(rows, outputs, np.asarray(grads[0], "float64")))
+    return found
+
+
+def cross_entropy(rows, outputs, labels=LABELS, factors=1.0):
+    picked = ops.sum(np.eye(WIDTH, dtype="float32")[labels[rows]] * ops.log_softmax(outputs), axis=-1)
+    return -ops.mean(factors * picked)
+
+
+def squared(rows, outputs):
+    return ops.mean((outputs - HOT[rows]) ** 2)
+
+
+FOUND = {
+    "sparse_categorical_crossentropy of y as labels": cross_entropy,
+    "mean_squared_error of hot as labels": squared,
+    "sparse_categorical_crossentropy of y as labels by the weights w": lambda rows, outputs: cross_entropy(
+        rows, outputs, factors=WEIGHTS[rows]
+    ),
+    "sparse_categorical_crossentropy of y as labels by the weights the class": lambda rows, outputs: cross_entropy(
+        rows, outputs, factors=1.0 + LABELS[rows].astype("float32")
+    ),
+    "log_cosh of hot as labels": lambda rows, outputs: ops.sum(keras.losses.log_cosh(HOT[rows], outputs)),
+}
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("told", FOUND)
+def test_a_loss_is_found_by_its_derivative(told, replay):
+    found = next(solved(replay, derived(FOUND[told]), {"y": LABELS, "hot": HOT}, {"w": WEIGHTS}))
+    assert found.told == told
+    assert (found.weights is None) == ("weights" not in told)
+
+
+@pytest.mark.own
+def test_labels_of_no_array_are_read_from_the_derivative(replay):
+    found = next(solved(replay, derived(cross_entropy), {}, {}))
+    np.testing.assert_array_equal(found.labels, LABELS)
+
+
+@pytest.mark.own
+def test_no_loss_is_found_for_a_derivative_of_none(replay):
+    cubed = derived(lambda rows, outputs: ops.mean((outputs - HOT[rows]) ** 2) ** 3 + ops.sum(outputs**4))
+    assert not list(solved(replay, cubed, {"y": LABELS, "hot": HOT}, {"w": WEIGHTS}))
+
+
+@pytest.mark.own
+def test_notes_say_what_differs_in_the_loss(replay):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    (told,) = of_other_labels(derived(lambda *given: cross_entropy(*given, labels=OTHERS)), "y", LABELS)
+    assert "of other classes than y has" in told
+    assert not list(of_other_labels(derived(cross_entropy), "y", LABELS))
+    by_rows = derived(lambda rows, outputs: -ops.mean(ops.sum(HOT[rows] * ops.log_softmax(outputs, axis=0), axis=-1)))
+    (told,) = of_other_axis(by_rows, LABELS)
+    assert "over the rows of the batch" in told
+    assert not list(of_other_axis(derived(cross_entropy), LABELS))
+
+    def by_prediction(rows, outputs):
+        return cross_entropy(rows, outputs, factors=1.0 + np.argmax(outputs, axis=-1).astype("float32"))
+
+    chosen = [by_prediction, lambda *given: cross_entropy(*given, factors=(LABELS[given[0]] == 0).astype("float32"))]
+    wanted = "depends on the class that the model predicts", "the mask is inverted"
+    for factors, part in zip(chosen, wanted, strict=True):
+        if factors is by_prediction:
+            made = [Derived(rows, out, _plain(rows, out) * (1.0 + out.argmax(-1))[:, None]) for rows, out in PARTS]
+        else:
+            made = derived(factors)
+        (told,) = of_rows(replay, made, loss, LABELS)
+        assert part in told
+    assert not list(of_rows(replay, derived(cross_entropy), loss, LABELS))
+
+
+def _plain(rows, outputs):
+    """Return the derivative of the cross entropy of each row."""
+    shares = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True) - np.eye(WIDTH)[LABELS[rows]]
+
+
+@pytest.mark.own
+def test_the_gradient_by_outputs_is_watched_and_changes_nothing():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    x, y = DRAW.normal(size=(6, 3)).astype("float32"), DRAW.normal(size=(6, 2)).astype("float32")
+    log, bare = Log(), gradient(model, x, y)
+    with Hooks(model, listener(), log).on():
+        watched = gradient(model, x, y)
+    (called,) = log.called
+    np.testing.assert_allclose(called.derivatives[0][0], 2 * (called.outputs[0] - y) / y.size, rtol=1e-5)
+    for one, two in zip(bare, watched, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def gradient(model, x, y):
+    """Return the gradients of the mean squared error, as a loop of the engine takes them."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        return [np.array(g) for g in tape.gradient(loss, model.trainable_variables)]
+    import jax
+
+    def loss(params):
+        outputs, _ = model.stateless_call(params, [v.value for v in model.non_trainable_variables], x)
+        return ((outputs - y) ** 2).mean()
+
+    return [np.array(g) for g in jax.jit(jax.grad(loss))([v.value for v in model.trainable_variables])]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="transformations of JAX")
+@pytest.mark.own
+def test_transformations_of_jax_go_through_a_watched_value():
+    import jax
+    import jax.numpy as jnp
+
+    heard = []
+
+    def loss(w, x):
+        return jnp.sum(listener().watch_gradient(w * x, lambda _, both: heard.append(both)) ** 2)
+
+    w, x = jnp.ones(3), jnp.arange(3.0)
+    for transform in (jax.grad, jax.hessian, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.checkpoint(f))):
+        np.testing.assert_array_equal(transform(loss)(w, x), transform(lambda w, x: jnp.sum((w * x) ** 2))(w, x))
+    assert jax.jvp(lambda w: loss(w, x), (w,), (w,)) == (5.0, 10.0)
+    rows = jax.vmap(jax.grad(loss), (None, 0))(w, jnp.stack([x, x]))
+    np.testing.assert_array_equal(rows[1], 2 * x * x)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(heard[0], [x, 2 * x])
+
+
+UNCOMPILED = ('model.compile(keras.optimizers.Adam(0.01), "mse")\n', "")
+OWN = "keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)"
+CUBED = "keras.ops.mean(keras.ops.abs(model(a, training=True) - b[:, None]) ** 3)"
+
+
+def test_the_gradient_of_a_loss_without_a_known_form_is_judged(report_of):
+    code, out = report_of(script("by hand", UNCOMPILED, (OWN, CUBED)), "--updates", 6)
+    assert code == 2, out
+    assert "Not judged: the form of the loss is not known." in out
+    assert "alone (a penalty" not in out
