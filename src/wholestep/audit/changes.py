@@ -97,6 +97,8 @@ def clipped(everything: list[Evidence]) -> tuple[str, float]:
     pairs = [(e.handed, e.reference) for e in everything]
     if (apart := _by_norm(pairs, fits, same)) <= fits:
         return "by their norm", apart
+    if (apart := _by_norm(pairs, fits, same, power=2)) <= fits:
+        return "by the square of their norm", apart
     bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
     if (apart := max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)) <= fits:
         return "by value", apart
@@ -106,8 +108,12 @@ def clipped(everything: list[Evidence]) -> tuple[str, float]:
     return ("variable by variable" if apart <= fits else ""), apart
 
 
-def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float) -> float:
-    """Return the largest distance from the candidates, some of them shortened to one length that none exceeds."""
+def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float, power: int = 1) -> float:
+    """Return the largest distance from the candidates, some of them shortened to one length that none exceeds.
+
+    Args:
+        power: of the candidate's length by which it is divided.
+    """
     worst = 0.0
     lengths: list[float] = []
     whole: list[float] = []
@@ -117,7 +123,8 @@ def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: floa
         worst = max(worst, factor - 1, distance(handed, factor * candidate))
         if worst > fits:
             return worst
-        (lengths if factor < 1 - fits else whole).append(float(np.linalg.norm(handed)))
+        length = float(np.linalg.norm(handed)) * size ** ((power - 1) / 2)
+        (lengths if factor < 1 - fits else whole).append(length)
     if not lengths:
         return worst
     if not min(lengths):  # nothing is left of it: that is no clip

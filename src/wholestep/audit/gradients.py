@@ -10,7 +10,7 @@ from wholestep.audit.changes import clipped
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.explain import Explanation, Search
 from wholestep.audit.forms import Error
-from wholestep.audit.found import Finding, Found, found, not_known, some
+from wholestep.audit.found import Finding, Found, Likely, found, not_known, some
 from wholestep.audit.log import Line
 from wholestep.audit.proof import proved
 from wholestep.audit.source import line_of_loss
@@ -69,7 +69,8 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
         e.measure()
     explanations, how = _explained(meant, chosen, everything)
     if how:
-        return [f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."], everything
+        told = f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
+        return [Likely(f"{told} Is a root missing?") if "square" in how else told], everything
     if not explanations and meant.replay.is_observing:
         return [], everything
     return list(_told(explanations, chosen) if explanations else [_located(differing)]), everything

@@ -65,6 +65,7 @@ _WITHOUT_A_FORM = (
     *("stale gradients", "gradients swapped", "ascent", "only the last microbatch", "only the first microbatch"),
     *("first microbatch lost", "last microbatch lost", "not reset", "momentum by hand", "clip before unscale"),
 )
+_OF_MASKED = "padded places counted"  # in the division of a sum over the others
 # The same of several outputs; one that is left out is a fault if the script calls its loss.
 _OF_HEADS = "loss weights ignored", "other loss weights"
 
@@ -271,7 +272,7 @@ class Case:
         differs = evidence[0].meant.replay.tolerance.differs
         if "categorical" in self.supposed and all(abs(e.share * width - 1) <= differs for e in evidence):
             return Likely(f"{told} That is 1 / {width}, the number of classes: is the mean taken over the classes too?")
-        return f"{told} Is that meant?"
+        return Likely(f"{told} Is that meant?") if finding.name == _OF_MASKED else f"{told} Is that meant?"
 
     def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> Iterator[Finding]:
         if not seen.is_by_hand:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wholestep.audit.found import Likely
 from wholestep.audit.measure import FINE, distance
 from wholestep.audit.ratios import least
 
@@ -16,6 +17,11 @@ _SHARE = 0.01  # of a move: else it is made without the gradient
 _TINY = 1e-3  # a gradient that is so much smaller than most is known with few digits, and its step with none
 _UNCORRECTED = (
     "The moments are corrected in no update, or in each as in the first: does the count of updates move? Is that meant?"
+)
+
+_FROZEN = (
+    "Each update corrects its moments as the first one, with a rate of {:g}: the count of updates stands still. Add 1 "
+    "to it in each."
 )
 
 
@@ -89,8 +95,17 @@ def _named(factors: np.ndarray, first: float, second: float) -> Rule:
     told = f" (its mean with {first:g}, over the root of its mean square with {second:g})"
     is_even = [float(np.ptp(each)) <= FINE.differs * float(np.max(np.abs(each))) for each in (factors, corrected)]
     is_plain = is_even[0] and not is_even[1]
-    note = _UNCORRECTED if is_plain and first > 0 and second < 1 else ""
+    note = ""
+    if is_plain and first > 0 and second < 1:
+        as_first = float(factors[0]) * (1 - first) / np.sqrt(1 - second)
+        is_frozen = _is_round(as_first) and not _is_round(float(factors[0]))
+        note = Likely(_FROZEN.format(float(f"{as_first:.2g}"))) if is_frozen else _UNCORRECTED
     return Rule((factors if is_plain else corrected).tolist(), told, note)
+
+
+def _is_round(rate: float) -> bool:
+    """Whether a rate has no more than two digits, as those that people write."""
+    return abs(rate - float(f"{rate:.2g}")) <= FINE.differs * abs(rate)
 
 
 def _moments(grads: list[np.ndarray], one: float, two: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
