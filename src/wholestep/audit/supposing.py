@@ -57,19 +57,13 @@ def possible(meaning: Meaning) -> Iterator[Supposed]:
         yield Supposed(given, (same or [one.loss])[0], told)
     if not meaning.is_supposed and not meaning.called:
         return
-    weights = {"": weight} | {f" by the weights {name}": [array] for name, array in meaning.weights.items()}
     for of, array in labels.items():
         named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
-        known = [(loss, name_of(loss)) for loss in meaning.called]
-        usual = [(loss, loss.name) for loss in losses(outputs, array)] if meaning.is_supposed else []
-        for by, own in weights.items():
-            yield from (Supposed((x, array, *own), loss, f"{name}{named}{by}") for loss, name in [*known, *usual])
-        masked = [(mean_of(loss, by_weight=True), loss.name) for loss in losses(outputs, array)]
-        for by, mask in _masks(x, array):
-            at = f" at the places whose {by} are not 0"
-            yield from (Supposed((x, array, mask), loss, f"{name}{named}{at}") for loss, name in masked)
-        if meaning.is_supposed:
-            yield from (Supposed((x, array), loss, f"{name_of(loss)} of the script{named}") for loss in meaning.own)
+        usual = losses(outputs, array) if meaning.is_supposed else ()
+        for loss in (*meaning.called, *usual):
+            yield Supposed((x, array, *weight), loss, f"{name_of(loss)}{named}")
+        for loss in meaning.own * meaning.is_supposed:
+            yield Supposed((x, array), loss, f"{name_of(loss)} of the script{named}")
 
 
 def _is_same(one: Any, two: Loss) -> bool:
@@ -103,14 +97,6 @@ def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[Supposed]
             data, every = (meaning.data[0], [y for _, y, _ in chosen]), [loss for *_, loss in chosen]
             told = ", ".join(told for told, *_ in chosen)
             yield Supposed(data, every, told, is_called={type(loss) for loss in every} <= called)
-
-
-def _masks(x: Tree, y: Tree) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (the name of the array that is 0 at padding, the mask of the other places)."""
-    inputs = [leaf for leaf in tree.leaves(x) if np.shape(leaf)[:2] == np.shape(y)[:2]]
-    for by, array in [("labels", y), *(("inputs", leaf) for leaf in inputs)]:
-        if isinstance(array, np.ndarray) and is_padded(array):
-            yield by, (array != 0).astype("float32")
 
 
 def observed(meaning: Meaning) -> Supposed:
