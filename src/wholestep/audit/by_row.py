@@ -8,9 +8,8 @@ from wholestep.audit.meaning import LossObjective
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD
 
-NUM_FREE = 64  # rows whose factors are solved for, or outputs by which a loss is derived
+NUM_FREE = 64  # rows whose factors are solved for
 NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
-NUM_SPARE = 8  # so many more numbers of the gradient than that: no chance fits them
 NUM_PAIRS = 2_000_000  # numbers of the outputs' derivatives for all labels
 _NEAR = 1e-2
 
@@ -29,23 +28,25 @@ def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def derivative(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (the derivative of the loop's loss by the outputs, the derivative of the meant loss), if they exist.
+    """Return (the derivative of the loop's loss by the outputs, that of the meant loss), if the gradient is made of it.
 
-    The gradient of any loss of the outputs is a sum of the outputs' own gradients: if it is one here, the model, the
-    tape and the variables are right, and the fault is in the loss.
+    Then the model, the tape and the variables are right, and the fault is in the loss.
     """
-    replay, leaves = e.meant.replay, [leaf for piece in e.update.pieces for leaf in piece.called.outputs]
-    num = sum(leaf.size for leaf in leaves)
-    if not 0 < num <= min(NUM_FREE, len(e.handed) - NUM_SPARE):
+    replay, objective, pieces = e.meant.replay, e.meant.objective, e.update.pieces
+    if not isinstance(objective, LossObjective) or any(set(p.called.derivatives) != {0} for p in pieces):
         return None
-    basis = []
-    for piece in e.update.pieces:
-        for leaf, entry in ((i, j) for i, output in enumerate(piece.called.outputs) for j in range(output.size)):
-            chosen = [np.zeros(output.shape) for output in piece.called.outputs]
-            chosen[leaf].reshape(-1)[entry] = 1.0
-            basis.append(replay.pulled(piece, chosen, training=e.meant.modes.of(piece))[e.mask])
-    solved, should = (least(basis, g - e.penalty)[0] for g in (e.handed, e.reference))
-    return (solved, should) if e.apart(solved @ np.stack(basis) + e.penalty) <= e.meant.replay.tolerance.fits else None
+    own = [np.asarray(piece.called.derivatives[0][-1], "float64") for piece in pieces]
+    pulled = [replay.pulled(p, [d], training=e.meant.modes.of(p))[e.mask] for p, d in zip(pieces, own, strict=True)]
+    made = sum(pulled, np.zeros_like(e.handed))
+    factor = float(least([made], e.handed - e.penalty)[0][0])
+    if e.apart(factor * made + e.penalty) > replay.tolerance.fits:
+        return None
+    should = []
+    for piece, by_row in zip(pieces, e.factors, strict=True):
+        (out,), (_, labels, *weight) = piece.called.outputs, replay.batch(piece)
+        each = replay.derivative(objective, out, labels, *weight)
+        should.append(each * by_row[0].reshape(-1, *(1 for _ in each.shape[1:])))
+    return factor * np.concatenate([np.ravel(d) for d in own]), np.concatenate([np.ravel(d) for d in should])
 
 
 def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
