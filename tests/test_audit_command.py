@@ -109,7 +109,7 @@ UNCOMPILED = '"adam", "mse"', '"adam"'
             ([], 0, "loss: mean_squared_error, supposed"),
             ([("b[:, None]", "b")], 1, "1. gradient: broadcast"),
             ([("keras.ops.mean(", "keras.ops.sum(")], 0, "The gradient is that of mean_squared_error, but: "),
-            ([(" ** 2", " ** 6")], 2, "Not judged: the loss that is meant is not known. Nothing found in "),
+            ([(" ** 2", " ** 6")], 2, "Not judged: the form of the loss is not known. Nothing found in "),
             (
                 [(" - b[:, None]) ** 2", ") ** 6"), ("network()", 'network(num=2, activation="softmax")')],
                 2,
@@ -296,7 +296,7 @@ READ = ("        order = rng", "        other(y_train[:8, None], model(x_train[:
     halves(
         [
             ([], 0, "loss: MeanSquaredError, supposed"),
-            ([(CALL, f"{CALL} ** 3")], 0, "times what it should, update by update"),
+            ([(CALL, f"{CALL} ** 3")], 0, "counts 0.375 x the loss x the loss instead of 1 / the weight of the update"),
             ([(CALL, f"{CALL} + keras.ops.sum(model(a, training=True) ** 4)")], 2, "none gives its gradients"),
         ]
     ),

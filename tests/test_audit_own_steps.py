@@ -122,7 +122,11 @@ BY_KERAS = [
 @pytest.mark.parametrize(
     ("edits", "code", "part"),
     [
-        ([], 0, "loss: mean_squared_error of age, sparse_categorical_crossentropy of kind as labels, supposed"),
+        (
+            [],
+            0,
+            "loss: mean_squared_error of age as labels, sparse_categorical_crossentropy of kind as labels, supposed",
+        ),
         ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.2")], 0, "Is that meant?"),
         ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0")], 0, "Is that meant?"),
         ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0"), *BY_KERAS], 1, "1. gradient: output left out"),

@@ -81,7 +81,6 @@ def solved(
         own = own if read is None else {"the classes that its derivative shows": read}
     elif pairs is not None:
         own = {name: own[name] for name in same}
-    weights = {name: w for name, w in beside.items() if name not in own}
     padded = {name or "labels": y for name, y in (own | beside).items() if is_padded(np.asarray(y))}
     masks = {f"at the places whose {name} are not 0": y != 0 for name, y in padded.items()}
     for is_usual in (True, False):
@@ -89,7 +88,7 @@ def solved(
             usual = list(losses([derived[0].output], y))
             every = usual if is_usual else [loss for one in usual[:1] for _, loss in others(one, y)]
             for loss in every:
-                yield from _fitted(replay, derived, loss, (name, y), weights | masks)
+                yield from _fitted(replay, derived, loss, (name, y), beside | masks)
 
 
 def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[str]:
@@ -138,7 +137,7 @@ def of_rows(replay: Replay, derived: list[Derived], loss: Loss, y: np.ndarray) -
         told = ", ".join(f"{number:.3g} for class {k}" for k, number in [*by_class.items()][:4])
         told = f"A row's loss is multiplied by a number that depends on the class that the model predicts ({told}), "
         yield Likely(f"{told}and not on the row's label. Is the weight of the label meant?")
-    else:
+    elif not _is_single(derived[0].output):  # else every loss is another one times a factor
         least, most = (how([how(each[np.isfinite(each)]) for each in factors]) for how in (min, max))
         share = np.mean(np.concatenate([np.ravel(each) for each in factors]) <= SOLVED * most)
         lost = f"{share:.0%} count nothing" if share else f"they count from {least:.3g} to {most:.3g}"
@@ -201,7 +200,7 @@ def _fitted(
     rows = [each.rows for each in derived]
     for by, w in [*beside.items(), *_by_class(rows, y, factors)]:
         if _are(factors, rows, w):
-            weighed = mean_of(loss, by_weight=True)
+            weighed, by = mean_of(loss, by_weight=True), by.replace(f"whose {name} are", "whose labels are")
             yield Solved(weighed, y, np.asarray(w, "float32"), f"{told} {'by the weights ' * (w.dtype != bool)}{by}")
             return
 

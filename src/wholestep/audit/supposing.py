@@ -54,7 +54,7 @@ def possible(meaning: Meaning) -> Iterator[Supposed]:
         given = (x, one.labels) if one.weights is None else (x, one.labels, one.weights)
         same = [each for each in meaning.called if _is_same(each, one.loss)]
         told = one.told.replace(one.loss.name, name_of(same[0])) if same else one.told
-        yield Supposed(given, (same or [one.loss])[0], told)
+        yield Supposed(given, same[0] if same and one.weights is None else one.loss, told)
     if not meaning.is_supposed and not meaning.called:
         return
     for of, array in labels.items():
@@ -67,7 +67,9 @@ def possible(meaning: Meaning) -> Iterator[Supposed]:
 
 
 def _is_same(one: Any, two: Loss) -> bool:
-    return isinstance(one, Loss) and one.get_config() | {"name": ""} == two.get_config() | {"name": ""}
+    """Whether two losses differ at most in their name and reduction."""
+    configs = [each.get_config() | {"name": "", "reduction": ""} for each in (one, two) if isinstance(each, Loss)]
+    return len(configs) == 2 and configs[0] == configs[1]
 
 
 def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solved]:
@@ -75,7 +77,7 @@ def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solve
     x, watched = meaning.data[0], meaning.watched
     if found := passes(watched.log, Rows(x), i):
         own = labels | meaning.beside
-        beside = meaning.beside | meaning.weights | _of_inputs(x)
+        beside = meaning.weights | meaning.beside | _of_inputs(x)
         yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside)
 
 
