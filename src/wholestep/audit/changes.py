@@ -38,6 +38,8 @@ def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> tuple[list
     cut = [basis.e.cut(basis.e.handed) for basis in bases]
     of = [basis.e.cut(basis.e.reference - (basis.e.penalty if is_bare else 0)) for basis in bases]
     names = list(cut[0])
+    if any(set(own) != set(names) for own in cut):
+        return None
     floor = [SOLVED * max(float(np.linalg.norm(basis.e.reference)), basis.e.scale) for basis in bases]
     done: dict[str, _Way] = {}
     for name in names:
@@ -103,6 +105,8 @@ def clipped(everything: list[Evidence]) -> tuple[str, float]:
     if (apart := max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)) <= fits:
         return "by value", apart
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
+    if any(set(handed) != set(parts[0][0]) for handed, _ in parts):
+        return "", apart
     one_by_one = [[(handed[name], meant[name]) for handed, meant in parts] for name in parts[0][0]]
     apart = max(_by_norm(each, fits, same) for each in one_by_one)
     return ("variable by variable" if apart <= fits else ""), apart

@@ -15,8 +15,9 @@ from wholestep.audit.searching import is_padded
 from wholestep.audit.surroundings import assembled
 from wholestep.audit.windows import PAD, Rows
 
-_MOST_PASSES = 12
+_MOST_PASSES = 12  # on which a loss is tried
 _FEWEST, _FEW_CLASSES = 3, 20  # of two classes, any loss of the difference has such a derivative
+_SHARE = 0.02  # of labels that are others: fewer may be marks of no label
 _ROWS_OF_A_CLASS = 3  # and more show that a factor belongs to the class
 
 
@@ -47,7 +48,7 @@ def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
     """Return the forward passes on rows of the data whose i-th output a gradient was taken by."""
     found: list[Derived] = []
     for called in log.called:
-        if called.is_whole and called.derivatives.get(i) and len(found) < _MOST_PASSES:
+        if called.is_whole and called.derivatives.get(i):
             own = rows.find(called.inputs)
             if len(own) and np.all(own != PAD) and called.outputs[i].shape[:1] == own.shape:
                 found.append(Derived(own, called.outputs[i], by_logits(called.outputs[i], called.derivatives[i][-1])))
@@ -88,14 +89,16 @@ def solved(
             usual = list(losses([derived[0].output], y))
             every = usual if is_usual else [loss for one in usual[:1] for _, loss in others(one, y)]
             for loss in every:
-                yield from _fitted(replay, derived, loss, (name, y), beside | masks)
+                yield from _fitted(replay, derived[:_MOST_PASSES], loss, (name, y), beside | masks)
 
 
 def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[str]:
     """Yield a note if the loss is a cross entropy of classes, and of other ones than the labels of the same rows."""
     if (pairs := _classes(derived)) is None or not (found := list(_others(pairs, y))):
         return
-    (row, used, own), num = found[0], sum(classes.size for _, classes in pairs)
+    (row, used, own), num = found[0], sum(np.count_nonzero(classes >= 0) for _, classes in pairs)
+    if own < 0 or len(found) < _SHARE * num:
+        return
     told = f"The gradient is that of a cross entropy of other classes than {name} has for the rows of the inputs: in "
     told += f"{len(found) / num:.0%} of the rows (row {row}: class {used}, and not {own}). "
     yield Likely(f"{told}Are inputs and labels shuffled apart, or is another array read?")
@@ -170,7 +173,7 @@ def _others(pairs: list[tuple[np.ndarray, np.ndarray]], y: np.ndarray) -> Iterat
             yield int(rows[0]), int(classes.flat[0]), -1
             return
         own = own.reshape(classes.shape)
-        for place in np.argwhere((own != classes) & (classes >= 0)):
+        for place in np.argwhere((own != classes) & (classes >= 0) & (own >= 0)):
             yield int(rows[place[0]]), int(classes[tuple(place)]), int(own[tuple(place)])
 
 

@@ -108,6 +108,7 @@ def _alike(windows: Windows) -> str:
 def _carried(windows: Windows) -> list[Found]:
     """Find updates of microbatches of two passes, if their gradient is of all of them."""
     shared = [u for u in windows.updates if len({windows.place[p.called.order][0] for p in u.pieces}) > 1]
+    shared = [u for u in shared if len({frozenset(p.rows.tolist()) for p in u.pieces}) == len(u.pieces)]  # no row twice
     if not shared:
         return []
     update = shared[0]

@@ -116,11 +116,16 @@ def _trained(scout: Scout) -> Watched:
     if not scout.watched:
         raise UnknownError("the model: no Keras model was called")
     if trained:
-        return max(trained, key=lambda each: (len(each.log.applied), len(each.model.trainable_variables)))
+        return max(trained, key=_num_seen)
     if scout.fitted:
         return scout.watched[next(iter(scout.fitted))]
     moved = [each for each in scout.watched.values() if each.log.called]
     return moved[0] if moved else next(iter(scout.watched.values()))
+
+
+def _num_seen(watched: Watched) -> tuple[bool, int, int]:
+    """Return whether a model was called itself, and not only its parts; its optimizer steps and its variables."""
+    return bool(watched.log.called), len(watched.log.applied), len(watched.model.trainable_variables)
 
 
 def _loss(model: keras.Model, scout: Scout) -> tuple[Any, list[Asked], str]:
