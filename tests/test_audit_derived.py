@@ -174,3 +174,16 @@ def test_the_gradient_of_a_loss_without_a_known_form_is_judged(report_of):
     assert code == 2, out
     assert "Not judged: the form of the loss is not known." in out
     assert "alone (a penalty" not in out
+
+
+HALVED = "share = 1.0\nfor epoch in range(2):\n    share /= 2\n"
+READS = ("for epoch in range(2):\n", HALVED), (" ** 2))", " ** 2) * share)")
+
+
+@pytest.mark.own
+def test_a_number_that_a_traced_step_reads_once_is_named(report_of):
+    traced = [("    def step(a, b):", "    @tf.function\n    def step(a, b):")] * (keras.backend.backend() == "tensorflow")
+    code, out = report_of(script("by hand", *READS, *traced), "--updates", 6)
+    assert code == 1
+    assert "`share` is 0.5 in each call of `" in out
+    assert "and 0.25 by now" in out

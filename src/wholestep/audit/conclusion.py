@@ -64,6 +64,7 @@ def conclude(ran: Ran) -> list[Report]:
     if verdict.unjudged:
         verdict.check("the rows of the loss", _of_loss, meaning)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
+    verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", _still, scout, watched)
     verdict.check("models that nothing moves", _teachers, scout, own)
     if verdict.seen is not None:

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.frozen import FrozenNumbers
 from wholestep.audit.hooks import Hooks, replaced
 from wholestep.audit.log import Log
 from wholestep.audit.replay import values
@@ -85,7 +86,7 @@ class Scout:
         self.fitted: dict[int, tuple] = {}
         self.cut: dict[int, Any] = {}
         self.num_read: Counter[int] = Counter()
-        self.around = Surroundings()
+        self.around, self.frozen = Surroundings(), FrozenNumbers()
         self._here = threading.local()
         self._hooks = ExitStack()
         self.elsewhere = ""
@@ -168,6 +169,7 @@ class Scout:
             leaves = tree.leaves((arguments, others)) if depth == 0 and isinstance(layer, keras.Model) else []
             if leaves and not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
                 self._meet(layer, arguments[0] if arguments else None)
+                self.frozen.look(leaves)
             self._here.depth = depth + 1
             try:
                 result = call(layer, *arguments, **others)
