@@ -182,7 +182,8 @@ READS = ("for epoch in range(2):\n", HALVED), (" ** 2))", " ** 2) * share)")
 
 @pytest.mark.own
 def test_a_number_that_a_traced_step_reads_once_is_named(report_of):
-    traced = [("    def step(a, b):", "    @tf.function\n    def step(a, b):")] * (keras.backend.backend() == "tensorflow")
+    is_eager = keras.backend.backend() == "tensorflow"
+    traced = [("    def step(a, b):", "    @tf.function\n    def step(a, b):")] * is_eager
     code, out = report_of(script("by hand", *READS, *traced), "--updates", 6)
     assert code == 1
     assert "`share` is 0.5 in each call of `" in out
