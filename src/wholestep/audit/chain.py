@@ -1,16 +1,21 @@
 """Models that a script calls in a row, each one's outputs the next one's inputs, as one model with one log."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import keras
+import numpy as np
 
+from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.measure import all_same, in_part
 from wholestep.audit.replay import untrained
 from wholestep.audit.scout import Watched
 from wholestep.tree import Tree
+
+_LEAST, _MOSTLY = 4, 0.8  # passes that show a way, and the share that goes it
 
 
 class Chain(keras.Model):
@@ -33,6 +38,33 @@ class Chain(keras.Model):
         for model in (self.first, self.second):
             inputs = model(inputs, training=training) if model._call_has_training_arg else model(inputs)
         return inputs
+
+
+def allied(two: Watched, others: list[Watched]) -> Iterator[str]:
+    """Yield a note if another model is trained to move this one's outputs the way that this one's own steps move them.
+
+    A generator and its discriminator want the outputs on generated rows to go opposite ways: the derivatives of their
+    losses by these outputs have other signs.
+    """
+    own = {step.order for step in two.log.applied}
+    for one in others:
+        steps = sorted(own | {step.order for step in one.log.applied})
+        given = {row.tobytes() for each in one.log.called for leaf in each.outputs if leaf.ndim for row in leaf}
+        ways: dict[bool, list[float]] = {True: [], False: []}
+        for called in two.log.called:
+            taken, step = called.derivatives.get(0, []), next((order for order in steps if order > called.order), None)
+            made = [row.tobytes() in given for row in called.inputs[0]] if len(taken) == 1 and step else []
+            if any(made) and taken[0].shape[:1] == (len(made),):
+                ways[step in own].append(float(np.sign(np.mean(taken[0][made]))))
+        means = [float(np.mean(way)) for way in ways.values() if len(way) >= _LEAST]
+        if len(means) == 2 and min(map(abs, means)) >= _MOSTLY and means[0] * means[1] > 0:
+            told = (
+                f"The steps of {one.model.name!r} move the outputs of {two.model.name!r} on rows that it has made the "
+            )
+            told += (
+                f"same way as the steps of {two.model.name!r}: the loss has the same labels in both, as it seems. A "
+            )
+            yield Likely(f"{told}generator is trained with the labels of real rows.")
 
 
 def joined(models: list[Watched]) -> list[Watched]:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.chain import allied
 from wholestep.audit.derived import of_other_axis, of_other_labels, of_rows, passes
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import losses, name_of
@@ -64,6 +65,7 @@ def conclude(ran: Ran) -> list[Report]:
     if verdict.unjudged:
         verdict.check("the rows of the loss", _of_loss, meaning)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
+    verdict.check("models against each other", allied, watched, [each for each in others if each is not watched])
     verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", _still, scout, watched)
     verdict.check("models that nothing moves", _teachers, scout, own)

@@ -13,7 +13,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.found import Likely
-from wholestep.audit.log import Applied, Called, Log, Scaled, clips_of
+from wholestep.audit.log import Applied, Called, Log, Other, Scaled, clips_of
 from wholestep.audit.measure import places
 from wholestep.audit.replay import engine, flags, untrained
 from wholestep.audit.source import OWN_TRAINER, is_in_fit, is_in_trainer, line_of_user
@@ -248,6 +248,7 @@ class Hooks:
             params = self.model.trainable_variables
             if not any(id(v) in handed for v in params):
                 self.log.has_others = True
+                self._tell_other(optimizer)
                 return apply(optimizer, grads, given)
             self._optimizers.append(optimizer)
             self._note_clips([g for g in grads if g is not None])
@@ -263,6 +264,11 @@ class Hooks:
             return result
 
         return listener.unhooked(told)
+
+    def _tell_other(self, optimizer: Any) -> None:
+        replica, count = self.listener.replica(), [self._number(optimizer.iterations)]
+        if self._can_record(count):
+            self.listener.tell(lambda order, _: self.log.add(Other(order, replica)), count)
 
     def _note_clips(self, grads: list) -> None:
         """Note that these gradients were given to a clip, whose result is not handed over."""

@@ -11,8 +11,8 @@ import numpy as np
 from wholestep.audit.measure import once, same
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
-_OF_A_LOOP = "called", "applied", "scaled", "targets", "num_late", "has_fitted", "is_open", "_num_moved"
-_EVENTS = "called", "applied", "scaled"
+_OF_A_LOOP = "called", "applied", "scaled", "others", "targets", "num_late", "has_fitted", "is_open", "_num_moved"
+_EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, and whether each is set to be trained
 
 
@@ -115,7 +115,18 @@ class Scaled:
     replica: int = 0
 
 
-def _order(event: Called | Applied | Scaled) -> int:
+@dataclass(frozen=True)
+class Other:
+    """An optimizer step that moves no variable of the model."""
+
+    order: int
+    replica: int = 0
+
+
+Event = Called | Applied | Scaled | Other
+
+
+def _order(event: Event) -> int:
     return event.order
 
 
@@ -151,6 +162,7 @@ class Log:
     called: list[Called] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
     scaled: list[Scaled] = field(default_factory=list)
+    others: list[Other] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
     unseen: dict[str, None] = field(default_factory=dict)
     targets: list[tuple[tuple[int, ...], Line | None]] = field(default_factory=list)
@@ -195,12 +207,14 @@ class Log:
         last = max(own, key=lambda event: event.order, default=None)
         return self.has_room or (isinstance(last, Called) and last.is_whole)
 
-    def add(self, event: Called | Applied | Scaled) -> None:
+    def add(self, event: Event) -> None:
         """Keep an event, its arrays as copies; values that have not moved are kept once."""
         if not self.is_open:
             self.num_late += isinstance(event, Called)
         elif isinstance(event, Scaled):
             self.scaled.append(event)
+        elif isinstance(event, Other):
+            self.others.append(event)
         elif isinstance(event, Called):
             event.params[:] = self._once("params", event.params)
             event.buffers[:] = self._once("buffers", event.buffers)
@@ -253,12 +267,12 @@ class Log:
     def since(self, order: int) -> "Log":
         """Return the events after this one."""
         late = replace(self, notes=dict(self.notes), unseen=dict(self.unseen))
-        for name in ("called", "applied", "scaled"):
+        for name in _EVENTS:
             setattr(late, name, [event for event in getattr(self, name) if event.order > order])
         return late
 
     def close(self) -> None:
         """Keep nothing more, and sort the events in the order in which they ran."""
         self.is_open = False
-        for events in (self.called, self.applied, self.scaled):
+        for events in (self.called, self.applied, self.scaled, self.others):
             events.sort(key=lambda event: event.order)

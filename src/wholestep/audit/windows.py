@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.log import Applied, Called, Log, Scaled
+from wholestep.audit.log import Applied, Called, Event, Log, Other
 from wholestep.audit.measure import all_same, in_part
 from wholestep.audit.own_steps import Rule
 from wholestep.tree import Tree
@@ -306,7 +306,7 @@ class Step:
 
 def steps(log: Log) -> list[Step]:
     """Return the steps of a log in order; the last one holds the forward passes after the last optimizer step."""
-    events: list[Called | Applied | Scaled] = [*log.called, *log.applied, *log.scaled]
+    events: list[Event] = [*log.called, *log.applied, *log.scaled, *log.others]
     events.sort(key=lambda event: event.order)
     if log.is_stateless:
         events = _filled(events)
@@ -319,33 +319,38 @@ def steps(log: Log) -> list[Step]:
     return [*_accumulated(merged), Step(sorted(rest, key=lambda called: called.order), None)]
 
 
-def _filled(events: list[Called | Applied | Scaled]) -> list[Called | Applied | Scaled]:
+def _filled(events: list[Event]) -> list[Event]:
     """Return events where a stateless step of some variables has the others' values from the event before.
 
     Of the others it records the values that the model itself holds, which are the first ones.
     """
     last: list[np.ndarray] = []
-    filled: list[Called | Applied | Scaled] = []
+    filled: list[Event] = []
     for event in events:
         if isinstance(event, Applied) and event.built and len(last) == len(event.params) > len(event.built):
             after = [v if i in event.built else last[i] for i, v in enumerate(event.params_after)]
             before = [v if i in event.built else last[i] for i, v in enumerate(event.params)]
             event = replace(event, params=before, params_after=after)
-        if not isinstance(event, Scaled):
+        if isinstance(event, Called | Applied):
             last = event.params_after if isinstance(event, Applied) else in_part(event.params)
         filled.append(event)
     return filled
 
 
-def _cut(events: list[Called | Applied | Scaled]) -> list[Step]:
-    found, window = [], []
+def _cut(events: list[Event]) -> list[Step]:
+    """Cut the events of a replica at optimizer steps; passes before another model's step are that step's."""
+    found: list[Step] = []
+    window: list[Called] = []
+    num_before = 0
     for event in events:
         if isinstance(event, Called):
             window.append(event)
+        elif isinstance(event, Other):
+            num_before = len(window)
         elif isinstance(event, Applied) or not event.is_finite:
-            is_step = isinstance(event, Applied)
-            found.append(Step(window, event if is_step else None, not is_step))  # type: ignore[arg-type]
-            window = []
+            is_step, own = isinstance(event, Applied), window[num_before:] or window
+            found.append(Step(own, event if is_step else None, not is_step))  # type: ignore[arg-type]
+            window, num_before = [], 0
     return [*found, Step(window, None)]
 
 
