@@ -12,7 +12,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.chain import allied
-from wholestep.audit.derived import of_other_axis, of_other_labels, of_rows, passes
+from wholestep.audit.derived import of_other_axis, of_other_labels, of_rows, passes, without_class
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import losses, name_of
 from wholestep.audit.found import Likely, numbers_of
@@ -65,6 +65,7 @@ def conclude(ran: Ran) -> list[Report]:
     if verdict.unjudged:
         verdict.check("the rows of the loss", _of_loss, meaning)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
+    verdict.check("the labels of the losses", _of_labels, scout)
     verdict.check("models against each other", allied, watched, [each for each in others if each is not watched])
     verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", _still, scout, watched)
@@ -190,6 +191,15 @@ def _side_by_side(meaning: Meaning) -> Iterator[str]:
         yield f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."
 
 
+def _of_labels(scout: Scout) -> Iterator[str]:
+    """Yield notes of losses of probabilities that get labels below 0."""
+    for asked in scout.losses.values():
+        name = name_of(asked.loss)
+        is_of_shares = name.lower().replace("_", "") in ("kldivergence", "categoricalcrossentropy")
+        if is_of_shares and any(np.any(y < 0) for _, y, _ in asked.calls):
+            yield Likely(f"{name} gets labels below 0: it takes probabilities for both. Is a softmax missing?")
+
+
 def _of_loss(meaning: Meaning) -> Iterator[str]:
     """Yield the first note on a derivative of other labels, along another axis, or of rows that count otherwise."""
     x, y, *_ = meaning.data
@@ -200,6 +210,7 @@ def _of_loss(meaning: Meaning) -> Iterator[str]:
     usual = [(loss, y) for y in labels.values() for loss in losses([derived[0].output], y)] if derived else []
     found = [of_other_labels(derived, *named) for named in labels.items() if len(labels) == 1]
     found += [of_other_axis(derived, y) for y in labels.values()]
+    found += [without_class(derived, *named) for named in (meaning.beside | labels).items() if derived]
     found += [of_rows(replay, derived, loss, y) for loss, y in usual]
     yield from islice((note for notes in found for note in notes), 1)
 

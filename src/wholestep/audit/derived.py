@@ -56,14 +56,18 @@ def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
 
 
 def by_logits(output: np.ndarray, derivative: np.ndarray) -> np.ndarray:
-    """Return a derivative by probabilities as one by the logits of their softmax, and any other as it is.
+    """Return a derivative by probabilities or their logarithms as one by the logits of a softmax; any other as it is.
 
-    That by probabilities is known but for a constant, where a loss took the logits instead.
+    The former are known but for a constant, where a loss took the logits instead.
     """
     derivative = np.asarray(derivative, "float64")
-    if output.ndim < 2 or output.shape[-1] < 2 or not are_shares(output):
+    if _is_single(output):
         return derivative
-    return output * (derivative - np.sum(output * derivative, axis=-1, keepdims=True))
+    if are_shares(output):
+        return output * (derivative - np.sum(output * derivative, axis=-1, keepdims=True))
+    if output.max() <= 0 and are_shares(shares := np.exp(output)):
+        return derivative - shares * np.sum(derivative, axis=-1, keepdims=True)
+    return derivative
 
 
 def solved(
@@ -120,6 +124,21 @@ def of_other_axis(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
         if found is None or not _even(found):
             return
     yield Likely("The softmax is taken over the rows of the batch, and not over the classes: `axis=-1` is meant.")
+
+
+def without_class(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[str]:
+    """Yield a note if labels lie outside of the classes that the outputs have, and their rows have no loss."""
+    width, pairs = derived[0].output.shape[-1], _classes(derived)
+    if pairs is None or y.dtype.kind not in "iu" or y.size != len(y) or 0 <= y.min() <= y.max() < width:
+        return
+    used = np.concatenate([classes.reshape(-1) for _, classes in pairs])
+    own = np.concatenate([y.reshape(-1)[rows] for rows, _ in pairs])
+    is_class = (own >= 0) & (own < width)
+    if used.size == own.size and np.all(used[~is_class] < 0) and np.all(used[is_class] == own[is_class]):
+        told = (
+            f"The labels {name} go from {y.min()} to {y.max()}, and the outputs have the classes 0 to {width - 1}: the "
+        )
+        yield Likely(f"{told}rows of the other labels have no loss (`one_hot` gives zeros for them).")
 
 
 def of_rows(replay: Replay, derived: list[Derived], loss: Loss, y: np.ndarray) -> Iterator[str]:

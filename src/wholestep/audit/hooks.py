@@ -65,6 +65,9 @@ class Hooks:
         for unhook in self._hooked.values():
             unhook()
         self._hooked.clear()
+        for name in sorted(self.listener.clipped_late):
+            told = f"`tf.{name}` gets the gradients after the optimizer has taken them: the clipped ones are not used."
+            self.log.notes[Likely(f"{told} Clip before the step.")] = None
         self.listener.settle()
         self.log.close()
 
@@ -252,6 +255,8 @@ class Hooks:
                 return apply(optimizer, grads, given)
             self._optimizers.append(optimizer)
             self._note_clips([g for g in grads if g is not None])
+            listener.handed.clear()
+            listener.handed.update((id(g), g) for g in grads if g is not None)
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
             held = [_in_part(listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
             numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]

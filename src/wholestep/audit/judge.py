@@ -17,7 +17,7 @@ from wholestep.audit.found import Finding, Found, Likely, many
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.log import Applied, Called, Log, Values
-from wholestep.audit.meaning import LossObjective, NoLoss, Observed, constant, misfits
+from wholestep.audit.meaning import LossObjective, NoLoss, Observed, across, constant, misfits
 from wholestep.audit.measure import FINE, all_same
 from wholestep.audit.modes import Modes, carried, evaluations, second_passes, state
 from wholestep.audit.printed import printed
@@ -160,6 +160,7 @@ class Case:
 
         of_rows = partial(order, seen, rows, self.log, classes(self.data[1]), is_found=self.is_found)
         verdict.check("the order of the rows", of_rows)
+        verdict.check("the outputs of a batch", across, [c.outputs[0] for c in self.log.called if len(c.outputs) == 1])
         verdict.add(modes.findings())
         if modes.unlike:
             told = (

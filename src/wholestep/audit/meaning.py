@@ -274,6 +274,20 @@ def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> li
     return [Likely(told) if is_binary or any(out.min() < 0 for out in many) else told]
 
 
+def across(outputs: list[np.ndarray]) -> list[str]:
+    """Return a note if the outputs are probabilities over the rows of each batch, and not over the classes.
+
+    >>> across([np.array([[0.9, 0.2], [0.1, 0.8]])] * 8)[0][:59]
+    'The outputs of each class add up to 1 over the rows of a ba'
+    """
+    whole = [out for out in outputs if out.ndim == 2 and min(out.shape) > 1]
+    many = [np.exp(out) if out.max() <= 0 else out for out in whole]
+    if sum(map(np.size, many)) < _ENOUGH or not all(are_shares(out.T) and not are_shares(out) for out in many):
+        return []
+    told = "The outputs of each class add up to 1 over the rows of a batch, and those of a row do not: the softmax is "
+    return [Likely(f"{told}taken along the wrong axis. `axis=-1` is meant.")]
+
+
 def constant(outputs: list[np.ndarray]) -> list[str]:
     """Return a note if all outputs are one number, in every row.
 

@@ -22,6 +22,8 @@ class EngineListener:
     def __init__(self) -> None:
         self._clock = 0
         self.clipped: dict[int, tuple[Tensor, str]] = {}
+        self.handed: dict[int, Tensor] = {}
+        self.clipped_late: set[str] = set()
 
     @contextmanager
     def listening(self, told: Asked) -> Iterator[None]:

@@ -289,10 +289,14 @@ class Listener(Protocol):
         is_deaf_to_xla: true if code that XLA compiles cannot report values.
         clipped: the tensors that the engine's clips got since the last gradient was taken, by their ids, with
             the function's name; empty where the engine has none.
+        handed: the gradients of the last optimizer step, by their ids, as a hook on the step keeps them.
+        clipped_late: the engine's clips that got gradients after an optimizer had taken them.
     """
 
     is_deaf_to_xla: bool
     clipped: dict[int, tuple[Tensor, str]]
+    handed: dict[int, Tensor]
+    clipped_late: set[str]
 
     def listening(self, told: Asked) -> AbstractContextManager:
         """Return a context that calls `told` for each gradient that is taken, if it is visible."""

@@ -30,6 +30,8 @@ class EngineListener:
     def __init__(self) -> None:
         self._num_open = 0
         self.clipped: dict[int, tuple[Tensor, str]] = {}
+        self.handed: dict[int, Tensor] = {}
+        self.clipped_late: set[str] = set()
         self._here = threading.local()  # of a replica
 
     @cached_property
@@ -83,7 +85,9 @@ class EngineListener:
 
         @wraps(clip)
         def clipping(given: Tree, *arguments: object, **others: object) -> Tree:
-            self.clipped |= {id(each): (each, name) for each in tf.nest.flatten(given)}
+            gradients = tf.nest.flatten(given)
+            self.clipped |= {id(each): (each, name) for each in gradients}
+            self.clipped_late |= {name} if all(id(each) in self.handed for each in gradients) else set()
             return clip(given, *arguments, **others)
 
         return self.unhooked(clipping)
