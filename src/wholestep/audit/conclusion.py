@@ -66,6 +66,7 @@ def conclude(ran: Ran) -> list[Report]:
         verdict.check("the rows of the loss", _of_loss, meaning)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
     verdict.check("the labels of the losses", _of_labels, scout)
+    verdict.check("the passes of an update", _through, verdict)
     verdict.check("models against each other", allied, watched, [each for each in others if each is not watched])
     verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", _still, scout, watched)
@@ -189,6 +190,15 @@ def _side_by_side(meaning: Meaning) -> Iterator[str]:
         own, other = (float(np.mean(np.asarray(keras.ops.convert_to_numpy(loss(label, out))))) for loss in both)
         told = f"On row {rows[at]}, label {numbers_of(label)}, output {numbers_of(out)}: "
         yield f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."
+
+
+def _through(verdict: Verdict) -> Iterator[str]:
+    """Yield a note if the gradient of each update goes through passes on several lines."""
+    updates = verdict.seen.updates if verdict.seen is not None else []
+    lines = [tuple(dict.fromkeys(str(piece.called.line) for piece in u.pieces)) for u in updates]
+    if lines and len(lines[0]) > 1 and len({*lines}) == 1:
+        told = f"The gradient of each update goes through {len(lines[0])} forward passes: {'; '.join(lines[0])}. "
+        yield f"{told}If one of them makes a target, a `stop_gradient` is missing there."
 
 
 def _of_labels(scout: Scout) -> Iterator[str]:
