@@ -170,7 +170,7 @@ class Basis:
 
     def _part(self, form: Form, i: int, by_row: Any) -> np.ndarray:
         """Return the part of one piece, its rows multiplied by these factors and the right ones."""
-        e, piece, replay = self.e, self.e.update.pieces[i], self.e.meant.replay
+        e, piece = self.e, self.e.update.pieces[i]
         if form.is_of_pairs:
             return self._of_pairs(form, i, by_row)
         weights = self._weights(form)
@@ -180,7 +180,7 @@ class Basis:
             return e.gradient(i, factors, form.objective, batch=self._batch(form, piece))
         derivative = self._kept(("derivative", form, i), lambda: self._derivative(form, piece, labels, weight))
         chosen = derivative * factors[0].reshape(-1, *(1 for _ in derivative.shape[1:]))
-        return replay.pulled(piece, [chosen], training=e.meant.modes.of(piece))[e.mask]
+        return e.pulled(i, chosen)
 
     def _derivative(self, form: Form, piece: Piece, labels: Tree, weight: list[Tree]) -> np.ndarray:
         objective, (outputs,) = form.objective or self.e.meant.objective, piece.called.outputs

@@ -72,6 +72,7 @@ def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
 
 def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
     """Return, by piece, rows whose labels make the gradient if each row may have any; None if none do."""
+    e = getattr(e, "of", e)  # as gradients
     replay, objective = e.meant.replay, e.meant.objective
     labels = replay.data[1]
     outputs = [piece.called.outputs for piece in e.update.pieces]

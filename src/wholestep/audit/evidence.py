@@ -193,6 +193,11 @@ class Evidence:
         objective = self.meant.objective if objective is None else objective
         return replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)[self.mask]
 
+    def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
+        """Return the gradient that a derivative by one piece's one output gives."""
+        piece = self.update.pieces[i]
+        return self.meant.replay.pulled(piece, [derivative], training=self.meant.modes.of(piece))[self.mask]
+
     def _one(self, i: int, entry: int) -> np.ndarray:
         """Return the gradient of one term of one row: the entry is its index in (terms, rows), flat."""
         if not self.weights[i].flat[entry]:

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from wholestep.audit.by_row import derivative, on_a_row
+from wholestep.audit.at_outputs import AtOutputs, narrowed, searched
+from wholestep.audit.by_row import NUM_SOLVED, derivative, on_a_row
 from wholestep.audit.changes import clipped
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.explain import Explanation, Search
@@ -114,21 +115,36 @@ def _without(update: Update, left_out: set[int]) -> Update:
 
 
 def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Explanation], str]:
-    """Return (explanations, the likeliest first; by which clip the gradients differ, if by that alone)."""
-    search, fitting = Search(meant, chosen), list[Explanation]()
+    """Return (explanations, the likeliest first; by which clip the gradients differ, if by that alone).
+
+    A fault in the loss is searched for at the outputs; in a small model, or else, in the gradients.
+    """
+    at_outputs = narrowed(chosen)
+    fitting, how = ([], "") if at_outputs is None else _searched(meant, chosen, everything, at_outputs)
+    if not fitting and not how and (at_outputs is None or len(chosen[0].handed) <= NUM_SOLVED):
+        fitting, how = _searched(meant, chosen, everything)
+    if meant.replay.is_half:  # where more than one may fit by chance
+        return sorted(fitting, key=lambda each: (round(2 * each.cost) / 2, each.apart)), how
+    return sorted(fitting, key=lambda each: round(each.cost, 3)), how
+
+
+def _searched(
+    meant: Meant, chosen: list[Evidence], everything: list[Evidence], at_outputs: list[AtOutputs] | None = None
+) -> tuple[list[Explanation], str]:
+    """Return the same of one search, by its stages."""
+    search, fitting = Search(meant, chosen if at_outputs is None else list(at_outputs)), list[Explanation]()
     without = max(e.without for e in chosen)
     for i, (attempt, enough) in enumerate(search.stages()):
         attempt()
-        fitting = [each for each in search.found if meant.replay.tolerance.shows(without, each.apart)]
+        found = search.found if at_outputs is None else searched(search, at_outputs)
+        fitting = [each for each in found if meant.replay.tolerance.shows(without, each.apart)]
         if any(each.cost <= enough for each in fitting):
             break
         if i == 0 and (clip := clipped(everything))[0]:
             error = Error("the gradient", f"is clipped {clip[0]}, scaled as the loss is", ("clip before unscale",))
             explanation = Explanation((error,), 1.0, clip[1], [None for _ in chosen])
             return ([explanation], "") if meant.is_scaled else ([], clip[0])
-    if meant.replay.is_half:  # where more than one may fit by chance
-        return sorted(fitting, key=lambda each: (round(2 * each.cost) / 2, each.apart)), ""
-    return sorted(fitting, key=lambda each: round(each.cost, 3)), ""
+    return fitting, ""
 
 
 def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]:

@@ -1,0 +1,120 @@
+"""Updates whose gradient is that of the loop's loss by the outputs: their fault is in the loss, and is searched there.
+
+Derivatives by the outputs take the place of gradients, so that no form of a loss needs a backward pass.
+"""
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.explain import Explanation, Search
+from wholestep.audit.meaning import LossObjective, is_masked
+from wholestep.audit.ratios import least
+from wholestep.audit.windows import Piece
+from wholestep.model import Objective
+from wholestep.tree import Tree
+
+
+class AtOutputs(Evidence):
+    """An update as derivatives by the outputs of all its pieces, one after the other.
+
+    Args:
+        of: the same update as gradients.
+        factors: by which the pieces' derivatives count in its gradient.
+    """
+
+    def __init__(self, of: Evidence, factors: np.ndarray):
+        vars(self).update({name: value for name, value in vars(of).items() if name not in _MADE})
+        self.of, self.before, self.scale = of, None, 0.0
+        self._starts = np.cumsum([0, *(p.called.outputs[0].size for p in self.update.pieces)])
+        self.mask = np.ones(int(self._starts[-1]), bool)
+        own = (factor * taken(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
+        self.handed = np.concatenate([np.ravel(each) for each in own])
+        self.norm = float(np.linalg.norm(self.handed))
+
+    @cached_property
+    def penalty(self) -> np.ndarray:
+        """Zeros: the model's own losses are no function of the outputs."""
+        return np.zeros_like(self.handed)
+
+    @cached_property
+    def _meant(self) -> list[np.ndarray]:
+        """The derivatives of the loss that was meant, by piece."""
+        return [self._derived(piece, self.meant.objective, self._batch(piece)) for piece in self.update.pieces]
+
+    def gradient(
+        self,
+        i: int,
+        factors: np.ndarray,
+        objective: Objective | None = None,
+        *,
+        penalty: float = 0.0,
+        batch: Tree = None,
+    ) -> np.ndarray:
+        """Return the derivative of one piece, with a factor for each row; by default of the meant objective."""
+        piece = self.update.pieces[i]
+        is_meant = objective is None and batch is None
+        batch = self._batch(piece) if batch is None else batch
+        made = self._meant[i] if is_meant else self._derived(piece, objective or self.meant.objective, batch)
+        return self.pulled(i, made * np.reshape(factors, (-1, *(1 for _ in made.shape[1:]))))
+
+    def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
+        """Return the derivative by one piece's outputs as one by all outputs."""
+        found = np.zeros_like(self.handed)
+        found[self._starts[i] : self._starts[i + 1]] = np.ravel(derivative)
+        return found
+
+    def cut(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Return no parameters."""
+        return {}
+
+    def back(self, made: np.ndarray) -> np.ndarray:
+        """Return derivatives by the outputs as a gradient of the parameters, with that of the model's own losses."""
+        parts = np.split(made, self._starts[1:-1])
+        shaped = [part.reshape(p.called.outputs[0].shape) for part, p in zip(parts, self.update.pieces, strict=True)]
+        return sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty)
+
+    def _batch(self, piece: Piece) -> Tree:
+        return self.meant.replay.batch(piece)
+
+    def _derived(self, piece: Piece, objective: Objective, batch: Tree) -> np.ndarray:
+        _, labels, *weight = batch
+        return self.meant.replay.derivative(objective, piece.called.outputs[0], labels, *weight)
+
+
+_MADE = "penalty", "reference", "rows"  # which an evidence computes once
+
+
+def taken(piece: Piece) -> np.ndarray:
+    """Return the derivative of the loop's loss by a piece's one output."""
+    return np.asarray(piece.called.derivatives[0][-1], "float64")
+
+
+def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
+    """Return the updates by their outputs; None unless their gradients are the derivatives' of the loop's loss."""
+    meant, loss = chosen[0].meant, getattr(chosen[0].meant.objective, "loss", None)
+    is_plain = isinstance(meant.objective, LossObjective) and not getattr(loss, "is_coupled", False)
+    pieces = [piece for e in chosen for piece in e.update.pieces]
+    has_one = all(set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces)
+    if not is_plain or not has_one or is_masked(meant.replay.model) or meant.replay.is_observing:
+        return None
+    found = []
+    for e in chosen:
+        parts = [e.pulled(i, taken(piece)) for i, piece in enumerate(e.update.pieces)]
+        factors = least(parts, e.handed - e.penalty)[0]
+        if e.apart(factors @ np.stack(parts) + e.penalty) > meant.replay.tolerance.fits:
+            return None
+        found.append(AtOutputs(e, factors))
+    return found
+
+
+def searched(search: Search, found: list[AtOutputs]) -> list[Explanation]:
+    """Return the explanations of a search at the outputs that make the gradients too."""
+    explanations = []
+    for each in search.found:
+        made = [None if one is None else e.back(one) for e, one in zip(found, each.made, strict=True)]
+        apart = max(e.of.apart(one) for e, one in zip(found, made, strict=True) if one is not None)
+        explanations += [replace(each, made=made, apart=apart)] * (apart <= search.fits)
+    return explanations
