@@ -214,13 +214,15 @@ def _of_loss(meaning: Meaning) -> Iterator[str]:
     """Yield the first note on a derivative of other labels, along another axis, or of rows that count otherwise."""
     x, y, *_ = meaning.data
     derived = passes(meaning.watched.log, Rows(x), 0)
+    if not derived or any(len(called.outputs) > 1 for called in meaning.watched.log.called):
+        return
     labels = meaning.labels or ({"the data": y} if meaning.has_labels else meaning.beside)
     labels = {name: each for name, each in labels.items() if isinstance(each, np.ndarray)}
     replay = Replay(meaning.watched.model, (x, y, None))
-    usual = [(loss, y) for y in labels.values() for loss in losses([derived[0].output], y)] if derived else []
+    usual = [(loss, y) for y in labels.values() for loss in losses([derived[0].output], y)]
     found = [of_other_labels(derived, *named) for named in labels.items() if len(labels) == 1]
     found += [of_other_axis(derived, y) for y in labels.values()]
-    found += [without_class(derived, *named) for named in (meaning.beside | labels).items() if derived]
+    found += [without_class(derived, *named) for named in (meaning.beside | labels).items()]
     found += [of_rows(replay, derived, loss, y) for loss, y in usual]
     yield from islice((note for notes in found for note in notes), 1)
 
