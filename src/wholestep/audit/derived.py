@@ -145,7 +145,7 @@ def of_rows(replay: Replay, derived: list[Derived], loss: Loss, y: np.ndarray) -
     """Yield a note on the factors of the rows or places in the loss, if these are not equal."""
     factors = []
     for each in derived:
-        made = by_logits(each.output, replay.derivative(LossObjective(loss), each.output, y[each.rows]))
+        made = by_logits(each.output, replay.derivative(LossObjective(loss), each.output, y[each.rows], is_once=True))
         found = _factors(each.derivative, made, is_single=_is_single(each.output))
         if found is None:
             return
@@ -208,7 +208,7 @@ def _fitted(
     factors = []
     for each in derived:
         try:
-            made = by_logits(each.output, replay.derivative(objective, each.output, y[each.rows]))
+            made = by_logits(each.output, replay.derivative(objective, each.output, y[each.rows], is_once=True))
         except Exception:  # the loss does not take such labels
             return
         found = _factors(each.derivative, made, is_single=_is_single(each.output))

@@ -230,29 +230,46 @@ class Replay:
         return self.flat([np.asarray(grad) for grad in grads]) / self._scale
 
     def derivative(
-        self, objective: Any, outputs: np.ndarray, labels: Tree, weights: Tree = None, change: Callable | None = None
+        self,
+        objective: Any,
+        outputs: np.ndarray,
+        labels: Tree,
+        weights: Tree = None,
+        change: Callable | None = None,
+        *,
+        is_once: bool = False,
     ) -> np.ndarray:
         """Return the derivative of the sum of the rows' losses by a model's one output.
 
         Args:
             objective: a `LossObjective`.
             change: a function that the outputs go through before the loss.
+            is_once: whether the objective is used a few times only, and not worth a program.
         """
         num = len(outputs)
 
-        def lost(given: list) -> tuple:
-            return ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0]), given[0]
+        def by_loss(given: list, labels: Tree, weights: Tree) -> tuple:
+            def total(given: list) -> tuple:
+                values = ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0])
+                return values, given[0]
 
-        given, differentiate = [ops.convert_to_tensor(np.asarray(outputs, "float32"))], self.engine.ops.differentiate
+            return self.engine.ops.differentiate(total, given)
+
+        def by_change(given: list, factors: Tensor) -> tuple:
+            def total(given: list) -> tuple:
+                changed = ops.cast(change(given[0]), "float32")  # type: ignore[misc]
+                return ops.sum(changed * factors), changed
+
+            return self.engine.ops.differentiate(total, given)
+
+        # A program for each loss and one for each change, not one for each pair.
+        given = [ops.convert_to_tensor(np.asarray(outputs, "float32"))]
+        loss = by_loss if is_once else self._program(("derivative", id(objective), num), by_loss)
         if change is None:
-            return np.asarray(differentiate(lost, given)[0][0], "float64")
-        changed = ops.cast(change(given[0]), "float32")
-        factors = differentiate(lost, [changed])[0][0]
-
-        def pulled(given: list) -> tuple:
-            return ops.sum(ops.cast(change(given[0]), "float32") * factors), factors
-
-        return np.asarray(differentiate(pulled, given)[0][0], "float64")
+            return np.asarray(loss(given, labels, weights)[0][0], "float64")
+        pulled = self._program(("change", id(change)), by_change)
+        _, changed = pulled(given, ops.zeros(given[0].shape))
+        return np.asarray(pulled(given, loss([changed], labels, weights)[0][0])[0][0], "float64")
 
     def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
