@@ -255,13 +255,13 @@ class Hooks:
                 return apply(optimizer, grads, given)
             self._optimizers.append(optimizer)
             self._note_clips([g for g in grads if g is not None])
-            listener.handed.clear()
-            listener.handed.update((id(g), g) for g in grads if g is not None)
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
             held = [_in_part(listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
             numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
             before = self._states(optimizer)
+            listener.handed.clear()  # so that the optimizer's own clips are none of these
             result = apply(optimizer, grads, given)
+            listener.handed.update((id(g), g) for g in grads if g is not None)
             groups = (held, *before, *self._states(optimizer), numbers)
             if self._can_record([leaf for group in groups for leaf in group]):
                 lost = [i for i, v in enumerate(params) if id(v) in handed and handed[id(v)] is None]
