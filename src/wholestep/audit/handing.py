@@ -25,8 +25,8 @@ NUM_MOVES, FEW = 5, 4  # moves that are compared with their gradient; numbers th
 NUM_ROWS = 32  # on this many rows the gradient is computed if no forward pass was seen
 
 
-def _so(told: str, names: list[str]) -> list[str]:
-    return [f"{told} These are {', '.join(names)}.".strip()] if names else []
+def _these(names: list[str]) -> str:
+    return f"These are {', '.join(names)}."
 
 
 def left_out(
@@ -48,40 +48,41 @@ def left_out(
         has_others: whether other optimizers made steps too.
     """
     whole = [step for step in steps if step.is_whole] or [u.applied for u in updates if u.applied.is_whole]
-    names = replay.names
-    if len(before) != len(names):  # the model was not built
+    names, num = replay.names, len(replay.names)
+    if len(before) != num:  # the model was not built
         before = next((p.called.params for u in updates for p in u.pieces if p.called.is_whole), [])
-    if not whole or len(before) != len(names) or any(len(step.grads) != len(names) for step in whole):
+    if not whole or len(before) != num or any(len(step.grads) != num for step in whole):
         return
-    missing = [i for i in range(len(names)) if not any(s.grads[i] is not None and np.any(s.grads[i]) for s in whole)]
+
+    def so(told: str, chosen: list[int]) -> list[str]:
+        return [f"{told} {_these([names[i] for i in chosen])}"] if chosen else []
+
+    missing = [i for i in range(num) if not any(s.grads[i] is not None and np.any(s.grads[i]) for s in whole)]
+    bare = [i for i in missing if all(step.grads[i] is None for step in whole)]
     # In half precision a small gradient is zero.
     zero = [i for i in missing if all(s.grads[i] is not None for s in whole) and not replay.is_half]
-    if len(missing) == len(names):
-        yield from map(Likely, _so(_FLAT, [names[i] for i in zero]))
+    if len(missing) == num:
+        yield from map(Likely, so(_FLAT, zero))
         return
+    moving = _moving(replay, updates, before, is_known=len(whole) == len(steps) or not steps)
     shares = _shares(replay, objective, updates, before)
-    still = [
-        i for i in missing if not _moves(replay, updates, before, i, is_known=len(whole) == len(steps) or not steps)
-    ]
-    wrong = [i for i in still if shares is not None and shares[i] > FINE.differs]
-    bare = [i for i in missing if all(step.grads[i] is None for step in whole)]
+    wrong = [i for i in missing if i not in moving and shares[i] > FINE.differs]
     handed = [i for i in wrong if i not in bare and not replay.is_half]
-    yield from _so(_ZEROS, [names[i] for i in handed])
-    yield from _so(_FLAT, [names[i] for i in zero if i not in handed])
+    yield from so(_ZEROS, handed)
+    yield from so(_FLAT, [i for i in zero if i not in handed])
     wrong = [i for i in wrong if i in bare and (is_thawed or _is_meant(replay, steps, missing, i))]
-    if wrong and shares is not None:
-        size = float(np.sqrt(sum(shares[i] ** 2 for i in wrong)))
-        (detail,) = _so("", [names[i] for i in wrong])
+    if wrong:
         numbers = [u.number for u in updates if u.applied.is_whole]
+        size, detail = float(np.linalg.norm(shares[wrong])), _these([names[i] for i in wrong])
         yield found("variable left out", size, whole[0].line, numbers, detail)
         return
-    still = [i for i in still if i in bare]
-    if bare and 2 * len(still) >= len(names) and not has_others:
-        part = "Half" if 2 * len(still) == len(names) else "Most"
-        got = f"{len(still)} of {len(names)} variables get no gradient, {some([names[i] for i in still])}"
+    still = [names[i] for i in bare if i not in moving]
+    if bare and 2 * len(still) >= num and not has_others:
+        part = "Half" if 2 * len(still) == num else "Most"
+        got = f"{len(still)} of {num} variables get no gradient, {some(still)}"
         yield Likely(f"{part} of the model is never trained: {got}. If that is meant, set `layer.trainable = False`.")
     else:
-        yield from _so(BY_NAME["variable left out"].explanation, [names[i] for i in bare])
+        yield from so(BY_NAME["variable left out"].explanation, bare)
 
 
 def _is_meant(replay: Replay, steps: list[Applied], missing: list[int], i: int) -> bool:
@@ -107,9 +108,8 @@ def frozen(replay: Replay, objective: Objective, updates: list[Update], has_othe
     most = 0
     for i in replay.frozen():
         moved = [(a, b) for a, b in pairwise(pieces) if not same(a.called.buffers[i], b.called.buffers[i])]
-        if len(moved) < 2 or _cosine(replay, objective, i, moved[0]) <= _AGAINST:
-            continue
-        if all(_cosine(replay, objective, i, pair) > 0 for pair in moved[1:NUM_MOVES]):
+        cosines = (_cosine(replay, objective, i, pair) for pair in moved[:NUM_MOVES])
+        if len(moved) > 1 and next(cosines) > _AGAINST and all(cosine > 0 for cosine in cosines):
             old, new = (np.asarray(piece.called.buffers[i], "float64") for piece in moved[0])
             size = float(np.linalg.norm(new - old))
             names.append(replay.names_of_others[i])
@@ -117,11 +117,10 @@ def frozen(replay: Replay, objective: Objective, updates: list[Update], has_othe
             numbers |= {u.number for u in updates for a, _ in moved if any(a is piece for piece in u.pieces)}
             most = max(most, new.size)
     if names and (has_others or most <= FEW):
-        yield from _so(f"{BY_NAME['frozen variable trained'].explanation} {_BY_OTHERS}", names)
+        yield f"{BY_NAME['frozen variable trained'].explanation} {_BY_OTHERS} {_these(names)}"
     elif names:
         line = next(u.applied.line for u in updates if u.number in numbers)
-        (detail,) = _so("", names)
-        yield found("frozen variable trained", max(shares), line, sorted(numbers), detail)
+        yield found("frozen variable trained", max(shares), line, sorted(numbers), _these(names))
 
 
 def _cosine(replay: Replay, objective: Objective, i: int, moved: tuple[Piece, Piece]) -> float:
@@ -132,18 +131,20 @@ def _cosine(replay: Replay, objective: Objective, i: int, moved: tuple[Piece, Pi
     return float(np.vdot(old - new, grad)) / size if size else 0.0
 
 
-def _shares(
-    replay: Replay, objective: Objective, updates: list[Update], before: list[np.ndarray]
-) -> list[float] | None:
-    """Return the length of each variable's gradient as a share of the whole; None if it cannot be computed."""
-    pieces = [piece for u in updates if u.is_known for piece in u.pieces] or [_first(replay, before)]
+def _shares(replay: Replay, objective: Objective, updates: list[Update], before: list[np.ndarray]) -> np.ndarray:
+    """Return the length of each variable's gradient as a share of the whole; NaN if it cannot be computed.
+
+    The gradient is of the sum over rows, and of the model's own losses as often.
+    """
+    piece = next((piece for u in updates if u.is_known for piece in u.pieces), None) or _first(replay, before)
     try:
-        grads = replay.parts(_gradient(replay, objective, pieces[0]))
+        batch = replay.batch(piece)
+        ones = np.ones_like(replay.terms(piece, objective, batch, training=False).weights)
+        whole = replay.gradient(piece, objective, batch, ones, training=False, penalty=len(piece.rows))
     except Exception:  # a model that does not take the data as they are
-        return None
-    sizes = [float(np.linalg.norm(grad)) for grad in grads.values()]
-    whole = float(np.linalg.norm(sizes))
-    return [size / whole for size in sizes] if 0 < whole < np.inf else None
+        whole = np.zeros_like(replay.flat([*before]))
+    sizes, size = [np.linalg.norm(part) for part in replay.parts(whole).values()], float(np.linalg.norm(whole))
+    return np.array(sizes) / size if 0 < size < np.inf else np.full(len(sizes), np.nan)
 
 
 def _first(replay: Replay, before: list[np.ndarray]) -> Piece:
@@ -153,20 +154,14 @@ def _first(replay: Replay, before: list[np.ndarray]) -> Piece:
     return Piece(Called(0, inputs, [], before, now.buffers if now else [], True, None), np.arange(len(inputs[0])))
 
 
-def _gradient(replay: Replay, objective: Objective, piece: Piece) -> np.ndarray:
-    """Return the gradient of the sum over rows, and of the model's own losses as often."""
-    batch = replay.batch(piece)
-    weights = replay.terms(piece, objective, batch, training=False).weights
-    return replay.gradient(piece, objective, batch, np.ones_like(weights), training=False, penalty=len(piece.rows))
+def _moving(replay: Replay, updates: list[Update], before: list[np.ndarray], *, is_known: bool) -> set[int]:
+    """Return the variables that move, perhaps by something else.
 
-
-def _moves(replay: Replay, updates: list[Update], before: list[np.ndarray], i: int, *, is_known: bool) -> bool:
-    """Whether a variable moves by something else.
-
-    It may, if not all steps are known and no weight has moved in the end.
+    All may, if not all steps are known and no weight has moved in the end.
     """
     now = replay.values()
-    values = before if now is None else now.params
-    is_shown = is_known or any(not same(a, b) for a, b in zip(before, values, strict=True))
-    later = [piece.called.params[i] for u in updates for piece in u.pieces if piece.called.is_whole]
-    return not is_shown or any(not same(before[i], value) for value in (values[i], *later))
+    last = before if now is None else now.params
+    if not is_known and all(same(a, b) for a, b in zip(before, last, strict=True)):
+        return set(range(len(before)))
+    states = [last, *(piece.called.params for u in updates for piece in u.pieces if piece.called.is_whole)]
+    return {i for i, value in enumerate(before) if not all(same(value, state[i]) for state in states)}

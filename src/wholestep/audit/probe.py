@@ -2,9 +2,9 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,15 +18,6 @@ from wholestep.audit.source import own_fault
 from wholestep.audit.stop import COMMAND, Enough, Limit, over
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
-
-_STAGES = ("gradient",)  # that a probe judges: its rows are others, and so is their order
-
-
-class Probe(NamedTuple):
-    """Rows to call a loop with, and their description."""
-
-    name: str
-    data: tuple
 
 
 def call(
@@ -45,17 +36,20 @@ def call(
     if not model.built:
         must, attempt = "The model must be built, for its weights to be restored.", "model.build(shape) before."
         raise SpecificationError(message(must, "a model that is not built", attempt))
-    with _given_back(model, optimizer) as give_back:
+    give_back = _giver(model, optimizer)
+    try:
         report, log = _run(audit, train, model, data, num_updates)
-        for probe in _probes(data, log):
+        for name, rows in _probes(data, log):
             give_back()
             try:
-                other, _ = _run(audit, train, model, probe.data, num_updates)
+                other, _ = _run(audit, train, model, rows, num_updates)
             except Exception as error:
                 told = f"the loop ends with an error, {type(error).__name__}: {error}"
-                report.notes.append(f"On {probe.name} {own_fault(error) or told}")
-                continue
-            _learn(report, other, probe.name)
+                report.notes.append(f"On {name} {own_fault(error) or told}")
+            else:
+                _learn(report, other, name)
+    finally:
+        give_back()
     if (command := COMMAND.get()) is not None:
         command.adopt(report, log)
     return report
@@ -78,9 +72,8 @@ def _run(audit: Callable, train: Callable, model: keras.Model, data: Tree, num_u
     return limit.reports[0]
 
 
-@contextmanager
-def _given_back(model: keras.Model, optimizer: keras.optimizers.Optimizer | None) -> Iterator[Callable[[], None]]:
-    """Yield a function that restores model and optimizers, and call it at the end, also after an error."""
+def _giver(model: keras.Model, optimizer: keras.optimizers.Optimizer | None) -> Callable[[], None]:
+    """Return a function that restores model and optimizers as they are now."""
     optimizers = [o for o in (getattr(model, "optimizer", None), optimizer) if o is not None]
     built = [o for o in optimizers if o.built]
     variables = [*model.variables, *(v for o in built for v in o.variables)]
@@ -96,14 +89,11 @@ def _given_back(model: keras.Model, optimizer: keras.optimizers.Optimizer | None
                 vars(each).clear()
                 vars(each).update(vars(fresh))
 
-    try:
-        yield give_back
-    finally:
-        give_back()
+    return give_back
 
 
-def _probes(data: Tree, log: Log) -> Iterator[Probe]:
-    """Yield an odd number of rows, of which the last batches are short, and uneven weights with a zero among them."""
+def _probes(data: Tree, log: Log) -> Iterator[tuple[str, tuple]]:
+    """Yield (in words, data): an odd number of rows, with short last batches; uneven weights with a zero among them."""
     num = len(tree.leaves(tuple(data))[0])
     sizes = [len(c.inputs[0]) for c in log.called if c.inputs and c.inputs[0].ndim and c.differentiated is not False]
     if not sizes or not log.applied or num < 3:
@@ -113,7 +103,7 @@ def _probes(data: Tree, log: Log) -> Iterator[Probe]:
     few = 2 * window + (piece if window > piece else 0) + max(1, piece // 2)
     odd = next((n for n in (few | 1, num - 1 + num % 2, num - 3 + num % 2) if 2 < n <= num and n % piece), 0)
     if odd:
-        yield Probe(f"{odd} rows", tree.map_leaves(lambda leaf: np.asarray(leaf)[:odd], tuple(data)))
+        yield f"{odd} rows", tree.map_leaves(lambda leaf: np.asarray(leaf)[:odd], tuple(data))
     if len(data) == 3 and data[2] is not None:
         draw = np.random.default_rng(0)
 
@@ -122,30 +112,33 @@ def _probes(data: Tree, log: Log) -> Iterator[Probe]:
             weights[0] = 0
             return weights
 
-        yield Probe("other sample weights", (data[0], data[1], tree.map_leaves(uneven, data[2])))
+        yield "other sample weights", (data[0], data[1], tree.map_leaves(uneven, data[2]))
 
 
 def _learn(report: Report, other: Report, name: str) -> None:
     """Settle twins of causes by another report, of the same loop on other rows."""
-    theirs = [(cause, {cause.name, *cause.twins}) for cause in other.causes if cause.stage in _STAGES]
+    theirs = [cause for cause in other.causes if cause.stage == "gradient"]  # of rows in another order
     for i, cause in enumerate(report.causes):
-        own = {cause.name, *cause.twins}
-        both = [(their, own & names) for their, names in theirs if own & names]
+        both = [(their, names) for their in theirs if (names := _names(cause) & _names(their))]
         if cause.twins and both:
             report.causes[i] = _settled(cause, *both[0], name)
-    known = {each for cause in report.causes for each in (cause.name, *cause.twins)}
-    for cause, names in theirs:
-        if not names & known:
+    known = set[str]().union(*map(_names, report.causes))
+    for cause in theirs:
+        if not _names(cause) & known:
             told = f"On {name}, and not on the data themselves: {cause.name}. {cause.explanation}"
             report.notes.append(f"{told} Change: {cause.fix}")
+
+
+def _names(cause: Found) -> set[str]:
+    return {cause.name, *cause.twins}
 
 
 def _settled(cause: Found, other: Found, names: set[str], probe: str) -> Found:
     """Return a cause by a name that it shares with the fault on other rows."""
     first = cause.name if cause.name in names else min(names)
-    twins, gone = sorted(names - {first}), sorted({cause.name, *cause.twins} - names)
+    twins, gone = sorted(names - {first}), sorted(_names(cause) - names)
     detail = f"A call on {probe} tells it from: {', '.join(gone)}." if gone else cause.detail
     detail += f" These updates cannot tell it from: {', '.join(twins)}." if gone and twins else ""
-    explanation = cause.explanation if first == cause.name else other.explanation
+    of = cause if first == cause.name else other
     fix = BY_NAME[first].fix
-    return replace(cause, name=first, explanation=explanation, fix=fix, detail=detail, twins=tuple(twins))
+    return replace(cause, name=first, explanation=of.explanation, fix=fix, detail=detail, twins=tuple(twins))

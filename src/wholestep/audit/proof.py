@@ -9,7 +9,6 @@ from wholestep.audit.found import Number, Proof, of_values
 from wholestep.audit.measure import NUM_PLACES, distance
 
 HIDDEN = 0.05  # a step that is closer to another, relative to its length, hardly differs
-Grads = list[np.ndarray | None]
 
 
 def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
@@ -18,29 +17,23 @@ def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
     Args:
         changed: the gradient of the reference with the fault, as `Evidence` has gradients; None if there is none.
     """
-    columns = e.handed, e.reference, np.full_like(e.handed, np.nan) if changed is None else changed
+    columns = [e.handed, e.reference, np.full_like(e.handed, np.nan) if changed is None else changed]
     lines = [Number("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
     lines.append(Number("loss of the update", np.nan, _loss(e), np.nan))
-    where = f"update {e.update.number}"
-    parameters = tuple(by_parameter(e, changed))
+    where, named, step = f"update {e.update.number}", "gradient of {}", float("nan")
     chain = [e]  # the reference's slots hold its own gradients of the updates before
     while chain[0].before is not None:
         chain.insert(0, chain[0].before)
-    weights = [_weights([(one, one.reference) for one in chain]), _weights([(e, columns[2])])]
-    step = float("nan")
-    if weights[0] is not None:
-        applied = e.update.applied
-        own, meant = (
-            [b - a for a, b in zip(applied.params, each, strict=True)] for each in (applied.params_after, weights[0])
-        )
-        step = distance(own, meant)
-    if weights[0] is None or step < HIDDEN:
-        proof = of_values(where, lambda i: f"gradient of {_name(e, i)}", columns)
-        return Proof(where, (*lines, *proof.lines), step, parameters)
-    after, flat = e.update.applied.params_after, e.meant.replay.flat
-    values = [columns[2] * np.nan if each is None else flat(list(each))[e.mask] for each in (after, *weights)]
-    proof = of_values(where, lambda i: f"{_name(e, i)} afterwards", values)
-    return Proof(where, (*lines, *proof.lines), step, parameters)
+    before, after = e.update.applied.params, e.update.applied.params_after
+    meant, wrong = _weights([(one, one.reference) for one in chain]), _weights([(e, columns[2])])
+    if meant is not None:
+        own, should = ([b - a for a, b in zip(before, each, strict=True)] for each in (after, meant))
+        step = distance(own, should)
+        if step >= HIDDEN:
+            named, flat = "{} afterwards", e.meant.replay.flat
+            columns = [columns[2] * np.nan if each is None else flat([*each])[e.mask] for each in (after, meant, wrong)]
+    proof = of_values(where, lambda i: named.format(_name(e, i)), columns)
+    return Proof(where, (*lines, *proof.lines), step, tuple(by_parameter(e, changed)))
 
 
 def by_parameter(e: Evidence, changed: np.ndarray | None) -> Iterator[tuple[str, float, float]]:
@@ -62,7 +55,7 @@ def _weights(steps: list[tuple[Evidence, np.ndarray]]) -> list[np.ndarray] | Non
     return meant.replay.stepped(meant.optimizer, [(e.update.applied, _as_grads(e, g)) for e, g in steps])
 
 
-def _as_grads(e: Evidence, gradient: np.ndarray) -> Grads:
+def _as_grads(e: Evidence, gradient: np.ndarray) -> list[np.ndarray | None]:
     full = np.zeros(len(e.mask))
     full[e.mask] = gradient
     triples = zip(e.meant.replay.parts(full).values(), e.update.applied.params, e.update.applied.grads, strict=True)
@@ -72,13 +65,10 @@ def _as_grads(e: Evidence, gradient: np.ndarray) -> Grads:
 def _name(e: Evidence, i: int) -> str:
     """Return the name of the i-th number of such a vector, as `dense/kernel[2, 0]`."""
     replay = e.meant.replay
-    places = [
-        np.arange(size, dtype="float64").reshape(shape) for size, shape in zip(replay.sizes, replay.shapes, strict=True)
-    ]
-    owners = [np.full(shape, j, "float64") for j, shape in enumerate(replay.shapes)]
-    place, owner = (int(replay.flat(list(each))[e.mask][i]) for each in (places, owners))
-    shape = replay.shapes[owner]
-    inside = ", ".join(str(int(n)) for n in np.unravel_index(place, shape)) if shape else ""
+    owners = [np.full(size, j) for j, size in enumerate(replay.sizes)]
+    places = [np.arange(size) for size in replay.sizes]
+    owner, place = (int(replay.flat([*each])[e.mask][i]) for each in (owners, places))
+    inside = ", ".join(map(str, np.unravel_index(place, replay.shapes[owner])))
     return f"{replay.names[owner]}[{inside}]"
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.audit.found import Found, Likely, Proof, some
+from wholestep.audit.found import Found, Likely, Proof, many, some
 from wholestep.audit.judge import Case, Verdict
-from wholestep.audit.pictures import Picture, assert_drawable, can_draw, pictures, views
-from wholestep.audit.printed import as_numbers
+from wholestep.audit.pictures import Picture, assert_drawable, can_draw, pictures
 from wholestep.audit.proof import HIDDEN
 from wholestep.audit.replay import engine
 from wholestep.audit.source import OWN_TRAINER
@@ -79,14 +78,10 @@ class Report:
         return self._judged().has_seen
 
     @property
-    def has_loss(self) -> bool:
-        """Whether the loss that is meant is known, or can be supposed; else `wholestep audit` judges no gradient."""
-        return self._judged().has_loss
-
-    @property
-    def first_line(self) -> str:
-        """The report in a line: a cause; a note that is very likely the fault; or the stages that were judged."""
-        return first(self._judged())
+    def is_judged(self) -> bool:
+        """Whether the gradients of updates were judged."""
+        verdict = self._judged()
+        return verdict.has_seen and verdict.has_loss and not verdict.unjudged
 
     @property
     def has_likely(self) -> bool:
@@ -94,9 +89,21 @@ class Report:
         return any(isinstance(note, Likely) for note in self.notes)
 
     @property
-    def is_judged(self) -> bool:
-        """Whether the gradients of updates were judged."""
-        return self.has_seen and self.has_loss and not self._judged().unjudged
+    def first_line(self) -> str:
+        """The report in a line: a cause; a note that is very likely the fault; or the stages that were judged."""
+        verdict = self._judged()
+        if verdict.causes:
+            cause = verdict.causes[0]
+            name = cause.name if cause.is_known else f"not known, but in the stage: {cause.stage}"
+            return f"{name[0].upper()}{name[1:]}. {cause.explanation}"
+        if self.has_likely:
+            return next(note for note in verdict.notes if isinstance(note, Likely))
+        if not verdict.has_seen or verdict.seen is None:
+            is_own = OWN_TRAINER in verdict.unseen
+            return f"{OWN_TRAINER}." if is_own else "Nothing can be said: no update on rows of the data was seen."
+        num, judged = many(len(verdict.seen.updates), "update"), ", ".join(verdict.judged)
+        unjudged = f"Not judged: {verdict.unjudged}. " if verdict.unjudged else ""
+        return f"{unjudged}Nothing found in {num}: {judged} were judged."
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.
@@ -105,7 +112,7 @@ class Report:
             SpecificationError: these are no numbers.
         """
         try:
-            numbers = as_numbers(loss)
+            numbers = np.ravel(np.asarray(loss, "float64")).tolist()
         except (TypeError, ValueError) as error:
             must = "loss must be a number, or one for each pass over the data."
             raise SpecificationError(message(must, type(loss).__name__, "report.printed(loss=[0.7, 0.5]).")) from error
@@ -137,12 +144,10 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return the report as data: dicts, lists, strings, numbers and None, as docs/audit.md lists them."""
         verdict = self._judged()
-        causes = []
-        for cause in verdict.causes:
-            line = cause.line and {"file": cause.line.file, "number": cause.line.number, "text": cause.line.text}
-            causes.append(asdict(cause) | {"line": line})
+        lines = [cause.line and cause.line._asdict() | {"text": cause.line.text} for cause in verdict.causes]
+        causes = [asdict(cause) | {"line": line} for cause, line in zip(verdict.causes, lines, strict=True)]
         facts = {name: getattr(verdict, name) for name in ("has_seen", "has_loss", "judged", "looked_at")}
-        facts |= {"engine": engine(), "first_line": first(verdict), "causes": causes}
+        facts |= {"engine": engine(), "first_line": self.first_line, "causes": causes}
         return _plain(facts | {"notes": verdict.notes, "unseen": verdict.unseen, "taken": self.taken})
 
     def html(self, path: str | os.PathLike[str]) -> None:
@@ -152,7 +157,10 @@ class Report:
             SpecificationError: matplotlib is not installed, or the audit is not over.
         """
         assert_drawable()
-        Path(path).write_text(page(self._html()), encoding="utf-8")
+        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        head += "<title>Audit of a training loop</title>"
+        page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{self._html()}</body></html>\n'
+        Path(path).write_text(page, encoding="utf-8")
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook; without pictures if matplotlib is not installed."""
@@ -161,9 +169,19 @@ class Report:
     def _html(self) -> str:
         verdict = self._judged()
         assert self._case is not None
-        drawn = pictures(views(self._case, verdict)) if can_draw() and verdict.has_seen else []
+        parts = [f"<style>{_STYLE}</style>", f"<h1>{escape(self.first_line)}</h1>"]
+        parts += [_cause(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
+        parts += map(_picture, pictures(self._case, verdict) if can_draw() and verdict.has_seen else [])
+        for title, lines in self._lists():
+            parts.append(f"<h2>{title}</h2><ul>{''.join(f'<li>{_words(line)}</li>' for line in lines)}</ul>")
         missing = "" if can_draw() else " The pictures need matplotlib: pip install 'wholestep[demo]'."
-        return as_html(verdict, self.taken, self._looked_at() + missing, drawn)
+        parts.append(f"<footer><p>{escape(self._looked_at() + missing)}</p></footer>")
+        return f'<div class="ws-audit">{"".join(parts)}</div>'
+
+    def _lists(self) -> list[tuple[str, list[str]]]:
+        """Return the lists of the report that are not empty, with their titles."""
+        every = ("Taken as meant", self.taken), ("Notes", self.notes), ("Not looked at", self.unseen)
+        return [(title, lines) for title, lines in every if lines]
 
     def _looked_at(self) -> str:
         return f"Looked at {self._judged().looked_at}, on {engine()}."
@@ -171,13 +189,10 @@ class Report:
     def __str__(self) -> str:
         if self._case is None:
             return "The audit is not over: read its report after the `with`."
-        verdict = self._judged()
-        parts = [first(verdict)]
-        parts += [told(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
-        for title, lines in lists(verdict, self.taken):
-            parts.append("\n".join([f"{title}:", *(f"  - {line}" for line in lines)]))
-        parts.append(self._looked_at())
-        return "\n\n".join(parts)
+        parts = [self.first_line]
+        parts += [told(i, cause) for i, cause in enumerate(self.causes, start=1)]
+        parts += ["\n".join([f"{title}:", *(f"  - {line}" for line in lines)]) for title, lines in self._lists()]
+        return "\n\n".join([*parts, self._looked_at()])
 
     __repr__ = __str__
 
@@ -191,28 +206,15 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def first(verdict: Verdict) -> str:
-    """Return the first line: a cause; a note that is very likely the fault; or the stages that were judged."""
-    if verdict.causes:
-        cause = verdict.causes[0]
-        name = cause.name if cause.is_known else f"not known, but in the stage: {cause.stage}"
-        return f"{name[0].upper()}{name[1:]}. {cause.explanation}"
-    if likely := [note for note in verdict.notes if isinstance(note, Likely)]:
-        return likely[0]
-    if not verdict.has_seen:
-        own = [f"{OWN_TRAINER}."] if OWN_TRAINER in verdict.unseen else []
-        return own[0] if own else "Nothing can be said: no update on rows of the data was seen."
-    num = len(verdict.seen.updates) if verdict.seen is not None else 0
-    found = f"othing found in {num} update{'s' * (num != 1)}: {', '.join(verdict.judged)} were judged."
-    return f"Not judged: {verdict.unjudged}. N{found}" if verdict.unjudged else f"N{found}"
-
-
 def told(number: int, cause: Found) -> str:
     """Return the text of one cause."""
     lines = [f"{number}. {cause.stage}: {cause.name}"]
     lines += [f"   {line}" for line in sentences(number, cause)]
     if cause.proof is not None:
-        lines += ["", *(f"   {line}".rstrip() for line in table(cause.proof)), ""]
+        rows = table(cause.proof)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        padded = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+        lines += ["", *(f"   {line}".rstrip() for line in padded), ""]
     lines.append(f"   {apart(cause)}")
     lines += [f"   {name}: {value}" for name, value in facts(cause)]
     return "\n".join(lines)
@@ -223,10 +225,14 @@ def sentences(number: int, cause: Found) -> list[str]:
     return [line for line in (cause.explanation if number > 1 else "", cause.detail) if line]
 
 
-def lists(verdict: Verdict, taken: list[str]) -> list[tuple[str, list[str]]]:
-    """Return the lists of a report that are not empty, with their titles."""
-    every = ("Taken as meant", taken), ("Notes", verdict.notes), ("Not looked at", verdict.unseen)
-    return [(title, lines) for title, lines in every if lines]
+def table(proof: Proof) -> list[tuple[str, ...]]:
+    """Return the numbers of a proof as rows of three columns, after their names; "-" for NaN."""
+    rows: list[tuple[str, ...]] = [(f"{proof.where}:", "yours", "reference", WITH_FAULT)]
+    for line in proof.lines:
+        numbers = line.yours, line.reference, line.changed
+        rows.append((line.what, *("-" if math.isnan(number) else f"{number:.6g}" for number in numbers)))
+    has_fault = not all(math.isnan(line.changed) for line in proof.lines)
+    return rows if has_fault else [row[:3] for row in rows]
 
 
 def apart(cause: Found) -> str:
@@ -241,75 +247,32 @@ def facts(cause: Found) -> Iterator[tuple[str, str]]:
     if cause.line is not None:
         yield "your code", str(cause.line)
     yield "fix", cause.fix
-    if cause.proof is not None and (effect := _effect(cause, cause.proof)):
-        yield "effect on the weights", effect
-
-
-def _effect(cause: Found, proof: Proof) -> str:
-    if math.isnan(proof.step):
-        return ""
-    size = f"the step of {proof.where} is off by {proof.step:.2g} of its length"
+    proof = cause.proof
+    if proof is None or math.isnan(proof.step):
+        return
     if proof.step < HIDDEN < cause.without:
         why = "the optimizer divides the gradient by its own size, which hides a factor on it"
-        return f"hardly any in {proof.where} ({proof.step:.2g} of the step's length): {why}"
-    return size
-
-
-def table(proof: Proof) -> list[str]:
-    """Return the numbers of a proof in three columns."""
-    rows: list[tuple[str, ...]] = [(f"{proof.where}:", "yours", "reference", WITH_FAULT)]
-    rows += [(line.what, *map(number_of, (line.yours, line.reference, line.changed))) for line in proof.lines]
-    if all(math.isnan(line.changed) for line in proof.lines):
-        rows = [row[:3] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-
-
-def number_of(value: float) -> str:
-    """Return a number of a proof in words; "-" for NaN."""
-    return "-" if math.isnan(value) else f"{value:.6g}"
-
-
-def page(body: str) -> str:
-    """Return a full page around the report."""
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    title = "<title>Audit of a training loop</title>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}{title}</head>\n<body>{body}</body></html>\n'
-
-
-def as_html(verdict: Verdict, taken: list[str], footer: str, drawn: Iterable[Picture]) -> str:
-    """Return the report as a part of a page.
-
-    Args:
-        taken: the assumptions of the audit.
-    """
-    parts = [f"<style>{_STYLE}</style>", f"<h1>{escape(first(verdict))}</h1>"]
-    parts += [_cause(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
-    parts += [_picture(picture) for picture in drawn]
-    for title, lines in lists(verdict, taken):
-        parts.append(f"<h2>{title}</h2><ul>{''.join(f'<li>{_words(line)}</li>' for line in lines)}</ul>")
-    parts.append(f"<footer><p>{escape(footer)}</p></footer>")
-    return f'<div class="ws-audit">{"".join(parts)}</div>'
+        yield "effect on the weights", f"hardly any in {proof.where} ({proof.step:.2g} of the step's length): {why}"
+    else:
+        yield "effect on the weights", f"the step of {proof.where} is off by {proof.step:.2g} of its length"
 
 
 def _cause(number: int, cause: Found) -> str:
     parts = [f"<h2>{number}. {escape(cause.stage)}: {escape(cause.name)}</h2>"]
     parts += [f"<p>{_words(each)}</p>" for each in sentences(number, cause)]
     if cause.proof is not None:
-        columns = ["yours", "reference", *([WITH_FAULT] if cause.is_known else [])]
-        head = "".join(f"<th>{name}</th>" for name in [escape(cause.proof.where), *columns])
-        rows = []
-        for line in cause.proof.lines:
-            cells = [line.what, *map(number_of, (line.yours, line.reference, line.changed))][: len(columns) + 1]
-            rows.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
-    parts.append(f"<p>{escape(apart(cause)).capitalize()}.</p>")
-    rest = "".join(f"<dt>{escape(name)}</dt><dd>{_fact(name, value)}</dd>" for name, value in facts(cause))
-    return f"{''.join(parts)}<dl>{rest}</dl>"
+        head, *rows = table(cause.proof)
+        body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+        parts.append(f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>")
+    parts.append(f"<p>{escape(apart(cause)).capitalize()}.</p><dl>")
+    for name, value in facts(cause):
+        shown = f"<code>{escape(value)}</code>" if name == "your code" else _words(value)
+        parts.append(f"<dt>{escape(name)}</dt><dd>{shown}</dd>")
+    return f"{''.join(parts)}</dl>"
 
 
-def _fact(name: str, value: str) -> str:
-    return f"<code>{escape(value)}</code>" if name == "your code" else _words(value)
+def _cells(tag: str, texts: tuple[str, ...]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
 def _words(line: str) -> str:
@@ -320,8 +283,6 @@ def _words(line: str) -> str:
 
 def _picture(picture: Picture) -> str:
     source = f"data:image/png;base64,{b64encode(picture.png).decode()}"
-    caption = escape(picture.caption)
-    return (
-        f'<h2>{escape(picture.title)}</h2><figure><img alt="{escape(picture.title)}. {caption}" src="{source}">'
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
+    title, caption = escape(picture.title), escape(picture.caption)
+    image = f'<img alt="{title}. {caption}" src="{source}">'
+    return f"<h2>{title}</h2><figure>{image}<figcaption>{caption}</figcaption></figure>"
