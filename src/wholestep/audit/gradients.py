@@ -8,6 +8,7 @@ import numpy as np
 from wholestep.audit.at_outputs import AtOutputs, narrowed, searched
 from wholestep.audit.by_row import NUM_SOLVED, derivative, on_a_row
 from wholestep.audit.changes import clipped
+from wholestep.audit.coefficients import RAW
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.explain import Explanation, Search
 from wholestep.audit.forms import Error
@@ -117,12 +118,14 @@ def _without(update: Update, left_out: set[int]) -> Update:
 def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Explanation], str]:
     """Return (explanations, the likeliest first; by which clip the gradients differ, if by that alone).
 
-    A fault in the loss is searched for at the outputs; in a small model, or else, in the gradients.
+    A fault in the loss is searched for at the outputs; if no words are found there, in a small model's gradients too.
     """
     at_outputs = narrowed(chosen)
     fitting, how = ([], "") if at_outputs is None else _searched(meant, chosen, everything, at_outputs)
-    if not fitting and not how and (at_outputs is None or len(chosen[0].handed) <= NUM_SOLVED):
-        fitting, how = _searched(meant, chosen, everything)
+    is_in_words = how or any(each.cost < RAW for each in fitting)
+    if not is_in_words and (at_outputs is None or len(chosen[0].handed) <= NUM_SOLVED):
+        more, how = _searched(meant, chosen, everything)
+        fitting += more
     if meant.replay.is_half:  # where more than one may fit by chance
         return sorted(fitting, key=lambda each: (round(2 * each.cost) / 2, each.apart)), how
     return sorted(fitting, key=lambda each: round(each.cost, 3)), how
