@@ -3,18 +3,18 @@
 Derivatives by the outputs take the place of gradients, so that no form of a loss needs a backward pass.
 """
 
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.explain import Explanation, Search
 from wholestep.audit.meaning import LossObjective, is_masked
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import Piece
 from wholestep.model import Objective
 from wholestep.tree import Tree
+
+_MADE = "penalty", "reference", "rows"  # which an evidence computes once
 
 
 class AtOutputs(Evidence):
@@ -30,7 +30,7 @@ class AtOutputs(Evidence):
         self.of, self.before, self.scale = of, None, 0.0
         self._starts = np.cumsum([0, *(p.called.outputs[0].size for p in self.update.pieces)])
         self.mask = np.ones(int(self._starts[-1]), bool)
-        own = (factor * taken(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
+        own = (factor * _taken(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
         self.handed = np.concatenate([np.ravel(each) for each in own])
         self.norm = float(np.linalg.norm(self.handed))
 
@@ -70,11 +70,13 @@ class AtOutputs(Evidence):
         """Return no parameters."""
         return {}
 
-    def back(self, made: np.ndarray) -> np.ndarray:
-        """Return derivatives by the outputs as a gradient of the parameters, with that of the model's own losses."""
+    def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return derivatives that make those of the loop as a gradient of the parameters, and its distance."""
+        if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
+            return made, apart
         parts = np.split(made, self._starts[1:-1])
         shaped = [part.reshape(p.called.outputs[0].shape) for part, p in zip(parts, self.update.pieces, strict=True)]
-        return sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty)
+        return self.of.proven(sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty))
 
     def _batch(self, piece: Piece) -> Tree:
         return self.meant.replay.batch(piece)
@@ -84,10 +86,7 @@ class AtOutputs(Evidence):
         return self.meant.replay.derivative(objective, piece.called.outputs[0], labels, *weight)
 
 
-_MADE = "penalty", "reference", "rows"  # which an evidence computes once
-
-
-def taken(piece: Piece) -> np.ndarray:
+def _taken(piece: Piece) -> np.ndarray:
     """Return the derivative of the loop's loss by a piece's one output."""
     return np.asarray(piece.called.derivatives[0][-1], "float64")
 
@@ -102,19 +101,9 @@ def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
         return None
     found = []
     for e in chosen:
-        parts = [e.pulled(i, taken(piece)) for i, piece in enumerate(e.update.pieces)]
+        parts = [e.pulled(i, _taken(piece)) for i, piece in enumerate(e.update.pieces)]
         factors = least(parts, e.handed - e.penalty)[0]
         if e.apart(factors @ np.stack(parts) + e.penalty) > meant.replay.tolerance.fits:
             return None
         found.append(AtOutputs(e, factors))
     return found
-
-
-def searched(search: Search, found: list[AtOutputs]) -> list[Explanation]:
-    """Return the explanations of a search at the outputs that make the gradients too."""
-    explanations = []
-    for each in search.found:
-        made = [None if one is None else e.back(one) for e, one in zip(found, each.made, strict=True)]
-        apart = max(e.of.apart(one) for e, one in zip(found, made, strict=True) if one is not None)
-        explanations += [replace(each, made=made, apart=apart)] * (apart <= search.fits)
-    return explanations

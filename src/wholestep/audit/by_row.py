@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from wholestep.audit.at_outputs import AtOutputs, narrowed
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import numbers_of
 from wholestep.audit.meaning import LossObjective
@@ -32,21 +33,8 @@ def derivative(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
     Then the model, the tape and the variables are right, and the fault is in the loss.
     """
-    replay, objective, pieces = e.meant.replay, e.meant.objective, e.update.pieces
-    if not isinstance(objective, LossObjective) or any(set(p.called.derivatives) != {0} for p in pieces):
-        return None
-    own = [np.asarray(piece.called.derivatives[0][-1], "float64") for piece in pieces]
-    pulled = [replay.pulled(p, [d], training=e.meant.modes.of(p))[e.mask] for p, d in zip(pieces, own, strict=True)]
-    made = sum(pulled, np.zeros_like(e.handed))
-    factor = float(least([made], e.handed - e.penalty)[0][0])
-    if e.apart(factor * made + e.penalty) > replay.tolerance.fits:
-        return None
-    should = []
-    for piece, by_row in zip(pieces, e.factors, strict=True):
-        (out,), (_, labels, *weight) = piece.called.outputs, replay.batch(piece)
-        each = replay.derivative(objective, out, labels, *weight)
-        should.append(each * by_row[0].reshape(-1, *(1 for _ in each.shape[1:])))
-    return factor * np.concatenate([np.ravel(d) for d in own]), np.concatenate([np.ravel(d) for d in should])
+    found = [e] if isinstance(e, AtOutputs) else narrowed([e])
+    return None if found is None else (found[0].handed, found[0].reference)
 
 
 def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
@@ -72,7 +60,6 @@ def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
 
 def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
     """Return, by piece, rows whose labels make the gradient if each row may have any; None if none do."""
-    e = getattr(e, "of", e)  # as gradients
     replay, objective = e.meant.replay, e.meant.objective
     labels = replay.data[1]
     outputs = [piece.called.outputs for piece in e.update.pieces]

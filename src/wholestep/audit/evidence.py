@@ -145,6 +145,10 @@ class Evidence:
         scale = self.scale * min(1.0, float(np.linalg.norm(self.handed)) / size if size else 1.0)
         return distance(self.handed, candidate, scale) if np.all(np.isfinite(candidate)) else float("inf")
 
+    def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return an explanation's numbers as a gradient, and how far the handed one is apart from it."""
+        return made, self.apart(made)
+
     @property
     def without(self) -> float:
         """The distance from the reference."""

@@ -33,7 +33,7 @@ class Explanation:
 class Search:
     """A search on some updates; `found` lists the explanations that reproduce their gradients."""
 
-    def __init__(self, meant: Meant, chosen: list[Evidence]):
+    def __init__(self, meant: Meant, chosen: Sequence[Evidence]):
         self.meant, self.fits = meant, meant.replay.tolerance.fits
         most = max(len(piece.rows) for e in chosen for piece in e.update.pieces)
         self.bases = [Basis(e, most) for e in chosen]
@@ -178,11 +178,14 @@ class Search:
             self._add(errors, cost, made)
 
     def _add(self, errors: list[Error], cost: float, made: Sequence[np.ndarray | None]) -> None:
-        apart = max(b.e.apart(each) for b, each in zip(self.bases, made, strict=True) if each is not None)
-        if errors and apart <= self.fits:
+        pairs = zip(self.bases, made, strict=True)
+        proven = [None if each is None else basis.e.proven(each) for basis, each in pairs] if errors else []
+        apart = max((each[1] for each in proven if each is not None), default=np.inf)
+        if apart <= self.fits:
             named = sum(bool(error.causes) for error in errors)
             cost -= _NAMED * min(named, 1) + _NAMED_TOO * max(named - 1, 0)
-            self.found.append(Explanation(tuple(errors), cost, apart, made))
+            gradients = [None if each is None else each[0] for each in proven]
+            self.found.append(Explanation(tuple(errors), cost, apart, gradients))
 
     def _by_variable(self) -> None:
         """Try an error of single variables, with the penalty or without."""

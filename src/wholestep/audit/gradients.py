@@ -1,11 +1,11 @@
 """The stage of the gradient: the gradients that the optimizer got, against the meant ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from wholestep.audit.at_outputs import AtOutputs, narrowed, searched
+from wholestep.audit.at_outputs import narrowed
 from wholestep.audit.by_row import NUM_SOLVED, derivative, on_a_row
 from wholestep.audit.changes import clipped
 from wholestep.audit.coefficients import RAW
@@ -121,10 +121,10 @@ def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence])
     A fault in the loss is searched for at the outputs; if no words are found there, in a small model's gradients too.
     """
     at_outputs = narrowed(chosen)
-    fitting, how = ([], "") if at_outputs is None else _searched(meant, chosen, everything, at_outputs)
+    fitting, how = ([], "") if at_outputs is None else _searched(meant, chosen, at_outputs, everything)
     is_in_words = how or any(each.cost < RAW for each in fitting)
     if not is_in_words and (at_outputs is None or len(chosen[0].handed) <= NUM_SOLVED):
-        more, how = _searched(meant, chosen, everything)
+        more, how = _searched(meant, chosen, chosen, everything)
         fitting += more
     if meant.replay.is_half:  # where more than one may fit by chance
         return sorted(fitting, key=lambda each: (round(2 * each.cost) / 2, each.apart)), how
@@ -132,15 +132,18 @@ def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence])
 
 
 def _searched(
-    meant: Meant, chosen: list[Evidence], everything: list[Evidence], at_outputs: list[AtOutputs] | None = None
+    meant: Meant, chosen: list[Evidence], seen_as: Sequence[Evidence], everything: list[Evidence]
 ) -> tuple[list[Explanation], str]:
-    """Return the same of one search, by its stages."""
-    search, fitting = Search(meant, chosen if at_outputs is None else list(at_outputs)), list[Explanation]()
+    """Return the same of one search, by its stages.
+
+    Args:
+        seen_as: the chosen updates as gradients, or as derivatives by the outputs.
+    """
+    search, fitting = Search(meant, seen_as), list[Explanation]()
     without = max(e.without for e in chosen)
     for i, (attempt, enough) in enumerate(search.stages()):
         attempt()
-        found = search.found if at_outputs is None else searched(search, at_outputs)
-        fitting = [each for each in found if meant.replay.tolerance.shows(without, each.apart)]
+        fitting = [each for each in search.found if meant.replay.tolerance.shows(without, each.apart)]
         if any(each.cost <= enough for each in fitting):
             break
         if i == 0 and (clip := clipped(everything))[0]:
