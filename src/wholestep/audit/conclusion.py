@@ -32,7 +32,6 @@ from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError
 
-_MOST_HEADS = 100  # combinations of losses and labels of several outputs
 _SECONDS = 90  # of the search for a loss that is not known; the one that is tried then is tried to its end
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 

@@ -120,7 +120,7 @@ def of_other_axis(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
             labels = np.eye(each.output.shape[-1])[labels.reshape(-1) % each.output.shape[-1]]
         shares = np.exp(each.output - each.output.max(0))
         shares /= shares.sum(0)
-        found = _factors(each.derivative, shares * labels.sum(0) - labels, is_single=False)
+        found = _factors(each.derivative, shares * labels.sum(0) - labels)
         if found is None or not _even(found):
             return
     yield Likely("The softmax is taken over the rows of the batch, and not over the classes: `axis=-1` is meant.")
@@ -135,22 +135,14 @@ def without_class(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[
     own = np.concatenate([y.reshape(-1)[rows] for rows, _ in pairs])
     is_class = (own >= 0) & (own < width)
     if used.size == own.size and np.all(used[~is_class] < 0) and np.all(used[is_class] == own[is_class]):
-        told = (
-            f"The labels {name} go from {y.min()} to {y.max()}, and the outputs have the classes 0 to {width - 1}: the "
-        )
+        told = f"The labels {name} go from {y.min()} to {y.max()}, and the outputs have classes up to {width - 1}: the "
         yield Likely(f"{told}rows of the other labels have no loss (`one_hot` gives zeros for them).")
 
 
 def of_rows(replay: Replay, derived: list[Derived], loss: Loss, y: np.ndarray) -> Iterator[str]:
     """Yield a note on the factors of the rows or places in the loss, if these are not equal."""
-    factors = []
-    for each in derived:
-        made = by_logits(each.output, replay.derivative(LossObjective(loss), each.output, y[each.rows], is_once=True))
-        found = _factors(each.derivative, made, is_single=_is_single(each.output))
-        if found is None:
-            return
-        factors.append(found)
-    if all(map(_even, factors)):
+    factors = _factors_of(replay, derived, loss, y)
+    if factors is None or all(map(_even, factors)):
         return
     rows, is_zero = [each.rows for each in derived], np.asarray(y) == 0
     if is_zero.any() and _are(factors, rows, is_zero):
@@ -204,17 +196,9 @@ def _fitted(
     beside: dict[str, np.ndarray],
 ) -> Iterator[Solved]:
     """Yield the loss with the weights of rows or places by which it has the derivatives, if there are some."""
-    (name, y), objective = labels, LossObjective(loss)
-    factors = []
-    for each in derived:
-        try:
-            made = by_logits(each.output, replay.derivative(objective, each.output, y[each.rows], is_once=True))
-        except Exception:  # the loss does not take such labels
-            return
-        found = _factors(each.derivative, made, is_single=_is_single(each.output))
-        if found is None:
-            return
-        factors.append(found)
+    name, y = labels
+    if (factors := _factors_of(replay, derived, loss, y)) is None:
+        return
     told = f"{loss.name} of {name} as labels" if name else str(loss.name)
     if all(_even(each) for each in factors):
         yield Solved(loss, y, None, told)
@@ -227,8 +211,23 @@ def _fitted(
             return
 
 
-def _factors(observed: np.ndarray, made: np.ndarray, *, is_single: bool) -> np.ndarray | None:
+def _factors_of(replay: Replay, derived: list[Derived], loss: Loss, y: np.ndarray) -> list[np.ndarray] | None:
+    """Return the factors of the rows or places of each pass by which this loss has the derivatives; None if none do."""
+    factors, objective = [], LossObjective(loss)
+    for each in derived:
+        try:
+            made = by_logits(each.output, replay.derivative(objective, each.output, y[each.rows], is_once=True))
+        except Exception:  # the loss does not take such labels
+            return None
+        if (found := _factors(each.derivative, made)) is None:
+            return None
+        factors.append(found)
+    return factors
+
+
+def _factors(observed: np.ndarray, made: np.ndarray) -> np.ndarray | None:
     """Return how often the derivative of each row or place counts, NaN where it is 0; None if that does not make it."""
+    is_single = _is_single(made)
     axis = () if is_single else (-1,)
     size = np.sum(made * made, axis=axis)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -281,7 +280,7 @@ def _classes(derived: list[Derived]) -> list[tuple[np.ndarray, np.ndarray]] | No
     """
     pairs = []
     for each in derived:
-        if each.output.ndim < 2 or each.output.shape[-1] < 2:
+        if _is_single(each.output):
             return None
         classes = np.argmin(each.derivative, axis=-1)
         hot = np.eye(each.output.shape[-1])[classes]
@@ -290,7 +289,7 @@ def _classes(derived: list[Derived]) -> list[tuple[np.ndarray, np.ndarray]] | No
             shares = np.exp(shares - shares.max(-1, keepdims=True))
             shares /= shares.sum(-1, keepdims=True)
         made = shares - hot
-        factors = _factors(each.derivative, made, is_single=False)
+        factors = _factors(each.derivative, made)
         if factors is None or (made.shape[-1] < _FEWEST and not _even(factors)):
             return None
         pairs.append((each.rows, np.where(np.any(each.derivative, axis=-1), classes, -1)))

@@ -7,8 +7,6 @@ from dis import get_instructions
 from types import CodeType, FrameType
 from typing import Any
 
-import numpy as np
-
 from wholestep.audit.found import Likely
 from wholestep.audit.source import is_of_user
 
@@ -30,14 +28,14 @@ class FrozenNumbers:
     def __init__(self) -> None:
         self._read: dict[tuple[int, str], _Read] = {}
 
-    def look(self, inputs: list[Any]) -> None:
-        """Look at the running functions of the script, if a model's inputs show that these are being traced."""
-        frame: FrameType | None = sys._getframe(1) if any(map(_is_symbol, inputs)) else None
-        traced = []
+    def look(self) -> None:
+        """Look at the functions of the script that are being traced, if some are."""
+        frame: FrameType | None = sys._getframe(1)
+        inside = []
         while frame is not None and not frame.f_code.co_filename.endswith(_TRACING):
-            traced.append(frame)
+            inside.append(frame)
             frame = frame.f_back
-        for each in traced if frame is not None else ():
+        for each in inside if frame is not None else ():
             if is_of_user(file := each.f_code.co_filename) or "__autograph_generated" in file:
                 self._take(each)
 
@@ -47,12 +45,9 @@ class FrozenNumbers:
             now = read.home.get(name)
             if len(read.values) == 1 and _is_number(now) and now not in read.values:
                 (value,), function = read.values, read.function
-                told = (
-                    f"`{name}` is {value:g} in each call of `{function}`, and {now:g} by now: a Python number is read "
-                )
-                yield Likely(
-                    f"{told}once, when the function is traced. Pass it as an argument, or hold it in a variable."
-                )
+                told = f"`{name}` is {value:g} in each call of `{function}`, and {now:g} by now: a Python number is "
+                told += "read once, when the function is traced. Pass it as an argument, or hold it in a variable."
+                yield Likely(told)
 
     def _take(self, frame: FrameType) -> None:
         codes = [*_codes(frame.f_code)]
@@ -61,10 +56,8 @@ class FrozenNumbers:
         for home in owners:
             for name in names & home.keys():
                 if _is_number(home[name]):
-                    own = self._read.setdefault(
-                        (id(home), name), _Read(home, frame.f_code.co_name.removeprefix("tf__"))
-                    )
-                    own.values.add(home[name])
+                    read = _Read(home, frame.f_code.co_name.removeprefix("tf__"))
+                    self._read.setdefault((id(home), name), read).values.add(home[name])
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -88,11 +81,3 @@ def _is_of_script(value: Any) -> bool:
     """Whether it is an object of a class of the script."""
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     return file is not None and hasattr(value, "__dict__") and is_of_user(file)
-
-
-def _is_symbol(value: Any) -> bool:
-    try:
-        np.asarray(value)
-    except Exception:  # the engines' tracers have no numbers
-        return hasattr(value, "shape")
-    return False

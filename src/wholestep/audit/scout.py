@@ -169,7 +169,7 @@ class Scout:
             leaves = tree.leaves((arguments, others)) if depth == 0 and isinstance(layer, keras.Model) else []
             if leaves and not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
                 self._meet(layer, arguments[0] if arguments else None)
-                self.frozen.look(leaves)
+                self.frozen.look()
             self._here.depth = depth + 1
             try:
                 result = call(layer, *arguments, **others)
