@@ -6,6 +6,7 @@ import pytest
 from audit_scripts import script
 from keras import ops
 
+import wholestep as ws
 from wholestep.audit.derived import Derived, of_other_axis, of_other_labels, of_rows, solved
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
@@ -188,3 +189,34 @@ def test_a_number_that_a_traced_step_reads_once_is_named(report_of):
     assert code == 1
     assert "`share` is 0.5 in each call of `" in out
     assert "and 0.25 by now" in out
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="ragged tensors are TensorFlow's")
+@pytest.mark.own
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_model_with_ragged_outputs_runs_as_before(is_traced):
+    import tensorflow as tf
+
+    class Ragged(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, inputs):
+            return tf.RaggedTensor.from_tensor(self.dense(inputs))
+
+    model, optimizer = Ragged(), keras.optimizers.SGD(0.1)
+    model.dense.build((None, 3))
+    model.built = True
+    before = model.dense.kernel.numpy()
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x).flat_values ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    step = tf.function(step) if is_traced else step
+    with ws.audit(model, data=(np.ones((4, 3), "float32"), np.zeros(4)), loss="mse") as report:
+        step(tf.ones((4, 3)))
+    assert not np.array_equal(before, model.dense.kernel.numpy())
+    assert "ragged or sparse" in str(report)

@@ -148,6 +148,8 @@ class EngineListener:
 
     def blind(self, values: list[Tensor]) -> str:
         """Return the part of TensorFlow from which values cannot be reported; "" if there is none."""
+        if any(isinstance(value, tf.RaggedTensor | tf.SparseTensor) for value in values):
+            return "what a model makes of ragged or sparse tensors"
         if not isinstance(strategy := tf.distribute.get_strategy(), _KNOWN):
             return f"what runs under a {type(strategy).__name__}"
         frame = sys._getframe()
