@@ -103,8 +103,8 @@ def _only_if_asked(model, asked):
 
 
 @pytest.fixture
-def report_of(tmp_path, capsys, monkeypatch):
-    """Return a function that audits a text by the command, and gives (exit code, the report)."""
+def audit(tmp_path, capsys, monkeypatch):
+    """Return a function that audits a text by the command, and gives (exit code, its stdout, its stderr)."""
     from wholestep import cli
 
     monkeypatch.chdir(tmp_path)
@@ -112,20 +112,12 @@ def report_of(tmp_path, capsys, monkeypatch):
     def run(text, *arguments):
         (tmp_path / "train.py").write_text(text)
         code = cli.main(["audit", "train.py", *map(str, arguments)])
-        return code, capsys.readouterr().out
+        return code, *capsys.readouterr()
 
     return run
 
 
-@pytest.fixture(autouse=True)
-def _fresh(request, monkeypatch):
-    if IS_QUICK and keras.backend.backend() == "tensorflow" and request.module.__name__ not in WITH_XLA:
-        monkeypatch.setattr("wholestep.engines.tensorflow.choose_xla", _only_if_asked)
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(1)
-    yield
-    left = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert left is signal.default_int_handler, f"The test left another handler of Ctrl-C: {left}"
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
+@pytest.fixture
+def report_of(audit):
+    """Return a function that audits a text by the command, and gives (exit code, the report)."""
+    return lambda text, *arguments: audit(text, *arguments)[:2]

@@ -30,20 +30,6 @@ from wholestep.errors import SpecificationError
 ENGINE = keras.backend.backend()
 
 
-@pytest.fixture
-def audit(tmp_path, capsys, monkeypatch):
-    """Return a function that audits a text, and gives (exit code, what was said, what was said on stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(text, *arguments):
-        (tmp_path / "train.py").write_text(text)
-        code = cli.main(["audit", "train.py", *map(str, arguments)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
 WRONG = {
     "in main": ("training=True", "training=False", None),
     "by hand": ("b[:, None]", "b", "broadcast"),

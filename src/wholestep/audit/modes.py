@@ -87,17 +87,22 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> Iterator[Findi
     yield from thrown_away or _thrown_away("state of one microbatch", modes, inside, last_line, statistics + seeds)
 
 
-def carried(replay: Replay, updates: list[Update]) -> Iterator[Finding]:
-    """Yield a note if the states of recurrent layers go from batch to batch whose rows do not follow each other.
+def follows(replay: Replay, pieces: list[Piece]) -> list[bool]:
+    """Return, for each batch that begins with the states of the batch before, whether its rows follow that one's.
 
-    They do if each row of a batch is as far behind the row at its place in the batch before as all others.
+    They do if each row is as far behind the row at its place in the batch before as all others.
     """
-    pieces = [p for u in updates for p in u.pieces if p.called.is_whole]
-    states = [p.called.buffers[len(p.called.buffers) - replay.num_recurrent :] for p in pieces]
-    pairs = [(a.rows, b.rows) for a, b in pairwise(pieces) if len(a.rows) == len(b.rows)]
-    if not replay.num_recurrent or len(pairs) < 2 or not all(any(map(np.any, each)) for each in states[1:]):
-        return
-    if all(len(np.unique(b - a)) > 1 for a, b in pairs):
+    known = [piece for piece in pieces if piece.is_known and piece.called.is_whole]
+    return [
+        len(a.rows) == len(b.rows) and len(np.unique(b.rows - a.rows)) == 1
+        for a, b in pairwise(known)
+        if any(map(np.any, b.called.buffers[len(b.called.buffers) - replay.num_recurrent :]))
+    ]
+
+
+def carried(following: list[bool]) -> Iterator[Finding]:
+    """Yield a note if the states of recurrent layers go from batch to batch, and no rows follow each other."""
+    if len(following) > 1 and not any(following):
         told = "The states of a recurrent layer (`stateful=True`) go on from each batch to the next, whose rows are "
         told += "not the next parts of the same sequences: a row begins with another's state. Is a reset missing?"
         yield Likely(told)
