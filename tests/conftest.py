@@ -121,3 +121,17 @@ def audit(tmp_path, capsys, monkeypatch):
 def report_of(audit):
     """Return a function that audits a text by the command, and gives (exit code, the report)."""
     return lambda text, *arguments: audit(text, *arguments)[:2]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request, monkeypatch):
+    if IS_QUICK and keras.backend.backend() == "tensorflow" and request.module.__name__ not in WITH_XLA:
+        monkeypatch.setattr("wholestep.engines.tensorflow.choose_xla", _only_if_asked)
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    yield
+    left = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert left is signal.default_int_handler, f"The test left another handler of Ctrl-C: {left}"
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
