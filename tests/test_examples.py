@@ -77,6 +77,30 @@ def test_audit(capsys):
     assert "Nothing found in " in capsys.readouterr().out
 
 
+OF_JAX = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop calls JAX")
+
+
+@OF_JAX
+@pytest.mark.filterwarnings("default")
+def test_guide_loop(monkeypatch, capsys):
+    module = load("guide_loop")
+    monkeypatch.setattr(module, "NUM_EPOCHS", 1)
+    (written, mended), _ = module.main()
+    assert [cause.name for cause in written.causes] == ["rows never used", "inference mode", "printed: last batch"]
+    assert "they are not shuffled" in "".join(written.notes)
+    assert mended.causes == mended.notes == mended.unseen == []
+    assert "32 of 1248 rows" in capsys.readouterr().out
+
+
+@OF_JAX
+@pytest.mark.large
+@pytest.mark.filterwarnings("default")
+def test_the_guides_loop_classifies_worse_than_fit(capsys):
+    _, accuracies = load("guide_loop").main()
+    assert accuracies["as written"] < 0.8
+    assert min(accuracies["with the changes"], accuracies["fit"]) > 0.87
+
+
 @pytest.mark.large  # tests/test_glove.py holds its parts
 @pytest.mark.filterwarnings("default")
 def test_glove(monkeypatch, tmp_path):
