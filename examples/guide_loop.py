@@ -1,9 +1,10 @@
 """Does the training loop of a Keras guide for JAX train as `fit` does? Audit it.
 
-The loop has the habits of the one in Keras' guide "Multi-GPU distributed training with JAX", on one device. It calls
-the model without `training`, takes the rows unshuffled, drops the last, shorter batch, and prints the loss of the last
-batch as that of the epoch. The guide trains on MNIST: 60 000 images, 64 to a batch, so 32 are never used. Here the
-data are scikit-learn's digits: 1248 images, of which 32 are never used, and 549 others to test on.
+The loop has the habits of the one in Keras' guide "Multi-GPU distributed training with JAX", on one device
+(https://keras.io/guides/distributed_training_with_jax). It calls the model without `training`, takes the rows
+unshuffled, drops the last, shorter batch, and prints the loss of the last batch as that of the epoch. The guide trains
+on MNIST: 60 000 images, 64 to a batch, so 32 are never used. Here the data are scikit-learn's digits: 1248 images, of
+which 32 are never used, and 549 others to test on.
 
 1. the loop as written, audited for two epochs: three causes and a note, with the lines to change;
 2. the same loop with these changes, audited: nothing found;

@@ -56,7 +56,7 @@ def anchors(path):
 def where(path, link):
     """Return the file that a link of a page leads to, and the heading in it; None if it leads elsewhere."""
     if link.startswith(f"{REPOSITORY}/"):
-        link = re.sub(rf"^{REPOSITORY}/(blob|tree)/main/", "", link)
+        link = re.sub(rf"^{REPOSITORY}/(blob|tree|raw)/main/", "", link)
         path = ROOT / "x"
     if "://" in link:
         return None

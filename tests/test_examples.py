@@ -81,6 +81,7 @@ OF_JAX = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop c
 
 
 @OF_JAX
+@on("jax")
 @pytest.mark.filterwarnings("default")
 def test_guide_loop(monkeypatch, capsys):
     module = load("guide_loop")
