@@ -350,8 +350,11 @@ def test_every_line_of_the_page_is_held_by_a_test():
     page = Path(__file__).parent.parent / "docs" / "differences.md"
     sources = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")]
     known = {name for source in sources for name in re.findall(r"^def (\w+)", source, re.M)}
-    lines = re.split(r"^- ", page.read_text(encoding="utf-8"), flags=re.M)[1:]
-    for line in lines:
-        named = re.findall(r"\(`(\w+)`(?:, `(\w+)`)?\)", " ".join(line.split()))
-        assert named, line
-        assert {name for pair in named for name in pair if name} <= known, line
+    rows = re.findall(r"^\| (?!what ).*\|$", page.read_text(encoding="utf-8"), re.M)
+    assert rows
+    for row in rows:
+        cells = re.split(r" \| ", row.strip("| "))
+        assert len(cells) == 5, row
+        named = re.findall(r"`(\w+)`", cells[4])
+        assert named, row
+        assert set(named) <= known, row
