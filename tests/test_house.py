@@ -33,7 +33,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"program"},
     {"plan", "reports.report"},
     {"custom"},
-    {"building", "evaluation.evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
+    {"building", "context", "evaluation.evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
     {"executor", "explain", "checkpoints.values", "checkpoints.configuration", "checkpoints.callbacks"},
     {"callbacks", "arguments", "checkpoints.resume"},
     {"checkpoints.saver"},
@@ -55,7 +55,7 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
     {"packing"},
     {"sampler"},
     {"batches", "block"},
-    {"facts", "feed", "opening"},
+    {"facts", "feed", "opening", "single"},
     {"__init__"},
 ]
 FLOORS_OF_MODEL = [

@@ -77,7 +77,7 @@ class Run:
     def with_our_draws(self, train_step: Callable) -> Callable:
         """Return a step of Keras' own, of the draws of whole batches."""
         planner = self.trainer.executor.planner
-        facts = planner.update.forward.facts.draws
+        facts = next(iter(planner.programs.values())).forward.facts.draws
         assert facts
 
         def step(*given):

@@ -9,7 +9,6 @@ from keras.src.backend import compute_output_spec
 
 from wholestep import engines, tree
 from wholestep.custom import CustomSteps
-from wholestep.data import Batches
 from wholestep.engines import scope
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.model import Objective, are_same, check_labels_are_numbers, explained, layers, unpack, without_labels
@@ -35,17 +34,18 @@ class Builder:
         self.steps = steps
         self._unused: list = []
 
-    def build(self, batches: Batches, *, trains: bool = False, predicts: bool = False, are_whole: bool = False) -> None:
+    def build(self, example: Callable[[], Tree], *, trains: bool, predicts: bool, are_whole: bool) -> None:
         """Create all variables that training, evaluation or (`predicts`) prediction on such batches needs.
 
         Args:
+            example: returns a batch; it is not called if no variable is missing.
             are_whole: whether the batches to predict also hold labels or other arguments of an objective.
 
         Raises:
             SpecificationError: the model must be called and has no `call`.
         """
         name = self._custom(trains=trains, predicts=predicts)
-        if name and self._build_custom(name, batches):
+        if name and self._build_custom(name, example):
             return
         if (predicts or self.given is None) and not _has_call(self.model):
             received, attempt = f"{type(self.model).__name__}, which has none", _OF_A_PART if predicts else _OBJECTIVE
@@ -53,18 +53,17 @@ class Builder:
         with scope(self.model):
             if self.given is None and not predicts:
                 if not _is_built(self.model):
-                    example = batches.example()
-                    with uninterrupted(), explained(self.model, None, example):
-                        check_labels_are_numbers(self.model, example)
-                        if any(map(tree.is_ragged, tree.leaves(example))):
-                            _build(_compute_compiled, self.model, example)
+                    batch = example()
+                    with uninterrupted(), explained(self.model, None, batch):
+                        check_labels_are_numbers(self.model, batch)
+                        if any(map(tree.is_ragged, tree.leaves(batch))):
+                            _build(_compute_compiled, self.model, batch)
                         else:
-                            build_compiled(self.model, example)
+                            build_compiled(self.model, batch)
             elif unbuilt := self._unbuilt():
-                example = batches.example()
-                example = unpack(example)[0] if predicts and are_whole else example
-                with uninterrupted(), explained(self.model, self.given, example, inputs_only=predicts):
-                    _build(_call if predicts or self.given is None else self.given, self.model, example)
+                batch = unpack(example())[0] if predicts and are_whole else example()
+                with uninterrupted(), explained(self.model, self.given, batch, inputs_only=predicts):
+                    _build(_call if predicts or self.given is None else self.given, self.model, batch)
                 self._unused = [layer for layer in unbuilt if not layer.built]
 
     def _custom(self, *, trains: bool, predicts: bool) -> str:
@@ -74,16 +73,16 @@ class Builder:
             return ""
         return "train_step" if trains else "predict_step" if predicts else "test_step"
 
-    def _build_custom(self, name: str, batches: Batches) -> bool:
+    def _build_custom(self, name: str, example: Callable[[], Tree]) -> bool:
         """Create the variables that a custom step needs, as Keras does; return whether they are complete."""
         steps = self.steps
         assert steps is not None
         steps.forget()
         if engines.makes_variables():
             if not steps.are_built:
-                example = batches.example()
+                batch = example()
                 with uninterrupted(), scope(self.model):
-                    self._make_variables(steps, name, example)
+                    self._make_variables(steps, name, batch)
             steps.remember()
             return True
         steps.remember()
@@ -94,7 +93,7 @@ class Builder:
             raise SpecificationError(message(must, received, "call each on a batch, or part.build(shape)."))
         if has_call and _is_built(self.model):
             return True
-        x, y, _ = unpack(batches.example())
+        x, y, _ = unpack(example())
         if has_call and y is None and not self.model.built:
             with uninterrupted():
                 _build(_call, self.model, x)

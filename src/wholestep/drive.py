@@ -290,7 +290,8 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
         self._watch = watch
         self._through = through
         self._hooks = watch.predict if through.look.predicts else watch.test
-        executor.begin_evaluation(through)
+        executor.begin_evaluation(through.run, through.look)
+        through.feed.batches.rewind()
 
     def size(self) -> int:
         """Return the most batches in the next dispatch."""

@@ -2,6 +2,7 @@
 
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from wholestep import engines
 from wholestep.checkpoints import (
     Numbers,
     Snapshot,
+    batch_facts,
     claimed,
     code_facts,
     data_facts,
@@ -22,8 +23,9 @@ from wholestep.checkpoints import (
     renamed,
     value_facts,
 )
-from wholestep.custom import CustomSteps, undone, update_of
-from wholestep.data import Batch, Batches, Block, Feed, Known, check_weights, open_feed
+from wholestep.context import Context
+from wholestep.custom import undone, update_of
+from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
 from wholestep.dispatch.dispatcher import Dispatcher
 from wholestep.dispatch.repeat import EPOCH, GOES_ON
 from wholestep.dispatch.size import DispatchSize
@@ -34,17 +36,15 @@ from wholestep.model import (
     CompiledObjective,
     Findings,
     Forward,
-    Objective,
     check_labels,
     check_labels_are_numbers,
     check_parts,
     is_overridden,
-    loss_trackers,
     named,
     resets_on_the_host,
 )
-from wholestep.plan import Planner
-from wholestep.program import Options, Program, Wanted
+from wholestep.plan import Planner, Sample
+from wholestep.program import Program, Programs, Wanted
 from wholestep.reports.applied import Applied
 from wholestep.reports.compilations import Compilations
 from wholestep.reports.diagnosis import diagnose
@@ -54,69 +54,55 @@ from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.sums import EpochSums, fresh, names_of
-from wholestep.tree import Tensor
+from wholestep.tree import Tensor, Tree, num_rows
 from wholestep.update import Update
+
+_NO_METRICS: list[np.ndarray] = []
 
 
 class Executor:
     """The compiled programs of one model, objective and optimizer.
 
     Args:
-        metrics: the Keras metrics whose variables are part of the state.
+        context: the model, its engine and its variables.
+        metrics: the Keras metrics that the objective updates.
         findings: the measurements so far, which the executor completes.
-        steps: the model's custom steps, if any.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        objective: Objective,
-        optimizer: keras.optimizers.Optimizer | None,
-        metrics: list[keras.metrics.Metric],
-        findings: Findings,
-        options: Options,
-        steps: CustomSteps,
-    ):
-        self.engine = engine = engines.choose(optimizer, model, options.replicas, options.jit_compile)
+    def __init__(self, context: Context, metrics: list[keras.metrics.Metric], findings: Findings):
+        self.context = context
+        self.engine = engine = context.engine
         self._access = engine.variables
-        self.model = model
-        self.objective = objective
-        self.optimizer: keras.optimizers.Optimizer = optimizer  # None is allowed for evaluation
-        self.options = options
-        self.steps = steps
-        self.metrics = metrics if steps.trains else [*metrics, *loss_trackers(model).values()]
-        slots = steps.slots if steps.trains else [] if optimizer is None else optimizer.variables
-        held = [v for metric in self.metrics for v in metric.variables]
-        variables = Variables(model.trainable_variables, slots, model.non_trainable_variables, held)
+        self.model, self.steps, self.objective = context.model, context.steps, context.objective
+        model, steps, objective = context.model, context.steps, context.objective
+        options, variables = context.options, context.variables
         seen = replace(variables, slots=[])  # an evaluation needs none
         watching = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.traces.freezes_reads)
         keeps = engine.optimizer.keeps_assigned
         forward = replace(watching, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine)
-        update = update_of(engine, forward, optimizer, steps, stops=options.on_nonfinite == "raise")
+        update = update_of(engine, forward, context.optimizer, steps, stops=options.on_nonfinite == "raise")
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
         self.evaluation = Evaluation(engine.evaluation or engine, watching, steps)
         self.compilations = Compilations()
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
-        self.unlike_keras = "" if steps.trains else unlike_keras(model, optimizer)
+        self.unlike_keras = "" if steps.trains else unlike_keras(model, context.optimizer)
         self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
+        self._checks_batches = isinstance(objective, CompiledObjective) and not steps.trains
         self._unclaimed: list[tuple[str, Numbers]] = []  # values of a snapshot for variables that are not known yet
-        self._tables: dict = {}
+        self._tables = Programs()
+        self._single: SingleBatches | None = None
+        self._evaluated: tuple[PassRun, SingleBatches] | None = None  # single batches
         self._has_noted = False
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
-        counts: Any = steps if steps.trains else self.optimizer
+        counts: Any = steps if steps.trains else context.optimizer
         self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
         self.dispatcher = Dispatcher(engine, self.applied)
 
     @property
-    def update(self) -> Update:
-        """The update, traced for batches like the last planned one."""
-        return self.planner.update
-
-    @property
     def variables(self) -> Variables:
         """The Keras variables of the state."""
-        return self.planner.update.forward.variables
+        return self.context.variables
 
     def note_differences(self) -> None:
         """Print once how the updates differ from Keras', unless notices are off."""
@@ -131,16 +117,11 @@ class Executor:
 
     # ---- before an update ----
 
-    def learn_slots(self) -> None:
-        """Add the optimizer's variables to the state, also if other code has built the optimizer."""
-        if self.optimizer is not None and not self.steps.trains:
-            self.variables.slots[:] = self.optimizer.variables
-
     def refresh(self, run: Run) -> State:
         """Return the run's state with the current values of the Keras variables, which other code may have changed."""
         self.dispatcher.catch_up()
         if run.state is None or run.variables is not self.variables:
-            blank = self.update.epoch_sums.empty(), np.int32(0), self.update.row_planner.scratch()
+            blank = (), np.int32(0), self.planner.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.devices.place(blank)
             state = State([], [], [], self._access.read_metrics(self.variables), sums, stopped, scratch)
             run.hold(self._access.between_programs(self._whole(state)), self.variables)
@@ -163,7 +144,7 @@ class Executor:
         """Reset Keras' metrics, and return their values."""
         if self.steps.tests or is_overridden(self.model, "reset_metrics"):
             self.model.reset_metrics()
-        for metric in [] if self.steps.trains else self.metrics:
+        for metric in [] if self.steps.trains else self.context.metrics:
             metric.reset_state()
         found = [np.array(np.asarray(v)) for v in self.variables.metrics]
         self.planner.empty = self.planner.empty or found
@@ -185,7 +166,7 @@ class Executor:
 
     def _put_back(self, run: Run, snapshot: Snapshot, groups: dict, kept: dict) -> None:
         self.dispatcher.catch_up()
-        run.go_on_from(renamed(snapshot, names_of(self.engine, self.update.forward)))
+        run.go_on_from(renamed(snapshot, names_of(self.engine, self.planner.update.forward)))
         run.drop()
         self.begin_epoch(run)
         for name, variables in groups.items():
@@ -200,53 +181,82 @@ class Executor:
         self.planner.adopt(run.findings)
         self.engine.programs.why_no_xla = self.engine.programs.why_no_xla or run.findings.why_no_xla
 
-    def begin_update_in_hand(self, run: Run) -> None:
+    def begin_update(self, run: Run) -> None:
         """Begin an epoch of a single update, with empty sums and metrics."""
         if self._resets_on_the_host or not self.planner.empty:
             self.begin_epoch(run)
         else:
             run.begin_update()
 
-    def feed(self, run: Run, batches: Batches, *, in_hand: bool = False) -> Feed:
-        """Return the feed of these batches, or (`in_hand`) of a single batch.
+    def feed(self, run: Run, batches: Batches) -> Feed:
+        """Return the feed of these batches.
 
         Raises:
             PeerError: the processes differ in code, settings, values or data.
         """
-        self._check_processes(batches)
-        plan = partial(self._program, run, self.planner.wanted(batches, in_hand=in_hand))
+        self._check_processes(partial(data_facts, batches))
+        plan = partial(self._program, run, self.planner.wanted(batches))
         known = Known(self._tables, run.data.largest)
         feed = open_feed(self.engine.devices, batches, self.planner.room_for_data, plan, self.check, known)
         self.where_data_are = feed.where
         return feed
 
+    def single(self, run: Run, host: Tree) -> SingleBatches:
+        """Return the feed of single batches, the next of which is `host`; it stays open.
+
+        Raises:
+            PeerError: as `feed`.
+        """
+        self._check_processes(partial(batch_facts, host))
+        if self._single is None:
+            plan = partial(self._program, run, self.planner.wanted(None))
+            num_full = self.planner.findings.rows_to_fill
+            self._single = SingleBatches(self.engine.devices, plan, self.check, num_full, self._tables)
+        self.where_data_are = self._single.where
+        return self._single
+
     def open_pass(self, batches: Batches, look: Look, steps: int | None) -> Pass:
         """Return a pass over `steps` of these batches (None: all) in evaluation mode."""
         run, batches = PassRun(), batches.in_order()
-        self._check_processes(batches)
-        plan, room = self.evaluation.plan(run, batches, look, steps), self.planner.room_for_data
-        check = (lambda batch: None) if look.predicts or self.steps.tests else self.check
+        self._check_processes(partial(data_facts, batches))
+        checks_kind, check = self._checks_of(look)
+        plan, room = self.evaluation.plan(run, batches, look, steps, checks_kind), self.planner.room_for_data
         known = Known(self.evaluation.tables, {})
         return Pass(run, open_feed(self.evaluation.engine.devices, batches, room, plan, check, known), look)
 
-    def begin_evaluation(self, through: Pass) -> None:
-        """Begin a pass with the first batch and the current values; reset Keras' metrics if they may be read."""
-        look, metrics = through.look, self.planner.empty
+    def _checks_of(self, look: Look) -> tuple[Check, Check]:
+        return (_pass, _pass) if look.predicts or self.steps.tests else (self.check_kind, self.check)
+
+    def evaluate_single(self, host: Tree) -> dict[str, Any]:
+        """Return the numbers of a single batch in evaluation mode."""
+        self._check_processes(partial(batch_facts, host))
+        evaluation, look = self.evaluation, Look()
+        if self._evaluated is None:
+            run, (checks_kind, check) = PassRun(), self._checks_of(look)
+            plan = evaluation.plan(run, None, look, 1, checks_kind)
+            self._evaluated = run, SingleBatches(evaluation.engine.devices, plan, check, num_rows, evaluation.tables)
+        run, feed = self._evaluated
+        self.begin_evaluation(run, look)
+        return self.show_evaluation(*evaluation.send(run, feed, feed.block(host)))
+
+    def begin_evaluation(self, run: PassRun, look: Look) -> None:
+        """Begin a pass with the current values; reset Keras' metrics if they may be read."""
+        metrics = _NO_METRICS if look.predicts else self.planner.empty
         if not look.predicts and (look.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics):
             metrics = self._empty_metrics()
-        through.begin(self.evaluation.state([] if look.predicts else metrics, look))
+        run.begin(self.evaluation.state(metrics, look))
 
     def show_evaluation(self, found: Tensor, block: Block) -> dict[str, Any]:
         """Return the numbers of an evaluation as Keras does, once Keras' metrics have their values."""
         numbers = self.evaluation.logs(found, block)
         return self.steps.results(numbers) if self.steps.tests else fresh(self.model, numbers)
 
-    def _check_processes(self, batches: Batches) -> None:
+    def _check_processes(self, data: Callable[[], dict[str, str]]) -> None:
         if self.engine.processes.count > 1:
             v = self.variables
-            code = code_facts(self.model, self.objective, self.optimizer, self.options)
+            code = code_facts(self.model, self.objective, self.context.optimizer, self.context.options)
             values = value_facts(self._access.changed_outside([*v.params, *v.slots, *v.buffers]))
-            self.engine.processes.check_equal(code | values | data_facts(batches))
+            self.engine.processes.check_equal(code | values | data())
 
     def _program(self, run: Run, wanted: Wanted, batch: Batch) -> Program:
         """Return the program for updates like this one; plan and compile it if it is new."""
@@ -254,37 +264,42 @@ class Executor:
         program = self.planner.known(batch, wanted)
         if program is None:
             with named(batch), uninterrupted(twice=False):  # an interrupt would leave the model half traced
-                self.planner.learn(self._whole(self.refresh(run)), batch)
-                state = self._whole(self._known(run))
-                filled = self.planner.filled(state, batch, wanted)
-                is_new = self.planner.is_new(filled, wanted) and not self.engine.programs.is_eager
-                with self.compilations.watched(filled, wanted.num_shapes) if is_new else nullcontext():
-                    program = self.planner.program(state, batch, filled, wanted)
+                self.check_kind(batch)
+                update = self.planner.learn(self._whole(self.refresh(run)), batch)
+                state = self._whole(self._known(run, update))
+                filled = self.planner.filled(Sample(update, state, batch), wanted)
+                is_new = self.planner.is_new(filled.batch, wanted) and not self.engine.programs.is_eager
+                with self.compilations.watched(filled.batch, wanted.num_shapes) if is_new else nullcontext():
+                    program = self.planner.program(batch, filled, wanted)
                 run.hold(self._access.between_programs(state))
         return program
 
-    def _known(self, run: Run) -> State:
-        """Return the run's state for the variables known by now; new ones receive their values of a snapshot."""
-        state = self.refresh(run) if run.variables is self.variables else run.state
+    def _known(self, run: Run, update: Update) -> State:
+        """Return the run's state for the update's variables; new ones receive their values of a snapshot."""
+        state, known = run.state, 0 if run.variables is None else len(run.variables.buffers)
         assert state is not None
-        known = 0 if run.variables is None else len(run.variables.buffers)
+        self.context.variables = update.forward.variables
         self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
         run.hold(state, self.variables)
-        return state if state.sums else state._replace(sums=self.engine.devices.place(self.update.epoch_sums.empty()))
+        return state if state.sums else state._replace(sums=self.engine.devices.place(update.epoch_sums.empty()))
+
+    def check_kind(self, batch: Batch) -> None:
+        """Check the parts of a batch of a new kind, before a trace."""
+        if self._checks_batches:
+            check_parts(self.model, batch.host)
+            check_labels_are_numbers(self.model, batch.host)
 
     def check(self, batch: Batch) -> None:
         """Check weights and labels before they are used. Needs a trace."""
-        objective = self.objective
-        if isinstance(objective, CompiledObjective) and not self.steps.trains:
+        if self._checks_batches:
+            objective: Any = self.objective
             with named(batch):
-                check_parts(self.model, batch.host)
-                check_labels_are_numbers(self.model, batch.host)
                 check_weights(batch.host, all_zero=batch.is_resident, divisors=objective.divisors, numbers=batch.names)
                 check_labels(objective.label_ranges, batch.host, batch.names)
 
     # ---- an update ----
 
-    def send(self, run: Run, feed: Feed, block: Block, *, in_call: bool = True) -> Report:
+    def send(self, run: Run, feed: Feed | SingleBatches, block: Block, *, in_call: bool = True) -> Report:
         """Send one block of updates to the device, without waiting. Spends the run's state.
 
         From then on, reading a Keras variable returns its new value, and the run and the batches are at the end of the
@@ -294,7 +309,7 @@ class Executor:
         with engine.processes.dispatching(f"computing update {first}"), uninterrupted():
             numbers, at = self.dispatcher.send(run, block, self._given)
             run.sent(block.num, program.layout, in_call=in_call)
-            feed.batches.position = block.end
+            feed.advance(block)
         report = Report(numbers, at, program.layout, block, first, in_call=in_call)
         self.applied.note_sent(report)
         engine.processes.set_status(f"at work after update {run.number} (reading data, or in a callback)")
@@ -316,7 +331,7 @@ class Executor:
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
         if self.steps.trains:
             return undone(report, i)
-        return diagnose(self.update, self._whole(self.refresh(run)), report, i)
+        return diagnose(report.block.program.step, self._whole(self.refresh(run)), report, i)
 
     def show(self, numbers: dict[str, Any]) -> dict[str, Any]:
         """Return an epoch's numbers as `keras.Model.fit` does."""
@@ -330,3 +345,7 @@ class Executor:
         """Wait until all processes have reached the same position in the data."""
         epoch, step = feed.batches.position
         self.engine.processes.barrier(f"stands at batch {step} of epoch {epoch}")
+
+
+def _pass(batch: Batch) -> None:
+    """Accept any batch."""

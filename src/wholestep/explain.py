@@ -4,6 +4,7 @@ import keras
 
 from wholestep.cut import Cut
 from wholestep.engines import Engine
+from wholestep.model import Coupling, Forward
 from wholestep.plan import Planner
 
 _UNSEEN = "behind Keras' back, as tf.random, jax.random and numpy do, or in a tf.function of its own"
@@ -39,7 +40,7 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
         needs, limit = program.memory / 2**20, planner.limit / 2**20
         lines.append(f"Besides data and weights, the program needs {needs:.1f} MiB, of {limit:.0f} it may use.")
     lines += program.tables
-    drawn = _drawn(planner)
+    drawn = _drawn(coupling, program.forward)
     if coupling is not None and not (coupling.cut_is_exact and drawn):
         lines.append(
             "Cutting changes nothing in this model." if coupling.cut_is_exact else f"Not cut freely: {coupling.why}."
@@ -52,9 +53,9 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
     return "\n".join([*lines, *drawn, *([unlike_keras] if unlike_keras else [])])
 
 
-def _drawn(planner: Planner) -> list[str]:
+def _drawn(coupling: Coupling | None, forward: Forward) -> list[str]:
     """Return a line about random draws that do not belong to rows, if there are any."""
-    coupling, facts = planner.findings.coupling, planner.update.forward.facts.draws
+    facts = forward.facts.draws
     unknown = [f"keras.random.{fact.name} ({fact.why})" for fact in facts if fact.why]
     if unknown:
         return [f"Random draws differ between cuts: {'; '.join(dict.fromkeys(unknown))}."]

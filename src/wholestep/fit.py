@@ -70,7 +70,7 @@ def fit(
     validate = None if validation.data is None else Validating(setup, validation, given.batch_size)
     batches = setup.batches("fit", given)
     with setup.saver(watching.checkpoints, "fit", batches) as saver:
-        executor = setup.executor_to_train(batches)
+        executor = setup.executor_to_train(batches.example)
         last, steps = arguments.limit_epochs(epochs.num), arguments.limit_steps(epochs.steps, batches.num_batches)
         told = {"verbose": watching.verbose, "epochs": last, "history": True}
         watch = setup.watch(executor, watching.callbacks, steps or batches.num_batches, **told)
@@ -168,7 +168,7 @@ class Validating:
 
     def __call__(self, watch: CallbackRunner, look: Callable[[], None]) -> dict:
         """Return the logs of a validation, their names prefixed with `val_`; see `run_evaluation` for `look`."""
-        executor = self._setup.executor_for(self._batches)
+        executor = self._setup.executor_for(self._batches.example)
         if self._open is None or self._open[0] is not executor:
             wanted = Look(one_by_one=watch.has_test_hooks)
             self._open = executor, executor.open_pass(self._batches, wanted, self._steps)

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,13 +13,26 @@ from wholestep.dispatch.repeat import MOST_UPDATES, compiled
 from wholestep.embeddings.rows import describe
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
-from wholestep.model import Coupling, Findings, inference, metrics_are_additive, metrics_ignore_padding, probe
-from wholestep.program import Program, Wanted
+from wholestep.model import Coupling, Findings, Forward, inference, metrics_are_additive, metrics_ignore_padding, probe
+from wholestep.program import Program, Programs, Wanted
 from wholestep.state import State
 from wholestep.update import Update
 
 _MOST_ROW_NUMBERS = 1 << 20
 _MOST_KINDS_LOOPED = 4
+
+
+class Sample(NamedTuple):
+    """A batch by which an update is planned, the update traced for such batches, and the state before it."""
+
+    update: Update
+    state: State
+    batch: Batch
+
+    @property
+    def traced(self) -> tuple[Forward, State, Batch]:
+        """The forward pass, the state and the batch."""
+        return self.update.forward, self.state, self.batch
 
 
 @dataclass
@@ -31,7 +44,7 @@ class Planner:
         memory_limit: bytes that a program may use in addition to its arguments; None for the device's, or half of
             the host's.
         findings: the measurements of the run, which the planner completes.
-        update: the update, traced for batches like the last planned one.
+        update: the update before a trace; it knows the variables of the state.
         empty: the metrics' values before the first row, known once an epoch has begun.
         programs: the programs by the shape of an update.
     """
@@ -42,55 +55,56 @@ class Planner:
     memory_limit: int | None
     findings: Findings
     empty: list[np.ndarray] = field(default_factory=list)
-    programs: dict = field(default_factory=dict)
-    _updates: dict[tuple, Update] = field(default_factory=dict)
-    _known: dict = field(default_factory=dict)
+    programs: Programs = field(default_factory=Programs)
+    _updates: Programs = field(default_factory=Programs)
+    _filled: Programs = field(default_factory=Programs)  # by the shape of a batch, the shape of its program
 
     def adopt(self, findings: Findings) -> None:
         """Plan by the findings of a restored run; drop the programs planned by different findings."""
         if not findings.plans_as(self.findings):
             self.programs.clear()
-            self._known.clear()
+            self._filled.clear()
         self.findings = findings
 
     def note_no_xla(self) -> None:
         """Note why programs are not compiled by XLA, as the engine has found."""
         self.findings.why_no_xla = self.engine.programs.why_no_xla
 
-    def wanted(self, batches: Batches, *, in_hand: bool) -> Wanted:
-        """Return the common properties of all updates on these batches; `in_hand` is a single batch."""
-        num_shapes = len(batches.shapes)
-        many_are_alike = num_shapes < 2 and not in_hand
-        if batches.arrays is not None and not num_shapes:
+    def wanted(self, batches: Batches | None) -> Wanted:
+        """Return the common properties of all updates on these batches; None for single batches."""
+        num_shapes = len(batches.shapes) if batches is not None else 0
+        many_are_alike = num_shapes < 2 and batches is not None
+        if batches is not None and batches.arrays is not None and not num_shapes:
             most = len(batches)
         elif self.engine.devices.num_replicas == 1 and (self.engine.programs.loops_once or many_are_alike):
             most = MOST_STACKED
         else:
             most = 1
-        return Wanted(batches.comes_short, most, num_shapes)
+        return Wanted(batches is None or batches.comes_short, most, num_shapes)
 
     def known(self, batch: Batch, wanted: Wanted) -> Program | None:
         """Return the known program for updates like this one; None if there is none."""
-        return self._known.get((self._key(batch, wanted), batch.full))
+        return self.programs.get(self._filled.get((self._key(batch, wanted), batch.full), ()))
 
-    def filled(self, state: State, batch: Batch, wanted: Wanted) -> Batch:
-        """Return the batch, padded to the rows of a full one if it is short and padding is exact."""
+    def filled(self, sample: Sample, wanted: Wanted) -> Sample:
+        """Return the sample, padded to the rows of a full batch if it is short and padding is exact."""
+        batch = sample.batch
         is_short = batch.num_rows < batch.full
-        may_fill = (is_short or wanted.num_shapes > 0) and self.padding_is_exact(state, batch)
-        return batch.padded(batch.full) if is_short and may_fill else batch
+        may_fill = (is_short or wanted.num_shapes > 0) and self.padding_is_exact(sample)
+        return sample._replace(batch=batch.padded(batch.full)) if is_short and may_fill else sample
 
     def is_new(self, filled: Batch, wanted: Wanted) -> bool:
         """Whether no program for such updates has been compiled."""
         return self._key(filled, wanted) not in self.programs
 
-    def program(self, state: State, batch: Batch, filled: Batch, wanted: Wanted) -> Program:
-        """Return the program for updates like this one, and remember it; `filled` is the batch after padding."""
-        key = self._key(filled, wanted)
+    def program(self, batch: Batch, filled: Sample, wanted: Wanted) -> Program:
+        """Return the program for updates like this one, and remember it; `filled` is the sample after padding."""
+        key = self._key(filled.batch, wanted)
         if key not in self.programs:
             self.engine.processes.set_status("compiling")
-            most = wanted.most if filled.is_resident or self._may_loop(filled) else 1
-            self.programs[key] = self._plan(state, filled, wanted.short, _length(filled, most))
-        self._known[self._key(batch, wanted), batch.full] = self.programs[key]
+            most = wanted.most if filled.batch.is_resident or self._may_loop(filled.batch) else 1
+            self.programs[key] = self._plan(filled, wanted.short, _length(filled.batch, most))
+        self._filled[self._key(batch, wanted), batch.full] = key
         return self.programs[key]
 
     def _key(self, batch: Batch, wanted: Wanted) -> tuple:
@@ -106,7 +120,7 @@ class Planner:
             kinds.append(kind)
         return self.engine.programs.loops_once or kind in kinds
 
-    def learn(self, state: State, batch: Batch) -> None:
+    def learn(self, state: State, batch: Batch) -> Update:
         """Trace the objective on batches like this one, before any other method sees such a batch."""
         if batch.signature not in self._updates:
             cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.replicas.is_split)
@@ -115,33 +129,34 @@ class Planner:
             state = state._replace(captured=self.engine.variables.captured(self.update.forward.inputs, state))
             update = self.update.learned(cut, state, data, rows, count)
             if update.forward.variables is not self.update.forward.variables:  # unknown to the other updates
-                for known in (self._updates, self.programs, self._known):
+                for known in (self._updates, self.programs, self._filled):
                     known.clear()
+                self.update = update
             self._updates[batch.signature] = update
-        self.update = self._updates[batch.signature]
+        return self._updates[batch.signature]
 
-    def padding_is_exact(self, state: State, batch: Batch) -> bool:
+    def padding_is_exact(self, sample: Sample) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once; False if eager."""
         found = self.findings
-        if found.pads is False or self.engine.programs.is_eager or not self.probe(state, batch).padding_is_exact:
+        if found.pads is False or self.engine.programs.is_eager or not self.probe(sample).padding_is_exact:
             return False
         if found.pads is None:
-            found.pads = self._share(metrics_ignore_padding(self.engine, self.update.forward, state, batch))
+            found.pads = self._share(metrics_ignore_padding(self.engine, *sample.traced))
         return found.pads
 
-    def metrics_are_additive(self, state: State, batch: Batch) -> bool:
+    def metrics_are_additive(self, sample: Sample) -> bool:
         """Whether the states of the metrics are sums over rows, by an experiment, once."""
         found = self.findings
         if found.adds is None:
-            found.adds = self._share(metrics_are_additive(self.engine, self.update.forward, state, batch))
+            found.adds = self._share(metrics_are_additive(self.engine, *sample.traced))
         return found.adds
 
-    def probe(self, state: State, batch: Batch) -> Coupling:
+    def probe(self, sample: Sample) -> Coupling:
         """Return the coupling of the rows, probed once."""
         if self.findings.coupling is not None:
             return self.findings.coupling
-        found = self._probe(state, batch)
-        self.findings.coupling = found if batch.num_rows > 1 else None  # one row shows nothing of others
+        found = self._probe(sample)
+        self.findings.coupling = found if sample.batch.num_rows > 1 else None  # one row shows nothing of others
         return found
 
     @property
@@ -171,32 +186,32 @@ class Planner:
         """Return the finding of process 0: all processes must plan by the same measurements."""
         return self.engine.processes.broadcast(found, "sharing what was found out by trying")
 
-    def _probe(self, state: State, batch: Batch) -> Coupling:
-        return Coupling(**self._share(asdict(probe(self.engine, self.update.forward, state, batch))))
+    def _probe(self, sample: Sample) -> Coupling:
+        return Coupling(**self._share(asdict(probe(self.engine, *sample.traced))))
 
-    def _plan(self, state: State, batch: Batch, short: bool, length: int) -> Program:
-        num_rows = batch.num_rows
+    def _plan(self, sample: Sample, short: bool, length: int) -> Program:
+        num_rows = sample.batch.num_rows
         split = self.engine.replicas.is_split
-        padded = short and not self.update.forward.facts.cannot_pad
-        padded = padded and (self.findings.pads or self.padding_is_exact(state, batch))
+        padded = short and not sample.update.forward.facts.cannot_pad
+        padded = padded and (self.findings.pads or self.padding_is_exact(sample))
         whole = Cut(((1, num_rows),), num_rows, padded=padded, split=split)
         if split:
-            whole = replace(whole, extra=self._shared_extra(state, batch))
-        if num_rows % self.engine.devices.num_replicas and self.padding_is_exact(state, batch):
+            whole = replace(whole, extra=self._shared_extra(sample))
+        if num_rows % self.engine.devices.num_replicas and self.padding_is_exact(sample):
             whole = replace(whole, sections=((1, self._even(num_rows)),), padded=True)
         if self.microbatch_size != "auto":
-            cut = self._cut(whole, int(self.microbatch_size), state, batch)
-            return self._compile(cut, length, state, batch)
-        program = self._compile(whole, length, state, batch)
+            cut = self._cut(whole, int(self.microbatch_size), sample)
+            return self._compile(cut, length, sample)
+        program = self._compile(whole, length, sample)
         if program.memory is None and self.memory_limit is not None:
             self._say(f"memory_limit has no effect: {keras.backend.backend()} does not report a program's memory.")
         size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
-            if not self.probe(state, batch).cut_is_exact:
-                self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(state, batch).why}.")
+            if not self.probe(sample).cut_is_exact:
+                self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(sample).why}.")
                 return program
             size = -(-size // 2)
-            program = self._compile(self._cut(whole, size, state, batch), length, state, batch)
+            program = self._compile(self._cut(whole, size, sample), length, sample)
         if program.memory is not None and program.memory > self.limit:
             self._say(
                 f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: the update runs "
@@ -204,17 +219,17 @@ class Planner:
             )
         return program
 
-    def _cut(self, whole: Cut, size: int, state: State, batch: Batch) -> Cut:
+    def _cut(self, whole: Cut, size: int, sample: Sample) -> Cut:
         if size >= whole.rows:
             return whole
-        coupling = self.probe(state, batch)
+        coupling = self.probe(sample)
         if not coupling.cut_is_possible:
             self._say(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
             return whole
         num = -(-whole.rows // size)
-        if self.padding_is_exact(state, batch):
+        if self.padding_is_exact(sample):
             size = self._even(-(-whole.rows // num))
-            split = self._may_split(whole, [size], state, batch)
+            split = self._may_split(whole, [size], sample)
             return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows, split=split)
         if not coupling.cut_is_exact:
             self._say(
@@ -224,28 +239,28 @@ class Planner:
         small, larger = divmod(whole.rows, num)
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
         extra = whole.extra if whole.split else "mean" if coupling.extra == "mean" else "sum"
-        split = coupling.cut_is_exact and self._may_split(whole, [size for _, size in sections], state, batch)
+        split = coupling.cut_is_exact and self._may_split(whole, [size for _, size in sections], sample)
         return Cut(sections, whole.rows, extra=extra, split=whole.split or split)
 
-    def _may_split(self, whole: Cut, sizes: list[int], state: State, batch: Batch) -> bool:
+    def _may_split(self, whole: Cut, sizes: list[int], sample: Sample) -> bool:
         """Whether each replica may fold its rows of microbatches of such sizes, where any cut is exact."""
         num = self.engine.devices.num_replicas
         if whole.split or not self.engine.replicas.can_split or any(size % num for size in sizes):
             return whole.split
-        return self.metrics_are_additive(state, batch)
+        return self.metrics_are_additive(sample)
 
-    def _shared_extra(self, state: State, batch: Batch) -> str:
+    def _shared_extra(self, sample: Sample) -> str:
         """Return how other losses add up over replicas that see only their rows: "sum" or "mean".
 
         Raises:
             SpecificationError: a result depends on the rows of all replicas together.
         """
-        coupling = self.probe(state, batch)
+        coupling = self.probe(sample)
         if coupling.cut_is_possible and not coupling.cut_is_exact:
             with inference(self.engine.replicas.coupling_layers):
-                coupling = self._probe(state, batch)
+                coupling = self._probe(sample)
         why = "" if coupling.cut_is_exact else coupling.why
-        if not why and not self.metrics_are_additive(state, batch):
+        if not why and not self.metrics_are_additive(sample):
             why = "a metric's state is not a sum over rows"
         if why:
             must = "Under tf.distribute every replica sees its own rows alone, and the results must add up."
@@ -257,8 +272,8 @@ class Planner:
         num = self.engine.devices.num_replicas
         return -(-size // num) * num
 
-    def _compile(self, cut: Cut, length: int, state: State, batch: Batch) -> Program:
-        engine, maker = self.engine, self.update
+    def _compile(self, cut: Cut, length: int, sample: Sample) -> Program:
+        engine, (maker, state, batch) = self.engine, sample
         data, rows = stage(engine.devices, batch, cut)
         places, count = engine.devices.place((rows, np.int32(cut.rows)))
         values = engine.variables.captured(maker.forward.inputs, state)
@@ -274,10 +289,10 @@ class Planner:
         program = maker.program(update, length, self.empty, loops=loops)
         rest = engine.variables.between_programs(state)._replace(captured=())
         compiles = loops and (maker.suits_xla or engine.programs.always_xla)
-        made = compiled(engine, program, rest, values, data, (length, cut.places), repeats=compiles)
+        made = compiled(engine, program, (rest, values, data), (length, cut.places), repeats=compiles)
         made = made._replace(memory=self._share(made.memory))
         tables = describe(row_plan, wholes, cut.num_microbatches)
-        return Program(*made, cut, length, num_stacked, tables, maker.forward, maker.layout)
+        return Program(*made, cut, length, num_stacked, tables, maker)
 
     def _say(self, message: str) -> None:
         warn(message)

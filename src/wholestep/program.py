@@ -1,9 +1,9 @@
-"""A compiled program for updates of one shape, the properties of the feed it serves, and the user's options."""
+"""A compiled program for batches of one shape, the properties of the feed it serves, and the user's options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -24,7 +24,11 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program for updates of one shape (see `engines.protocol.Compiled`), and its plan."""
+    """A compiled program for batches of one shape (see `engines.protocol.Compiled`), and its plan.
+
+    Args:
+        step: the update, or the evaluation or prediction of a batch, with the properties that its trace has found.
+    """
 
     call: Callable
     again: Callable | None
@@ -34,13 +38,40 @@ class Program:
     length: int
     num_stacked: int
     tables: list[str]
-    forward: Forward
-    layout: ReportLayout
+    step: Any
+
+    @cached_property
+    def forward(self) -> Forward:
+        """The forward pass of the step."""
+        return self.step.forward
+
+    @cached_property
+    def layout(self) -> ReportLayout:
+        """The layout of the step's numbers."""
+        return self.step.layout
 
     @cached_property
     def captured(self) -> list[keras.Variable]:
         """The variables whose newest values the program takes as input."""
         return self.forward.inputs
+
+
+class Programs(dict[tuple, Any]):
+    """Programs, or their parts, by kind and shape. The oldest of more than `most` makes room for a new one.
+
+    >>> programs = Programs(most=2)
+    >>> programs["a"], programs["b"], programs["c"] = 1, 2, 3
+    >>> list(programs)
+    ['b', 'c']
+    """
+
+    def __init__(self, most: int = 512):
+        self._most = most
+
+    def __setitem__(self, key: tuple, value: Any) -> None:
+        while key not in self and len(self) >= self._most:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
 
 
 class Wanted(NamedTuple):

@@ -1,7 +1,7 @@
 """The setup of each call from the arguments of a trainer: batches, an executor, callbacks, a saver."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,8 +11,9 @@ from wholestep import arguments
 from wholestep.building import Builder
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Assigned, Checkpoints, Saver, Snapshot, Unsaved, claimed, leaves_of, put
+from wholestep.context import Context
 from wholestep.custom import CustomSteps, check_choices, check_replicas
-from wholestep.data import Batches, Data, class_weighted, classify, in_turn, open_batches
+from wholestep.data import Batches, Data, class_weighted, classify, in_turn, open_batches, own_batch
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.executor import Executor
@@ -81,9 +82,7 @@ class Setup:
             self.steps = CustomSteps(model, as_function, has_objective=objective is not None)
         self._is_own = objective is not None or self.steps.trains
         self._builder = Builder(model, objective, self.steps)
-        self._made_for: list = []
-        self._has_only_predicted = False
-        self._checked: Executor | None = None  # to train
+        self._ready: set[tuple] = set()  # the calls for which the executor's model has all variables
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
@@ -123,10 +122,15 @@ class Setup:
         return batches
 
     def ready_batches(self, data: Data) -> Batches:
-        """Return the batches for `steps` or `update`."""
+        """Return the batches for `steps`."""
         arguments.check_compiled(self.model, self.objective)
         data = self._by_columns(data, None, shuffle=True, seed=self.seed)
         return open_batches(data, prepare=self._preparation("fit"), seed=self.seed)
+
+    def single_batch(self, batch: Tree, method: str) -> Tree:
+        """Return a user's batch as numpy arrays, with the preprocessing of the model's method."""
+        arguments.check_compiled(self.model, self.objective)
+        return own_batch(batch, self._preparation(method))
 
     def validation_batches(self, data: Data, asked: int | None, batch_size: int | None) -> Batches:
         """Return the batches of validation data, in sequence, of size `asked` or else `batch_size`."""
@@ -161,45 +165,60 @@ class Setup:
 
     # ---- an executor ----
 
-    def executor_to_train(self, batches: Batches) -> Executor:
-        """Return the executor of the current model, to train on these batches."""
-        if self.steps.trains:
-            check_replicas(num_replicas(self.model))
-            return self.executor_for(batches, trains=True)
-        executor = self.executor_for(batches, trains=True)
-        arguments.check_trains(self.model)
+    def executor_to_train(self, example: Callable[[], Tree]) -> Executor:
+        """Return the executor of the current model, to train."""
+        executor = self.executor_for(example, trains=True)
+        if not self.steps.trains:
+            arguments.check_trains(self.model)
         return executor
 
-    def executor_for(self, batches: Batches, *, trains: bool = False, **how: bool) -> Executor:
-        """Return the executor of the current model; create missing variables from the first batch."""
+    def executor_for(
+        self, example: Callable[[], Tree], *, trains: bool = False, predicts: bool = False, are_whole: bool = False
+    ) -> Executor:
+        """Return the executor of the current model.
+
+        Args:
+            example: returns a batch, from which missing variables are created; it is not called for a built model.
+            predicts: whether only outputs are requested, of batches that (`are_whole`) also hold other parts.
+        """
         self.settle()
         self._adopt_optimizer()
-        self._builder.build(batches, trains=trains, **how)
-        if trains or self.run.restored is not None:
+        executor, call, restored = self.executor, (trains, predicts, are_whole), self.run.restored
+        if executor is None or restored or call not in self._ready or not executor.context.is_untouched():
+            executor = self._executor_anew(example, *call)
+        return executor
+
+    def _executor_anew(self, example: Callable[[], Tree], trains: bool, predicts: bool, are_whole: bool) -> Executor:
+        """Return the executor after a look at all parts of the model; the known one, unless a part has changed."""
+        restored = self.run.restored
+        if trains and self.steps.trains:
+            check_replicas(num_replicas(self.model))
+        self._builder.build(example, trains=trains, predicts=predicts, are_whole=are_whole)
+        if trains or restored is not None:
             self._build_optimizer()
-        made_for = self._parts()
-        if self.executor is None or not compiled.are_same(self._made_for, made_for):
-            self.run.adopt(self.run.findings if self.run.restored else Findings())
-            self.executor, self._made_for, self._has_only_predicted = self._make(), made_for, True
-        self._has_only_predicted &= bool(how.get("predicts"))
-        if trains and self._checked is not self.executor:
+        if self.executor is None or not self.executor.context.is_current():
+            self.run.adopt(self.run.findings if restored else Findings())
+            self.executor = self._make()
+            self._ready.clear()
+        executor = self.executor
+        executor.context.note()
+        if trains and not self._is_ready(trains=True):
             self._check_optimizer()
-            self._checked = self.executor
-        is_elsewhere = self.run.variables is not self.executor.variables and not self.run.is_under_way
-        if self.run.restored is not None and is_elsewhere:
-            self._put_back_known(self.run.restored)
-        return self.executor
+        self._ready.add((trains, predicts, are_whole))
+        is_elsewhere = self.run.variables is not executor.variables and not self.run.is_under_way
+        if restored is not None and is_elsewhere:
+            self._put_back_known(restored)
+        return executor
+
+    def _is_ready(self, *, trains: bool) -> bool:
+        """Whether the executor's model has all variables to train, or else to evaluate."""
+        return any(trained if trains else not predicted for trained, predicted, _ in self._ready)
 
     def _check_optimizer(self) -> None:
         if not self.steps.trains:
             optimizer = getattr(self.model, "optimizer", None)
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer)
-
-    def _parts(self) -> list:
-        """Return the parts for which an executor is made; if any of them changes, a new executor is needed."""
-        also = self.steps.slots if self.steps.trains else []
-        return [*compiled.made_of(self.model, self._metrics), keras.distribution.distribution(), *also]
 
     def _build_optimizer(self) -> keras.optimizers.Optimizer | None:
         """Create the variables of the model's optimizer, unless a custom step may create them; return the optimizer."""
@@ -209,13 +228,13 @@ class Setup:
             with uninterrupted(), scope(self.model):
                 optimizer.build(self.model.trainable_variables)
         made = self.executor
-        if made is not None and made is not self._checked and made.optimizer is optimizer:  # it has not trained yet
-            made.learn_slots()
+        if made is not None and not self._is_ready(trains=True) and made.context.optimizer is optimizer:
+            made.context.learn_slots()
         return optimizer
 
     def _put_back_known(self, snapshot: Snapshot) -> None:
         """Assign a snapshot. A prediction builds no metrics: a later call assigns the rest."""
-        self._put_back(None if self._has_only_predicted else self.executor, snapshot)
+        self._put_back(self.executor if self._is_ready(trains=False) else None, snapshot)
 
     def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
         """Assign a snapshot to the existing variables that are not assigned yet; see `Run.assigned`."""
@@ -277,7 +296,7 @@ class Setup:
     def _count_exactly(self) -> int:
         if self.executor is None:
             return self.run.num_skipped
-        if not self.run.is_under_way and not compiled.are_same(self._made_for, self._parts()):
+        if not self.run.is_under_way and not self.executor.context.is_current():
             must = "A snapshot needs the model as it was trained."
             received = "a model that was compiled, or changed, since the last update"
             raise SpecificationError(message(must, received, "take the snapshot before, or after the next update."))
@@ -304,8 +323,8 @@ class Setup:
         return self._executor(objective, metrics)
 
     def _executor(self, objective: Objective, metrics: list) -> Executor:
-        optimizer = getattr(self.model, "optimizer", None)
-        return Executor(self.model, objective, optimizer, metrics, self.run.findings, self.options, self.steps)
+        context = Context(self.model, objective, metrics, self._metrics, self.steps, self.options)
+        return Executor(context, metrics, self.run.findings)
 
     def _know(self, pads: bool | None) -> None:
         """Record whether every metric ignores rows of weight 0, unless that has been measured."""

@@ -10,7 +10,7 @@ import keras
 
 from wholestep import arguments, tree
 from wholestep.checkpoints import Saver, Snapshot, Unsaved
-from wholestep.data import Batches, Loaded, class_weighted, classify, dense, is_sparse, numpy_batch
+from wholestep.data import Batches, class_weighted, classify, dense, is_sparse, numpy_batch
 from wholestep.drive import step_epoch
 from wholestep.engines import connect
 from wholestep.executor import Executor
@@ -143,14 +143,16 @@ class Logs(Mapping):
         return repr(self._values)
 
 
-def run_update(executor: Executor, run: Run, batches: Batches) -> Logs:
-    """Run one update on a single batch."""
+def run_update(executor: Executor, run: Run, host: Tree) -> Logs:
+    """Run one update on a batch, numpy arrays of shape (rows, ...)."""
+    executor.dispatcher.catch_up()
+    if not executor.applied.is_counted:
+        executor.applied.recount(run)
     if run.restored is not None:  # the interrupted call is not resumed
         run.end_call()
-    executor.begin_update_in_hand(run)
-    feed = executor.feed(run, batches, in_hand=True)
-    assert isinstance(feed, Loaded)
-    report = executor.send(run, feed, feed.in_hand(executor.planner.findings.rows_to_fill), in_call=False)
+    executor.begin_update(run)
+    feed = executor.single(run, host)
+    report = executor.send(run, feed, feed.block(host), in_call=False)
     executor.applied.hand_over(run, report)
     return Logs(executor, run, report)
 
@@ -165,8 +167,8 @@ class OnBatch(ABC):
         """Run one update on a single batch."""
 
     @abstractmethod
-    def evaluate(self, x: Tree = None, *, steps: int | None = None, verbose: int | str, return_dict: bool) -> Any:
-        """Return the loss and the metrics over all rows."""
+    def _evaluate_single(self, batch: Tree) -> dict[str, Any]:
+        """Return the loss and the metrics of a single batch."""
 
     @abstractmethod
     def predict(self, x: Tree, *, steps: int | None = None, verbose: int | str) -> Any:
@@ -214,7 +216,8 @@ class OnBatch(ABC):
     def test_on_batch(self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False) -> Any:
         """Return the loss and the metrics of one batch, as `keras.Model.test_on_batch` does."""
         arguments.check_data(classify(x), y, sample_weight)
-        return self.evaluate(iter([_batch(x, y, sample_weight)]), verbose=0, steps=1, return_dict=return_dict)
+        logs = self._evaluate_single(_batch(x, y, sample_weight))
+        return dict(sorted(logs.items())) if return_dict else compiled.in_order(self.model, logs)
 
     def predict_on_batch(self, x: Tree) -> Any:
         """Return the model's outputs for one batch as numpy arrays; a single process calls the model's own method."""

@@ -184,7 +184,7 @@ class Trainer(OnBatch):
     def _steps(self, batches: Batches, are_given: bool, epochs: int, asked: Checkpoints | None) -> Iterator[Step]:
         with self._setup.saver(asked, "steps", batches) as saver:
             with self._guard:
-                executor = self._setup.executor_to_train(batches)
+                executor = self._setup.executor_to_train(batches.example)
                 executor.be_quiet(False)
                 saver.open(executor)
             with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
@@ -213,10 +213,8 @@ class Trainer(OnBatch):
                 read, or by the trainer's next call; printed to stderr at the script's end if neither happens.
         """
         with self._guard:
-            batches = self._setup.ready_batches(classify(iter([batch])))
-            executor = self._setup.executor_to_train(batches)
-            executor.applied.recount(self.run)
-            return run_update(executor, self.run, batches)
+            host = self._setup.single_batch(batch, "fit")
+            return run_update(self._setup.executor_to_train(lambda: host), self.run, host)
 
     # ---- without an update ----
 
@@ -240,13 +238,20 @@ class Trainer(OnBatch):
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
             batches = self._setup.batches("evaluate", Given(classify(x), y, sample_weight, batch_size))
-            executor = self._setup.executor_for(batches)
+            executor = self._setup.executor_for(batches.example)
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks), steps)
             logs = run_evaluation(executor, through, steps, watch)
             return dict(sorted(logs.items())) if return_dict else compiled.in_order(self.model, logs)
+
+    def _evaluate_single(self, batch: Tree) -> dict[str, Any]:
+        with self._guard:
+            host = self._setup.single_batch(batch, "evaluate")
+            executor = self._setup.executor_for(lambda: host)
+            executor.be_quiet(True)
+            return executor.evaluate_single(host)
 
     def predict(
         self,
@@ -260,7 +265,7 @@ class Trainer(OnBatch):
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
             batches, are_whole = self._setup.inputs(classify(x), batch_size)
-            executor = self._setup.executor_for(batches, predicts=True, are_whole=are_whole)
+            executor = self._setup.executor_for(batches.example, predicts=True, are_whole=are_whole)
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wholestep.checkpoints.callbacks import differing, made, paired, put_back, saved_in, starts_anew, state_of
-    from wholestep.checkpoints.configuration import code_facts, data_facts, value_facts
+    from wholestep.checkpoints.configuration import batch_facts, code_facts, data_facts, value_facts
     from wholestep.checkpoints.data import check_goes_on, go_to, note
     from wholestep.checkpoints.pieces import Numbers, own_copy
     from wholestep.checkpoints.place import DataPlace, Keeps, Place
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "callbacks": ("differing", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
-    "configuration": ("code_facts", "data_facts", "value_facts"),
+    "configuration": ("batch_facts", "code_facts", "data_facts", "value_facts"),
     "data": ("check_goes_on", "go_to", "note"),
     "pieces": ("Numbers", "own_copy"),
     "place": ("DataPlace", "Keeps", "Place"),

@@ -27,6 +27,7 @@ from wholestep.data import Batches, content_of, layout_of
 from wholestep.engines import Engine
 from wholestep.model import CompiledObjective, Objective, distinct, layers
 from wholestep.program import Options
+from wholestep.tree import Tree
 
 Settings = dict[str, Any]
 
@@ -214,9 +215,15 @@ def data_facts(batches: Batches) -> dict[str, str]:
     facts = {"the number of batches": str(batches.num_batches), "the place in the data": str(batches.position)}
     if not batches.is_ready:
         facts["the order of the rows"] = _digest(batches.rows(*batches.position).tobytes())
-    whole = batches.arrays is not None
-    leaves = tree.named_leaves(batches.arrays if whole else batches.example(), "data" if whole else "the first batch")
-    return facts | {label: _digest(np.ascontiguousarray(leaf).tobytes()) for label, leaf in leaves}
+    if batches.arrays is None:
+        return facts | batch_facts(batches.example())
+    return facts | batch_facts(batches.arrays, "data")
+
+
+def batch_facts(batch: Tree, root: str = "the first batch") -> dict[str, str]:
+    """Return digests of the leaves of a batch."""
+    leaves = tree.named_leaves(batch, root)
+    return {label: _digest(np.ascontiguousarray(leaf).tobytes()) for label, leaf in leaves}
 
 
 # ---- words and digests ----

@@ -126,9 +126,9 @@ class Saver:
 
     def open(self, executor: Executor, watch: CallbackRunner | None = None, **arguments: Any) -> None:
         """Print where the run resumes, if it does, and the differences to the saved run's callbacks and arguments."""
-        options, self._stood = executor.options, self._here
+        options, self._stood = executor.context.options, self._here
         self._environment = environment(executor.engine, options)
-        arguments = {"optimizer": executor.optimizer, "on_nonfinite": options.on_nonfinite, **arguments}
+        arguments = {"optimizer": executor.context.optimizer, "on_nonfinite": options.on_nonfinite, **arguments}
         self._settings = settings_of_run(executor.model, executor.objective, **arguments)
         self._mode = _direction(executor, self._asked.keep_best)
         if self._start.found is None:
@@ -297,7 +297,7 @@ def save_once(path: str | os.PathLike, run: Run, executor: Executor | None) -> P
         snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}")
         common.lock()
         try:
-            here = {} if executor is None else environment(executor.engine, executor.options)
+            here = {} if executor is None else environment(executor.engine, executor.context.options)
             common.write(Manifest(run.number, [], [], snapshot.facts, {"time": _now(), "run": here}), snapshot.arrays)
         finally:
             common.release()
@@ -314,7 +314,8 @@ def _direction(executor: Executor, keep_best: tuple | None) -> str:
     bare = name.removeprefix("val_")
     if mode != "auto":
         return mode
-    known = [*executor.metrics, *(part for m in executor.model.metrics for part in (m, *getattr(m, "metrics", ())))]
+    of_model = (part for m in executor.model.metrics for part in (m, *getattr(m, "metrics", ())))
+    known = [*executor.context.metrics, *of_model]
     ways = [metric._direction for metric in known if metric.name == bare and hasattr(metric, "_direction")]
     if bare != "loss" and not ways:
         must = "keep_best must say whether less or more is better, where Keras does not know."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import keras
 from keras import ops
@@ -12,6 +13,7 @@ from wholestep.evaluation.scoring import joined
 from wholestep.model import Forward
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
 from wholestep.state import State
+from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree
 
 
@@ -45,6 +47,11 @@ class CustomLook:
         at = {id(v): i for i, v in enumerate(forward.variables.metrics)}
         self._places = [] if predicts else [at[id(v)] for v in steps.model.metrics_variables]
         self._take = engine.programs.traced(self._taking())
+
+    @cached_property
+    def no_sums(self) -> tuple:
+        """The sums before the first batch, on the device."""
+        return () if self._predicts else self._engine.devices.place(EpochSums(self.forward).empty())
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomLook":
         """Return this function with the properties that its trace finds."""

@@ -1,7 +1,8 @@
 """The custom steps of a model, and the variables that they change."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import keras
@@ -104,6 +105,14 @@ class CustomSteps:
         parts = (*layers(self.model), *self._optimizers(), *self._metrics())
         loss = getattr(self.model, "_compile_loss", None)
         return all(getattr(part, "built", True) for part in (*parts, getattr(self.model, "optimizer", None), loss))
+
+    def watched(self) -> list[Collection]:
+        """Return live collections, one of which gets another item where a part of a step, or its variables, change."""
+        held = [vars(layer).values() for layer in layers(self.model)]
+        nested = [part for part in chain(*held) if isinstance(part, list | tuple)]
+        owners = [*self._optimizers(), *self._metrics(), getattr(self.model, "optimizer", None)]
+        owners += [getattr(owner, "inner_optimizer", None) for owner in owners]
+        return [*held, *nested, *(owner._variables for owner in owners if owner is not None)]
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         return [part for part in self._attributes() if isinstance(part, keras.optimizers.Optimizer)]

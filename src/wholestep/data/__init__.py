@@ -1,20 +1,22 @@
 """Data: a source, a sampler and a position in it, on their way to the device. Other packages import from here."""
 
 from wholestep.data.batches import Batches
-from wholestep.data.block import MOST_STACKED, Batch, Block, Known, most_stacked, stack, stage
+from wholestep.data.block import MOST_STACKED, Batch, Block, Check, Known, most_stacked, stack, stage
 from wholestep.data.facts import content_of, digest_of, layout_of
-from wholestep.data.feed import Feed, Loaded, open_feed
+from wholestep.data.feed import Feed, open_feed
 from wholestep.data.kinds import Data, classify
 from wholestep.data.leaves import (
     NUMBER_CLASSES,
     holds_numbers,
     numpy_batch,
+    own_batch,
     refuse_lists,
     text_as_arrays,
     to_numpy,
     without_none,
 )
 from wholestep.data.opening import go_to_epoch, in_turn, kept, open_batches
+from wholestep.data.single import SingleBatches
 from wholestep.data.sparse import dense, is_sparse, sliceable
 from wholestep.data.weights import check_weights, class_weighted
 
@@ -24,10 +26,11 @@ __all__ = [
     "Batch",
     "Batches",
     "Block",
+    "Check",
     "Data",
     "Feed",
     "Known",
-    "Loaded",
+    "SingleBatches",
     "check_weights",
     "class_weighted",
     "classify",
@@ -44,6 +47,7 @@ __all__ = [
     "numpy_batch",
     "open_batches",
     "open_feed",
+    "own_batch",
     "refuse_lists",
     "sliceable",
     "stack",

@@ -10,6 +10,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.engines import Devices
+from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
 MOST_STACKED = 16
@@ -201,6 +202,43 @@ def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
         rows.append(width + np.arange(size) % each)
         start, width = start + size, width + each
     return np.concatenate(shares, axis=1), np.concatenate(rows).astype(np.int32)
+
+
+def num_rows_of(host: Tree) -> int:
+    """Return the number of rows of a ready-made batch.
+
+    Raises:
+        BatchError: there is none, or the leaves differ in their number.
+    """
+    if (count := tree.num_rows(host)) == 0:
+        raise BatchError(message("A batch must have at least one row.", "0 rows", "leave empty batches out."))
+    return count
+
+
+def block_of(devices: Devices, tables: dict, program: Planned, batches: list[Batch]) -> Block:
+    """Return the block of batches of one program: padded, and placed for the program.
+
+    Args:
+        tables: the tables of earlier blocks, see `Known`; completed.
+    """
+    first, cut = batches[0], program.cut
+    whole = [batch.padded(cut.rows) for batch in batches] if devices.num_replicas == 1 else batches
+    room, key = program.num_stacked, (program.length, cut, first.num_rows)
+    if room > 1:
+        data = stack(devices, whole, room)
+    else:
+        data, rows = stage(devices, whole[0], cut)
+    if key not in tables:
+        rows = stacked_rows(whole[0], cut, room) if room > 1 else rows[None]
+        tables[key] = table_of(devices, program, rows, first.num_rows)
+    return Block(program, data, tables[key], 0, len(batches), tuple(batches), first.start, batches[-1].end)
+
+
+def table_of(devices: Devices, program: Planned, rows: np.ndarray, num_rows: int) -> Table:
+    """Return a table of updates of `num_rows` rows: int32 (updates, places)."""
+    named, counts = np.zeros((program.length, rows.shape[1]), np.int32), np.full((program.length,), num_rows, np.int32)
+    named[: len(rows)] = rows
+    return Table(named, counts, devices.place((named, counts)))
 
 
 def most_stacked(batch: Batch, most: int) -> int:

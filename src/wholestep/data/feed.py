@@ -14,14 +14,14 @@ from wholestep.data.block import (
     Plan,
     Planned,
     Table,
+    block_of,
+    num_rows_of,
     share_out,
-    stack,
-    stacked_rows,
-    stage,
+    table_of,
 )
 from wholestep.data.sampler import FixedSize
 from wholestep.engines import Devices
-from wholestep.errors import BatchError, message
+from wholestep.errors import BatchError
 from wholestep.safety import TerminatedWaiting, uninterrupted, waiting
 from wholestep.tree import Tree
 
@@ -43,6 +43,10 @@ class _Feed:
         self._devices = devices
         self._plan = plan
         self._check = check
+
+    def advance(self, block: Block) -> None:
+        """Move the position to the end of a block."""
+        self.batches.position = block.end
 
     def go_back(self, block: Block, done: int) -> None:
         """Move the position to after the first `done` updates of a block: the others were not applied."""
@@ -123,7 +127,7 @@ class Resident(_Feed):
 
     def _filled(self, rows: np.ndarray, program: Planned) -> Table:
         places = np.take(rows, np.arange(program.cut.places), axis=1, mode="wrap")
-        return _table(self._devices, program, places, rows.shape[1])
+        return table_of(self._devices, program, places, rows.shape[1])
 
 
 class Drawn:
@@ -199,7 +203,7 @@ class Loaded(_Feed):
     ) -> Iterator[Block]:
         """Yield blocks of at most size() updates, and a fraction of a large size(): a block waits for its last batch.
 
-        The consumer of a block moves `batches.position` to the end of the block.
+        The consumer of a block calls `advance`.
 
         Args:
             num: the number of updates in all (None: to the end of the epoch).
@@ -216,7 +220,8 @@ class Loaded(_Feed):
                 program = self._planned(drawn[0])
                 early = ahead() if ahead is not None and looks else 1
                 most = min(program.num_stacked, max(1, size() // _PART, early))
-                block = self.block(program, self._alike(drawn, program, most))._replace(looks=looks)
+                block = block_of(self._devices, self._known.tables, program, self._alike(drawn, program, most))
+                block = block._replace(looks=looks)
                 yield from [block] if ahead is None else _one_by_one(block, size)
             self.batches.position = max(self.batches.position, self._end or self.batches.position)
         finally:
@@ -231,12 +236,6 @@ class Loaded(_Feed):
                 self._known.largest[batch.kind] = max(self._known.largest.get(batch.kind, 0), batch.full)
         if block.looks and block.first == 0 and block.follow and self._drawn is not None:
             self._drawn.draw(block.num + block.follow)
-
-    def in_hand(self, full: Callable[[Tree], int]) -> Block:
-        """Return the block of a single batch; `full` returns the number of rows up to which it may be padded."""
-        host, after = self.batches.take((0, 0))
-        batch = self._batch(host, None, (0, 0), after, full(host))
-        return self.block(self._planned(batch), [batch])
 
     def go_back(self, block: Block, done: int) -> None:
         """Move the position as in `Resident`; ready-made batches that were not used are kept for the next call."""
@@ -269,21 +268,6 @@ class Loaded(_Feed):
             return self._planned(batch) is program
         except Exception:  # raised again when the batch comes first in its block, after all earlier updates
             return False
-
-    def block(self, program: Planned, batches: list[Batch]) -> Block:
-        """Return the block of batches of one program: padded, and placed for the program."""
-        first, cut = batches[0], program.cut
-        whole = [b.padded(cut.rows) for b in batches] if self._devices.num_replicas == 1 else batches
-        room, key = program.num_stacked, (program.length, cut, first.num_rows)
-        if room > 1:
-            data = stack(self._devices, whole, room)
-        else:
-            data, rows = stage(self._devices, whole[0], cut)
-        if key not in self._known.tables:
-            rows = stacked_rows(whole[0], cut, room) if room > 1 else rows[None]
-            self._known.tables[key] = _table(self._devices, program, rows, first.num_rows)
-        ends = first.start, batches[-1].end
-        return Block(program, data, self._known.tables[key], 0, len(batches), tuple(batches), *ends)
 
     def _put_back(self, loaded: list[Batch]) -> None:
         """Keep ready-made batches that were not used for the next call; others can be loaded again."""
@@ -327,29 +311,17 @@ class Loaded(_Feed):
             return None
         return np.unique(share_out(program.cut, self._devices.num_replicas)[0][self._devices.local_replicas] % count)
 
-    def _batch(
-        self, host: Tree, own: np.ndarray | None, start: tuple[int, int], end: tuple[int, int], full: int | None = None
-    ) -> Batch:
+    def _batch(self, host: Tree, own: np.ndarray | None, start: tuple[int, int], end: tuple[int, int]) -> Batch:
         batches = self.batches
         ids = None if batches.is_ready else batches.ids(*start)
-        count = tree.num_rows(host) if ids is None else len(ids)
-        if count == 0:
-            raise BatchError(message("A batch must have at least one row.", "0 rows", "leave empty batches out."))
-        kind = ""
-        if full is None and batches.is_ready:
+        count = num_rows_of(host) if ids is None else len(ids)
+        if batches.is_ready:
             kind = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
             full = self._largest[kind] = max(self._largest.get(kind, 0), count)
-        elif full is None:
-            full = batches.sampler.full_size(*start)
+        else:
+            kind, full = "", batches.sampler.full_size(*start)
         rows = np.arange(count, dtype=np.int32)
         return Batch(host, None, rows, full, ids, own, start, end, batches.stream_state, kind)
-
-
-def _table(devices: Devices, program: Planned, rows: np.ndarray, num_rows: int) -> Table:
-    """Return a table of updates of `num_rows` rows: int32 (updates, places)."""
-    named, counts = np.zeros((program.length, rows.shape[1]), np.int32), np.full((program.length,), num_rows, np.int32)
-    named[: len(rows)] = rows
-    return Table(named, counts, devices.place((named, counts)))
 
 
 def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:

@@ -1,5 +1,6 @@
 """Leaves of data: user-passed arrays, rows and batches are converted to numpy arrays of numbers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -28,6 +29,12 @@ _NUMBERS = "biuf"
 def numpy_batch(batch: Tree) -> Tree:
     """Return a user's batch with numpy leaves, checked for kinds that cannot be trained on."""
     return checked(raw_batch(batch))
+
+
+def own_batch(batch: Tree, prepare: Callable[[Tree], Tree] | None = None) -> Tree:
+    """Return a copy of a user's batch, prepared and checked: a generator may fill its arrays again."""
+    copied = tree.map_leaves(np.array, raw_batch(batch))
+    return checked(copied if prepare is None else prepare(copied))
 
 
 def text_as_arrays(source: Tree) -> Tree:
@@ -111,7 +118,9 @@ def stack_column(path: tuple, rows: np.ndarray, column: list, attempt: str) -> n
 
 def to_numpy(leaf: object) -> np.ndarray:
     """Return a leaf as numpy, dense; floats in Keras' floatx."""
-    if is_sparse(leaf):
+    if type(leaf) is np.ndarray:
+        pass
+    elif is_sparse(leaf):
         leaf = dense(leaf)
     elif type(leaf).__name__ == "RaggedTensor":
         return tree.ragged(to_numpy(leaf.values), np.asarray(leaf.row_splits))  # type: ignore[attr-defined]
@@ -121,7 +130,7 @@ def to_numpy(leaf: object) -> np.ndarray:
     elif _is_column(leaf):
         leaf = text_as_arrays(leaf[:])  # type: ignore[index]
     array = _of_pandas(leaf) if hasattr(leaf, "to_numpy") else np.asarray(leaf)
-    is_float = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    is_float = array.dtype.kind == "f" or (array.dtype.kind == "V" and array.dtype.name == "bfloat16")
     return array.astype(keras.config.floatx(), copy=False) if is_float else array
 
 

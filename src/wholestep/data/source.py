@@ -12,7 +12,7 @@ from wholestep.data.kinds import Data, Kind
 from wholestep.data.leaves import (
     by_leaf,
     checked,
-    raw_batch,
+    own_batch,
     refuse_lists,
     stack_column,
     to_numpy,
@@ -133,8 +133,7 @@ class IndexedBatches:
             self.workers.expect(self.rows(epoch, step, self.workers.most).tolist())
             get = self.workers.take
         number = int(self.rows(epoch, step)[0])
-        batch = raw_batch(read(get, number, f"batch {number}", self.num_batches))
-        return checked(self.transform(tree.map_leaves(np.array, batch)))  # a copy, as in BatchStream
+        return own_batch(read(get, number, f"batch {number}", self.num_batches), self.transform)
 
     def ordered(self, seed: int, shuffle: bool) -> "IndexedBatches":
         """Return the batches in an order; infinitely many are not shuffled."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.checks import is_count
-from wholestep.data.leaves import checked, raw_batch
+from wholestep.data.leaves import own_batch
 from wholestep.errors import BatchError, message, warn
 from wholestep.tree import Tree
 
@@ -129,8 +129,7 @@ def _converted(batches: Iterable, iterator: Iterator, transform: Callable[[Tree]
     told, num = _num_batches(batches), 0
     for batch in iterator:
         num += 1
-        # A copy: a generator may fill the same arrays again while this batch waits for its turn.
-        yield checked(transform(tree.map_leaves(np.array, raw_batch(batch))))
+        yield own_batch(batch, transform)
     if not isinstance(batches, Iterator) and told not in (None, num):
         must = "The length of the data must be the number of batches; all batches were used."
         received = f"{num} batches of {type(batches).__name__}, whose length says {told}"

@@ -54,9 +54,9 @@ class _Ahead:
         state: the state after the last update.
         variables: the variables that are not written yet.
         redo: returns the state after a number of updates; only once, unless it fails.
+        unwatch: ends the watch on the variables.
         done: the number of updates handed out.
         seen: the number of updates before the first access to a variable, which ends this.
-        unwatch: ends the watch on the variables.
     """
 
     run: Run
@@ -66,9 +66,9 @@ class _Ahead:
     state: State
     variables: Variables
     redo: Callable[[int], State]
+    unwatch: Callable[[], None]
     done: int
     seen: int | None = None
-    unwatch: Callable[[], None] = lambda: None
 
     def holds(self, run: Run, block: Block) -> bool:
         """Whether the updates of a block are the next ones to hand out."""
@@ -123,30 +123,27 @@ class Dispatcher:
 
     def _dispatch(self, run: Run, block: Block, given: Given) -> Numbers:
         self._note_pace()
-        begins = run.begins
-        state, beside = given(run, block.program)
-        assert run.variables is not None
-        variables, redo = run.variables, block.program.again
-        goes_ahead = block.looks and redo is not None and self._goes_ahead_from(state)
+        begins, program = run.begins, block.program
+        state, beside = given(run, program)
+        goes_ahead = block.looks and program.again is not None and self._goes_ahead_from(state)
         num = self._num_to_send(block) if goes_ahead else block.num
         kept = self._copied(state) if num > block.num else state
         arguments = beside, block.data, *block.table.placed
+        state, reports = program.call(state, *arguments, self._span(block.first, num, begins))
+        numbers, self._handed_out = Numbers(self._devices, reports), block.num
+        assert run.variables is not None
+        if not goes_ahead:
+            self._write(run, run.variables, state)
+            self._looks.note_end(block.num, 0, self._shortest)
+            return numbers
 
         def again(num: int) -> State:
-            assert redo is not None
-            return _apart(lambda: redo(kept, *arguments, span(block.first, num, begins))[0])
+            return _apart(lambda: program.again(kept, *arguments, span(block.first, num, begins))[0])
 
-        state, reports = block.program.call(state, *arguments, self._span(block.first, num, begins))
-        numbers, self._handed_out = Numbers(self._devices, reports), block.num
-        ahead = _Ahead(run, block, num, numbers, state, variables, again, block.num)
-        if goes_ahead:
-            assert self._variables.watch is not None
-            watch = self._variables.watch(variables.all, block.program.captured, self._look, self._lock)
-            ahead.unwatch, self._ahead = watch.end, ahead
-            watch.begin()
-        else:
-            self._write(ahead, state)
-            self._looks.note_end(block.num, 0, self._shortest)
+        assert self._variables.watch is not None
+        watch = self._variables.watch(run.variables.all, program.captured, self._look, self._lock)
+        self._ahead = _Ahead(run, block, num, numbers, state, run.variables, again, watch.end, block.num)
+        watch.begin()
         return numbers
 
     def num_ahead(self) -> int:
@@ -189,21 +186,23 @@ class Dispatcher:
 
         If the updates cannot be computed again, nothing has changed, and the next access tries once more.
         """
+        if self._ahead is None:
+            return False
         with self._lock, uninterrupted():
             ahead = self._ahead
             if ahead is None:
                 return False
             done = ahead.done
-            self._write(ahead, ahead.state if done == ahead.num else ahead.redo(done))
+            self._write(ahead.run, ahead.variables, ahead.state if done == ahead.num else ahead.redo(done))
+            ahead.unwatch()
             ahead.seen, self._ahead = done, None
             self._looks.note_end(done, 0 if done == ahead.num else ahead.num, self._shortest)
             return True
 
-    def _write(self, ahead: _Ahead, state: State) -> None:
-        """Write a state to variables and run, before a waiting access continues."""
-        self._variables.write(ahead.variables, state)
-        ahead.run.hold(state)
-        ahead.unwatch()
+    def _write(self, run: Run, variables: Variables, state: State) -> None:
+        """Write a state to variables and run."""
+        self._variables.write(variables, state)
+        run.hold(state)
         self._applied.note_written()
 
 

@@ -57,12 +57,10 @@ def several(engine: Engine, each: Each, found: Tree | None, length: int, unreach
     return program
 
 
-def compiled(
-    engine: Engine, program: Callable, state: State, given: Tree, data: Tree, table: tuple[int, int], *, repeats: bool
-) -> Compiled:
-    """Return a program of `several`, compiled for a table of this shape, (updates, rows)."""
+def compiled(engine: Engine, program: Callable, arguments: tuple, table: tuple[int, int], **how: bool) -> Compiled:
+    """Return a program of `several`, compiled for (state, given, data) and a table of this shape, (updates, rows)."""
     rows = engine.devices.place((np.zeros(table, np.int32), np.zeros(table[:1], np.int32), NONE))
-    return engine.programs.compile(program, (state, given, data, *rows), repeats=repeats)
+    return engine.programs.compile(program, (*arguments, *rows), **how)
 
 
 def begun(state: State, begins: Tensor, sums: tuple, metrics: list[np.ndarray]) -> State:

@@ -12,17 +12,16 @@ import numpy as np
 from wholestep import tree
 from wholestep.custom import CustomLook, CustomSteps
 from wholestep.cut import Cut
-from wholestep.data import MOST_STACKED, Batch, Batches, Block, Feed, most_stacked, stack, stage
+from wholestep.data import MOST_STACKED, Batch, Batches, Block, Check, Feed, SingleBatches, most_stacked, stack, stage
 from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.engines import Engine
 from wholestep.evaluation.scoring import Predicting, Scoring, parted
 from wholestep.model import Forward, named
-from wholestep.program import Program
+from wholestep.program import Program, Programs
 from wholestep.reports.compilations import Compilations
 from wholestep.reports.layout import ReportLayout, check_same
 from wholestep.safety import uninterrupted
 from wholestep.state import State
-from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree
 
 _MOST_BYTES = 64 << 20  # of outputs in one dispatch
@@ -55,7 +54,7 @@ def _step_of(engine: Engine, forward: Forward, steps: CustomSteps, *, predicts: 
 class Evaluation:
     """The programs of evaluation mode. Batches are not padded.
 
-    A program takes the state in two parts: the moved part, which is spent, and the rest.
+    A program takes the state in two parts: the moved part and the rest.
     """
 
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps):
@@ -65,38 +64,47 @@ class Evaluation:
             (predicts, is_whole): _step_of(engine, forward, steps, predicts=predicts, is_whole=is_whole)
             for predicts, is_whole in ((False, False), (True, False), (True, True))
         }
-        self._learned: dict[tuple, Step] = {}
-        self.programs: dict[tuple, Program] = {}
-        self.tables: dict = {}  # of loaded batches, the same for every pass
+        self._learned = Programs()
+        self.programs = Programs()
+        self.tables = Programs()  # of loaded batches, the same for every pass
         self._span = lru_cache(maxsize=1024)(lambda first, num: engine.devices.place(span(first, num)))
+        self._empty: dict[bool, tuple] = {}  # of passes that predict or not: metrics, and the same on the device
 
     def state(self, metrics: list[np.ndarray], look: Look) -> State:
-        """Return the initial state of a pass: the current values of the variables, these metrics, and empty sums."""
-        forward = self._step(look).forward
-        summed = ([], ()) if look.predicts else (metrics, EpochSums(forward).empty())
-        (metrics, sums), stopped = self.engine.devices.place((summed, np.int32(0)))
-        params, slots, buffers = self.engine.variables.read(forward.variables)
-        return State(params, slots, buffers, metrics, sums, stopped, [])
+        """Return the initial state of a pass: the current values of the variables, these metrics, and no sums."""
+        known, (placed, stopped) = self._empty.get(look.predicts, (None, ([], None)))
+        if known is not metrics:
+            placed, stopped = self.engine.devices.place((metrics, np.int32(0)))
+            self._empty[look.predicts] = metrics, (placed, stopped)
+        params, slots, buffers = self.engine.variables.read(self._step(look).forward.variables)
+        return State(params, slots, buffers, placed, (), stopped, [])
 
     def _step(self, look: Look) -> Step:
         return self._steps[look.predicts, look.is_whole]
 
-    def plan(self, run: "PassRun", batches: Batches, look: Look, steps: int | None) -> Callable:
-        """Return the function that finds the program of a batch, for a pass over `steps` batches (None: all)."""
+    def plan(self, run: "PassRun", batches: Batches | None, look: Look, steps: int | None, check: Check) -> Callable:
+        """Return the function that finds the program of a batch, for a pass over `steps` batches (None: all).
+
+        Args:
+            batches: None for single batches.
+            check: checks a batch of a new kind.
+        """
+        if batches is None:
+            return partial(self._program, run, look, 1, 0, check)
         is_resident = batches.arrays is not None and not batches.shapes
         most = len(batches) if is_resident else MOST_STACKED if self.engine.devices.num_replicas == 1 else 1
         most = 1 if look.one_by_one or steps == 1 else most
-        return partial(self._program, run, look, most, len(batches.shapes))
+        return partial(self._program, run, look, most, len(batches.shapes), check)
 
-    def send(self, run: "PassRun", feed: Feed, block: Block) -> tuple[Any, Block]:
+    def send(self, run: "PassRun", feed: Feed | SingleBatches, block: Block) -> tuple[Any, Block]:
         """Send a block of batches to the device; return the results, still on the device, and the block."""
         engine, program = self.engine, block.program
         assert run.state is not None
         forward, state = program.forward, run.state
         if run.number:
             check_same(run.layout, program.layout)
-        elif state.sums:
-            state = state._replace(sums=EpochSums(forward).fitting(engine, state.sums))
+        else:
+            state = state._replace(sums=program.step.no_sums)
         moved, rest = parted(forward, state._replace(captured=engine.variables.captured(program.captured, state)))
         which = self._span(block.first, block.num)
         with engine.processes.dispatching("evaluating"), uninterrupted():
@@ -108,20 +116,21 @@ class Evaluation:
             if moved.metrics:
                 engine.variables.assign(forward.variables.metrics, moved.metrics)
             run.state, run.number, run.layout = after, run.number + block.num, program.layout
-            feed.batches.position = block.end
+            feed.advance(block)
         return found, block
 
     def logs(self, found: Tensor, block: Block) -> dict[str, Any]:
         """Return the numbers of an evaluation up to the last batch of a block. Waits for the device."""
         return block.program.layout.unpack(self.engine.devices.fetch(found)[block.num - 1])
 
-    def _program(self, run: "PassRun", look: Look, most: int, num_shapes: int, batch: Batch) -> Program:
+    def _program(self, run: "PassRun", look: Look, most: int, num_shapes: int, check: Check, batch: Batch) -> Program:
         self.compilations.num_batches += 1
         most = most if batch.num_rows == batch.full else 1  # a short batch comes once
         key = self._key(look, most, batch)
         if key not in self.programs:
             compiling = nullcontext() if self.engine.programs.is_eager else self.compilations.watched(batch, num_shapes)
             with named(batch), compiling, uninterrupted(twice=False):
+                check(batch)
                 self.engine.processes.set_status("compiling")
                 program = self._compile(run, look, most, batch)
                 key = self._key(look, most, batch)  # which includes the buffers found meanwhile
@@ -139,7 +148,8 @@ class Evaluation:
         (rows,) = engine.devices.place((rows,))
         assert run.state is not None
         state, step = self._learned_step(run.state, look, batch.signature, data, rows)
-        parts = parted(step.forward, state._replace(captured=engine.variables.captured(step.forward.inputs, state)))
+        captured = engine.variables.captured(step.forward.inputs, state)
+        parts = parted(step.forward, state._replace(captured=captured, sums=step.no_sums))
         found = None if engine.programs.is_eager else engine.programs.shapes(step, *parts, data, rows)[1]
         most = most if batch.is_resident else most_stacked(batch, most)
 
@@ -153,9 +163,11 @@ class Evaluation:
         if num_stacked > 1:
             data = stack(engine.devices, [batch], num_stacked)
         program = several(engine, each, found if loops else None, length)
-        made = compiled(engine, program, *parts, data, (length, cut.places), repeats=engine.programs.always_xla)
+        always_xla, arguments = engine.programs.always_xla, (*parts, data)
+        # Not spent: the state before the first batch serves every pass.
+        made = compiled(engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False)
         run.state = state
-        return Program(*made, cut, length, num_stacked, [], step.forward, step.layout)
+        return Program(*made, cut, length, num_stacked, [], step)
 
     def _learned_step(self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor) -> tuple[State, Step]:
         """Return the traced function of such a pass for batches like this one, and the state with new variables."""
@@ -165,14 +177,13 @@ class Evaluation:
             captured = engine.variables.captured(before.inputs, state)
             step = step.learned(state._replace(captured=captured), data, rows)
             if step.forward.variables is not before.variables:  # unknown to the other functions
-                self._learned = {key: known for key, known in self._learned.items() if key[0] != look.predicts}
+                for other in [key for key in self._learned if key[0] == look.predicts]:
+                    del self._learned[other]
+                self._steps[look.predicts, look.is_whole] = step
             self._learned[like] = step
         step = self._learned[like]
-        self._steps[look.predicts, look.is_whole] = step
         if step.forward.variables is not before.variables:
             state = state._replace(buffers=engine.variables.read(step.forward.variables)[2])
-        if not look.predicts:
-            state = state._replace(sums=EpochSums(step.forward).fitting(engine, state.sums))
         return state, step
 
 
@@ -190,6 +201,10 @@ class PassRun:
     number: int = 0
     layout: ReportLayout | None = None
 
+    def begin(self, state: State) -> None:
+        """Begin with these values."""
+        self.state, self.number = state, 0
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -203,11 +218,6 @@ class Pass:
     run: PassRun
     feed: Feed
     look: Look
-
-    def begin(self, state: State) -> None:
-        """Begin with the first batch and with these values."""
-        self.run.state, self.run.number = state, 0
-        self.feed.batches.rewind()
 
 
 def _num_bytes(found: Tree) -> int:

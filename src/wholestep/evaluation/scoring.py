@@ -1,5 +1,7 @@
 """Evaluation and prediction of one batch."""
 
+from functools import cached_property
+
 from keras import ops
 
 from wholestep.engines import Engine
@@ -41,6 +43,11 @@ class Scoring:
         self._engine = engine
         self._epoch_sums = EpochSums(forward)
 
+    @cached_property
+    def no_sums(self) -> tuple:
+        """The sums before the first batch, on the device; () before a trace."""
+        return self._engine.devices.place(self._epoch_sums.empty())
+
     def learned(self, state: State, data: Tree, rows: Tensor) -> "Scoring":
         """Return this function with the properties that its trace finds."""
         layout = self.layout
@@ -79,7 +86,7 @@ class Predicting:
         is_whole: see `Look`.
     """
 
-    layout = NOTHING_TOLD
+    layout, no_sums = NOTHING_TOLD, ()
 
     def __init__(self, engine: Engine, forward: Forward, is_whole: bool):
         self.forward = forward

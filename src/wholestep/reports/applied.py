@@ -89,6 +89,12 @@ class Applied:
         run.counted(self._num_applied + run.num_skipped, run.num_skipped)
         self._iterations = self._optimizer.iterations.value
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the run's number is right without a look at the optimizer: if all its updates were seen."""
+        is_seen = self._engine.variables.watch is not None and not self._skips and not self.was_moved
+        return is_seen and not isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
+
     def count_skipped(self, run: Run) -> int:
         """Return the number of skipped updates, including unread reports. Waits."""
         self.settle(run)
