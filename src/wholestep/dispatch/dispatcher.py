@@ -134,6 +134,7 @@ class Dispatcher:
         assert run.variables is not None
         if not goes_ahead:
             self._write(run, run.variables, state)
+            self._applied.note_written()
             self._looks.note_end(block.num, 0, self._shortest)
             return numbers
 
@@ -194,7 +195,8 @@ class Dispatcher:
                 return False
             done = ahead.done
             self._write(ahead.run, ahead.variables, ahead.state if done == ahead.num else ahead.redo(done))
-            ahead.unwatch()
+            ahead.unwatch()  # before the optimizer's variables are read
+            self._applied.note_written()
             ahead.seen, self._ahead = done, None
             self._looks.note_end(done, 0 if done == ahead.num else ahead.num, self._shortest)
             return True
@@ -203,7 +205,6 @@ class Dispatcher:
         """Write a state to variables and run."""
         self._variables.write(variables, state)
         run.hold(state)
-        self._applied.note_written()
 
 
 def _apart(function: Callable[[], Any]) -> Any:
