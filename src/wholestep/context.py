@@ -69,8 +69,8 @@ class Context:
         return len(now) == len(self._seen) and all(map(is_, now, self._seen))
 
     def is_current(self) -> bool:
-        """Whether the programs still serve the model. Walks over its layers only if an attribute has changed."""
-        return self.is_untouched() or are_same(self._made_of, self._parts())
+        """Whether the programs still serve the model, after a walk over its layers."""
+        return are_same(self._made_of, self._parts())
 
     def learn_slots(self) -> None:
         """Add the optimizer's variables to the state, also if other code has built the optimizer."""
