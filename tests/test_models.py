@@ -50,7 +50,9 @@ class Run:
         self.data = (kind.x,) if kind.y is None else (kind.x, kind.y)
         self.model = kind.compiled()
         self.trainer = ws.Trainer(self.model)
-        building.Builder(self.model, None).build(ws.Batches(self.data, BATCH))
+        building.Builder(self.model, None).build(
+            ws.Batches(self.data, BATCH).example, trains=True, predicts=False, are_whole=True
+        )
         with engines.scope(self.model):
             if not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
