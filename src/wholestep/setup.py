@@ -32,7 +32,7 @@ from wholestep.program import Options
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
 from wholestep.state import Variables
-from wholestep.tree import Tree
+from wholestep.tree import Tree, num_rows
 
 
 class Given(NamedTuple):
@@ -128,9 +128,15 @@ class Setup:
         return open_batches(data, prepare=self._preparation("fit"), seed=self.seed)
 
     def single_batch(self, batch: Tree, method: str) -> Tree:
-        """Return a user's batch as numpy arrays, with the preprocessing of the model's method."""
+        """Return a user's batch as numpy arrays, with the preprocessing of the model's method.
+
+        Raises:
+            BatchError: leaves have no rows, or differ in their number.
+        """
         arguments.check_compiled(self.model, self.objective)
-        return own_batch(batch, self._preparation(method))
+        host = own_batch(batch, self._preparation(method))
+        num_rows(host)
+        return host
 
     def validation_batches(self, data: Data, asked: int | None, batch_size: int | None) -> Batches:
         """Return the batches of validation data, in sequence, of size `asked` or else `batch_size`."""
