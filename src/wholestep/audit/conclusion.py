@@ -23,9 +23,9 @@ from wholestep.audit.measure import distance
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
-from wholestep.audit.scout import Scout, Watched
+from wholestep.audit.scout import Loop, Scout, Watched
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, inquire, is_padded, nested
+from wholestep.audit.searching import Meaning, UnknownError, inquire, is_padded, nested, subjects
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.supposing import Supposed, observed, possible, stated, why_unknown
 from wholestep.audit.watch import case
@@ -33,6 +33,7 @@ from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError
 
 _SECONDS = 90  # of the search for a loss that is not known; the one that is tried then is tried to its end
+_SECONDS_OF_ALL = 40  # of the reports on several models
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
@@ -48,12 +49,35 @@ def conclude(ran: Ran) -> list[Report]:
         if not over:
             raise UnknownError("the loop: the script's own audit has ended with an error")
         return over
-    meaning = inquire(scout)
-    watched, report = meaning.watched, Report()
+    reports, unseen = list[Report](), list[str]()
+    until, unknown = time.monotonic() + _SECONDS_OF_ALL, None
+    for loop, watched in subjects(scout):
+        if reports and time.monotonic() > until:
+            unseen.append(f"the model {watched.model.name!r}, {place_of(loop)}: the time is up")
+            continue
+        try:
+            reports.append(_report(ran, loop, watched))
+        except UnknownError as error:
+            unknown = unknown or error
+            unseen.append(f"the model {watched.model.name!r}, {place_of(loop)}: {error}")
+    if unknown is not None and not reports:
+        raise unknown
+    reports.sort(key=lambda report: (not report.causes, not report.has_likely))
+    reports[0].unseen.extend(unseen)
+    return reports
+
+
+def place_of(loop: Loop) -> str:
+    """Return in words where a loop is."""
+    return f"trained {'by the `fit`' if loop.is_fit else ''} at {loop.lines[-1]}" if loop.lines else "trained"
+
+
+def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
+    scout, meaning, report = ran.scout, inquire(loop, watched), Report()
     has_ended = not (scout.limit.has_stopped or ran.how)
     made, verdict = _judged(meaning, values(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
-    others = [each for each in scout.watched.values() if id(each.model) not in own and each.log.applied]
+    others = [each for each in loop.watched.values() if id(each.model) not in own and each.log.applied]
     verdict.unseen += [*_leave_out(verdict, meaning, len(others)), *meaning.unseen]
     report.close(made, verdict)
     report.taken += meaning.told
@@ -63,13 +87,14 @@ def conclude(ran: Ran) -> list[Report]:
         verdict.check("the labels", _copied, made, verdict.evidence[0])
     if verdict.unjudged:
         verdict.check("the rows of the loss", _of_loss, meaning)
+    verdict.check("uses of the model", _outdated, scout, watched)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
     verdict.check("the labels of the losses", _of_labels, scout)
     verdict.check("the passes of an update", _through, verdict)
     verdict.check("models against each other", allied, watched, [each for each in others if each is not watched])
     verdict.check("numbers of traced functions", scout.frozen.findings)
-    verdict.check("other models", _still, scout, watched)
-    verdict.check("models that nothing moves", _teachers, scout, own)
+    verdict.check("other models", _still, loop, watched)
+    verdict.check("models that nothing moves", _teachers, loop, own)
     if verdict.seen is not None:
         own_metrics = [] if watched.log.has_fitted else watched.model.metrics  # which `fit` resets
         metrics = [*scout.around.of(keras.metrics.Metric), *own_metrics]
@@ -78,11 +103,11 @@ def conclude(ran: Ran) -> list[Report]:
     if scout.limit.has_stopped:
         told = f"the rest of the script: it was ended after {scout.limit.num_updates} updates, so nothing is known of "
         report.unseen.append(f"{told}what it writes back at its end; `--updates` lets it run on")
-        if scout.fitted and scout.has_gradients:
-            report.unseen.append("the gradients that the script takes itself: it was ended in the `fit` before them")
+    if scout.is_cut_short:
+        report.unseen.append("the loops after this one: the script was ended before them")
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
-    return [report]
+    return report
 
 
 def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]:
@@ -268,9 +293,9 @@ def _copied(made: Case, e: Evidence) -> Iterator[str]:
         yield Likely(f"{told}there is nothing to predict. Are the labels to be the next ones, `x[:, 1:]`?")
 
 
-def _teachers(scout: Scout, own: set[int]) -> Iterator[str]:
+def _teachers(loop: Loop, own: set[int]) -> Iterator[str]:
     """Yield notes of models that no step moves, and that are called in training mode."""
-    for each in scout.watched.values():
+    for each in loop.watched.values():
         called = [one for one in each.log.called if one.is_whole and one.inputs and one.inputs[0].ndim]
         if not called or each.log.applied or id(each.model) in own:
             continue
@@ -292,18 +317,25 @@ def _used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Iterator[s
     yield from [Likely(told.format(name)) for name in generators if is_gone_over_again(line.file, name)][:1]
 
 
-def _still(scout: Scout, watched: Watched) -> Iterator[str]:
+def _still(loop: Loop, watched: Watched) -> Iterator[str]:
     """Yield notes of other models that are called for a gradient, and that nothing moves."""
-    for each in scout.watched.values():
+    for each in loop.watched.values():
         is_used = any(called.differentiated for called in each.log.called)
         if each is not watched and is_used and not each.log.applied and each.model.trainable_variables:
             num = len(each.model.trainable_variables)
             told = f"The {num} trainable variables of the model {each.model.name!r} are moved by no step"
-            if all(id(v) in scout.cut for v in each.model.trainable_variables):
+            if all(id(v) in loop.scout.cut for v in each.model.trainable_variables):
                 told = f"{told}, though a gradient of them is asked for. There is none: the loss is cut off from them"
                 yield Likely(f"{told} (by `numpy()`, `stop_gradient`, a new variable?).")
             else:
                 yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
+
+
+def _outdated(scout: Scout, watched: Watched) -> Iterator[str]:
+    """Yield a note of a use of the model that lacks the trained weights."""
+    if (use := scout.outdated.get(id(watched.model))) is not None:
+        told = f"`{use.name}` uses the model with the weights of the beginning, after updates: those that were trained "
+        yield Likely(f"{told}have not come back to the model. Assign them to its variables first. ({use.line})")
 
 
 class _Round(NamedTuple):

@@ -1,14 +1,15 @@
-"""The watch of an unmodified script: its models, its losses, and the values of its names."""
+"""The watch of an unmodified script: its loops, their models and losses, and the values of its names."""
 
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import signature
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,32 +17,86 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.frozen import FrozenNumbers
 from wholestep.audit.hooks import Hooks, replaced
-from wholestep.audit.log import Log
+from wholestep.audit.log import Called, Log
+from wholestep.audit.measure import all_same
 from wholestep.audit.replay import values
-from wholestep.audit.source import call_of_loss, line_of_user, takes_gradients
+from wholestep.audit.source import (
+    TRAINING,
+    USING,
+    Line,
+    call_of_loss,
+    calls_later,
+    is_in_fit,
+    line_of_user,
+    place_of_loop,
+)
 from wholestep.audit.stop import Limit
-from wholestep.audit.surroundings import Surroundings, names_of_user, tape_elsewhere
+from wholestep.audit.surroundings import Surroundings, names_of_user, of_batch, tape_elsewhere
 from wholestep.audit.watch import room
 from wholestep.engines import listener
 from wholestep.tree import Tree
 
 _FITS = ("fit", "train_on_batch")
 _GIVEN = "x", "y", "sample_weight", "class_weight"
-_PATIENCE = 60.0  # seconds that a `fit` runs on after the limit, if a loop of the script's own may follow
+_PATIENCE = 30.0  # seconds that a script runs on after a loop was seen, if another may follow
+_LONGER = 5.0  # seconds that a loop is watched beyond its updates, until it has gone twice over its data
+_MOST_UPDATES, _MOST_BYTES = 1000, 2**28  # of such a loop, and of its inputs
 _NO_LOSSES = ("get", "serialize", "deserialize")
 
 
 @dataclass
 class Watched:
-    """A model that the script calls, not as a part of another, and its record.
+    """A model that the script calls, not as a part of another, and its record in one loop.
 
-    `like` is the nest of its first call's inputs, with None for leaves.
+    Attributes:
+        before: its weights when the loop begins; empty if they are not known.
+        like: the nest of its first call's inputs, with None for leaves.
+        logs: its records in all loops.
     """
 
     model: keras.Model
     log: Log
     before: list[np.ndarray]
     like: Tree = None
+    logs: list[Log] = field(default_factory=list)
+    _called: list[Called] = field(default_factory=list)
+    _num_moves: int = 0
+    _num_rows: int = 0
+    _num_bytes: int = 0
+    _rows: set[int] = field(default_factory=set)
+
+    @property
+    def num_updates(self) -> int:
+        """The number of its updates; without an optimizer of Keras, of the moves of its weights."""
+        for called in islice(self.log.called, len(self._called), None):
+            last = self._called[-1] if self._called else called
+            steps = [log.applied[-1].order for log in self.logs if log.applied]
+            self._num_moves += not any(last.order < order for order in steps) and _has_moved(last, called)
+            self._called.append(called)
+            if called.differentiated is not False and called.inputs and called.inputs[0].ndim:
+                self._num_rows += len(called.inputs[0])
+                self._num_bytes += sum(leaf.nbytes for leaf in called.inputs)
+                self._rows |= {hash(row.tobytes()) for row in called.inputs[0]}
+        return self.log.num_updates or self._num_moves
+
+    def has_gone_twice(self) -> bool:
+        """Whether its batches have gone twice over their rows, or hold too much for that."""
+        is_long = self.num_updates >= _MOST_UPDATES or self._num_bytes > _MOST_BYTES
+        return is_long or self._num_rows > 2 * len(self._rows)
+
+
+def _has_moved(one: Called, two: Called) -> bool:
+    """Whether the weights have moved between two forward passes of a gradient, or this is not known."""
+    if one.differentiated is False or two.differentiated is False:
+        return False
+    return not (one.is_whole and two.is_whole) or any(a is not b for a, b in zip(one.params, two.params, strict=False))
+
+
+class Use(NamedTuple):
+    """A method of a model that was called, and where."""
+
+    name: str
+    line: Line | None
 
 
 @dataclass
@@ -57,37 +112,85 @@ class Asked:
     is_own: bool = False
 
 
+@dataclass
+class Loop:
+    """The record of one loop of a script, or of one `fit`.
+
+    Attributes:
+        lines: the calls that lead to it, and its own line last; none for lines outside of all loops.
+        watched: the models that are called in it, by their ids, in the order of their first calls.
+        losses: the losses that are called, Keras' and the script's, by name and configuration.
+        beside: the tensors that the script names beside its batches, by name, as those of a loss.
+        fitted: the arguments of `fit`, by the id of the model: x, y, sample and class weights.
+        is_beside_fit: whether its models are trained by `fit` elsewhere.
+    """
+
+    scout: "Scout"
+    lines: tuple[Line, ...] = ()
+    is_fit: bool = False
+    watched: dict[int, Watched] = field(default_factory=dict)
+    losses: dict[str, Asked] = field(default_factory=dict)
+    beside: dict[str, Asked] = field(default_factory=dict)
+    fitted: dict[int, tuple] = field(default_factory=dict)
+    is_beside_fit: bool = False
+    until: float = float("inf")
+
+    @property
+    def trained(self) -> list[Watched]:
+        """The models with updates."""
+        return [each for each in self.watched.values() if each.log.num_updates] or [
+            each for each in self.watched.values() if each.num_updates
+        ]
+
+    def may_begin(self) -> bool:
+        """Whether its first updates may follow: of no forward pass so far is it known that it has no gradient."""
+        called = (one for each in self.watched.values() for one in each.log.called)
+        return all(one.differentiated is not False for one in called)
+
+    def is_seen(self, least: int, *, is_exact: bool) -> bool:
+        """Whether enough updates were seen, of each model or for some seconds; then its records are closed."""
+        trained = [each for each in self.trained if each.log.is_open]
+        ready = [each.num_updates >= least for each in trained]
+        if any(ready):
+            self.until = min(self.until, time.monotonic() + _LONGER)
+        is_enough = all(ready) and (is_exact or any(each.has_gone_twice() for each in trained))
+        if is_enough or time.monotonic() > self.until:
+            for each in self.watched.values():
+                each.log.is_open = False
+        return not any(each.log.is_open for each in trained)
+
+
 class Scout:
     """Watches all models and Keras losses for the time of a `with`.
 
     Args:
-        num_updates: the script is ended after this many updates of one model.
+        num_updates: a loop was seen after this many updates of each of its models; None for 30, or as many as are cheap
+            until the data were seen twice.
 
     Attributes:
-        watched: the models, in the order of their first calls.
-        losses: the losses that are called, Keras' and the script's, by name and configuration.
-        fitted: the arguments of `fit`, by the id of the model: x, y, sample and class weights.
+        loops: the loops, by their lines, in the order of their first calls.
         cut: the sources of a gradient that was taken, and there was none, by their ids.
         num_read: how often a metric was read, by its id.
+        outdated: by the id of a model, the use that was made of it without its trained weights.
         limit: the end of the script, and the audits that it makes itself.
-        is_by_hand: whether updates are made outside of `fit` too; then the records have no others.
-        has_gradients: whether the limit has come, and the script's files take gradients themselves.
+        is_cut_short: whether the script was ended although other loops may follow.
         elsewhere: in words, that the loop's gradients are taken by another engine than the models'.
     """
 
-    def __init__(self, num_updates: int):
-        self.limit = Limit(num_updates, lambda: [each.log for each in self.watched.values()], waits=self._waits)
-        self.watched: dict[int, Watched] = {}
-        self.losses: dict[str, Asked] = {}
-        self._losses_aside: dict[str, Asked] = {}
-        self._is_fitting, self._until = False, 0.0
-        self._were_fitted: set[int] = set()
-        self.is_by_hand = self.has_gradients = False
-        self.fitted: dict[int, tuple] = {}
+    def __init__(self, num_updates: int | None):
+        self._least, self._is_exact = num_updates or 30, num_updates is not None
+        self.limit = Limit(self._least, self._is_enough, wrapping=self._in_loop)
+        self.loops: dict[tuple, Loop] = {}
+        self._logs: dict[int, list[Log]] = {}
+        self._hooked: set[int] = set()
+        self._num_seen, self._since = 0, 0.0
+        self.is_cut_short = False
         self.cut: dict[int, Any] = {}
         self.num_read: Counter[int] = Counter()
+        self.outdated: dict[int, Use] = {}
         self.around, self.frozen = Surroundings(), FrozenNumbers()
         self._here = threading.local()
+        self._over: Loop | None = None
         self._hooks = ExitStack()
         self.elsewhere = ""
 
@@ -104,6 +207,8 @@ class Scout:
                 stack.enter_context(replaced(layer, name, self._called(getattr(layer, name))))
             for name in _FITS:
                 stack.enter_context(replaced(model, name, self._fitting(getattr(model, name))))
+            for name in USING:
+                stack.enter_context(replaced(model, name, self._using(getattr(model, name))))
             stack.enter_context(replaced(loss, "__call__", self._lost(loss.__call__)))
             for metric in {value for value in vars(keras.metrics).values() if isinstance(value, type)}:
                 if "result" in vars(metric):
@@ -113,48 +218,65 @@ class Scout:
                     stack.enter_context(replaced(keras.losses, name, self._lost_by(getattr(keras.losses, name))))
             yield
 
+    @property
+    def watched(self) -> list[Watched]:
+        """All models, once for each loop that calls them."""
+        return [each for loop in self.loops.values() for each in loop.watched.values()]
+
     def settle(self) -> None:
-        """Wait for pending records, and choose the loop; a step that was ended halfway has fewer."""
+        """Wait for pending records, and add what runs outside of the loops with updates to the loop before."""
         self._listener.settle()
-        every = list(self.watched.values())
-        self.is_by_hand = bool(self.fitted) and any(each.log.is_trained for each in every)
-        if self.is_by_hand:
-            self.fitted.clear()
-            for each in every:
-                each.before = next((c.params for c in each.log.called if c.is_whole), each.before)
-            return
-        for each in every:
-            each.log.join()
-        for key, asked in self._losses_aside.items():
-            self.losses.setdefault(key, Asked(asked.loss, is_own=asked.is_own)).calls += asked.calls
+        trained = [loop for loop in self.loops.values() if loop.trained]
+        for other in [loop for loop in self.loops.values() if not loop.trained and trained]:
+            _spread(other, trained)
+        self._over = Loop(self)
+        self.loops = {key: loop for key, loop in self.loops.items() if loop.trained or not trained}
+        known, fitted = set[int](), {id(each.model) for loop in trained if loop.is_fit for each in loop.trained}
+        for loop in self.loops.values():
+            loop.watched = {k: w for k, w in loop.watched.items() if w.log.called or w.log.applied or k in loop.fitted}
+            loop.is_beside_fit = not loop.is_fit and any(id(each.model) in fitted for each in loop.trained)
+            for key, each in loop.watched.items():
+                each.log.close()
+                if key in known or not each.before:
+                    each.before = next((c.params for c in each.log.called if c.is_whole), each.before)
+            known |= loop.watched.keys()
 
-    def _waits(self) -> bool:
-        """Whether a `fit` at the limit runs on, as the script may take gradients after it."""
-        if not self._until:
-            self._until, self.has_gradients = time.monotonic() + _PATIENCE, takes_gradients()
-        return self._is_fitting and self.has_gradients and time.monotonic() < self._until
+    @property
+    def loop(self) -> Loop:
+        """The loop that runs here, or that a recorded value comes from."""
+        loop = self._over or getattr(self._here, "loop", None)
+        return self._at(*place_of_loop()) if loop is None else loop
 
-    @contextmanager
-    def _apart(self, model: keras.Model) -> Iterator[None]:
-        """Inside of a model's `fit`, keep its records apart from those of the loop around it."""
-        if self._is_fitting:
-            yield
-            return
-        if id(model) in self._were_fitted and self._until:  # its `fit` is the loop
-            self._until = time.monotonic()
-        self._were_fitted.add(id(model))
-        self._turn()
-        try:
-            yield
-        finally:
-            self._turn()
+    def _at(self, lines: tuple[Line, ...], is_fit: bool) -> Loop:
+        return self.loops.setdefault((lines, is_fit), Loop(self, lines, is_fit))
 
-    def _turn(self) -> None:
-        self._listener.settle()
-        self._is_fitting = not self._is_fitting
-        self.losses, self._losses_aside = self._losses_aside, self.losses
-        for each in self.watched.values():
-            each.log.turn()
+    def _in_loop(self, told: Callable) -> Callable:
+        """Return a function that is called with values of the present loop, perhaps later and elsewhere."""
+        loop = self.loop
+
+        def heard(order: int, numbers: list) -> None:
+            before, self._here.loop = getattr(self._here, "loop", None), loop
+            try:
+                told(order, numbers)
+            finally:
+                self._here.loop = before
+
+        return heard
+
+    def _is_enough(self) -> bool:
+        """Whether the loop that runs here was seen, and no other one follows soon."""
+        loops = list(self.loops.values())
+        seen = [loop for loop in loops if loop.trained and loop.is_seen(self._least, is_exact=self._is_exact)]
+        here, now = self.loop, time.monotonic()
+        if len(seen) > self._num_seen:
+            self._num_seen, self._since = len(seen), now
+        if not seen or (here.trained and here not in seen):
+            return False
+        if calls_later(TRAINING) or (not here.trained and here.may_begin()):
+            self.is_cut_short = now > self._since + _PATIENCE
+            return self.is_cut_short
+        may_lack = keras.backend.backend() == "jax" and now < self._since + _LONGER  # the trained weights
+        return not (may_lack and calls_later(USING))
 
     def _depth(self) -> int:
         """Return the number of nested layer calls in this thread."""
@@ -167,35 +289,46 @@ class Scout:
         def called(layer: Any, *arguments: Any, **others: Any) -> Any:
             depth = self._depth()
             leaves = tree.leaves((arguments, others)) if depth == 0 and isinstance(layer, keras.Model) else []
+            inputs = next(islice(arguments, 2 * (call.__name__ == "stateless_call"), None), None)
             if leaves and not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
-                self._meet(layer, arguments[0] if arguments else None)
+                self._meet(layer, inputs)
                 self.frozen.look()
             self._here.depth = depth + 1
             try:
                 result = call(layer, *arguments, **others)
             finally:
                 self._here.depth = depth
-            if leaves and id(layer) in self.watched:
+            if leaves and id(layer) in self._hooked:
                 self._look_ahead()
+                self._look_beside(tree.leaves(inputs))
             return result
 
         return self._listener.unhooked(called)
 
     def _meet(self, model: keras.Model, inputs: Tree = None) -> None:
-        """Hook a model at its first call; collect the script's values during the first updates."""
-        if id(model) not in self.watched:
-            like = keras.tree.map_structure(lambda _: None, inputs)
-            now = values(model)  # None in a trace
-            watched = Watched(model, Log(room(model)), now.params if now else [], like)
-            watched.log.begin(watched.before)
-            if self._is_fitting:
-                watched.log.turn()
-            self.watched[id(model)] = watched
-            self._hooks.enter_context(Hooks(model, self._listener, watched.log).on())
-        if len(self.watched[id(model)].log.applied) < 3:
+        """Hook a model at its first call; collect the script's values during the first updates of a loop."""
+        watched = self.in_loop(model)
+        if watched.like is None:
+            watched.like = keras.tree.map_structure(lambda _: None, inputs)
+        if id(model) not in self._hooked:
+            self._hooked.add(id(model))
+            self._hooks.enter_context(_Hooks(model, self._listener, self).on())
+        if len(watched.log.applied) < 3:
             self.around.look()
-        if not self.watched[id(model)].log.called:
+        if not watched.log.called:
             self.elsewhere = self.elsewhere or tape_elsewhere(model)
+
+    def in_loop(self, model: keras.Model, loop: Loop | None = None) -> Watched:
+        """Return a model's record in a loop, by default in the one that runs here."""
+        loop = loop or self.loop
+        if id(model) not in loop.watched:
+            now, log = values(model), Log(room(model), is_stateless=keras.backend.backend() == "jax")
+            logs = self._logs.setdefault(id(model), [])
+            watched = Watched(model, log, now.params if now else [], logs=logs)  # None in a trace
+            log.begin(watched.before)
+            logs.append(log)
+            loop.watched[id(model)] = watched
+        return loop.watched[id(model)]
 
     def _look_ahead(self) -> None:
         """Note the function of the script that is about to get the model's outputs, and the labels."""
@@ -204,19 +337,44 @@ class Scout:
             loss = call.of(place)
             self._note(loss, f"{loss.__name__} of {call.function.__code__}", call.given[place], None, is_own=True)
 
+    def _look_beside(self, inputs: list[Any]) -> None:
+        """Record the tensors that the script names beside a batch: the labels may be among them."""
+        for name, value in of_batch(inputs).items() if inputs else ():
+            if not self._listener.blind([value]):
+                asked = self.loop.beside.setdefault(name, Asked(None))
+                self._listener.tell(partial(self._told, asked), [value])
+
     def _fitting(self, fit: Callable) -> Callable:
         @wraps(fit)
         def fitting(model: Any, *arguments: Any, **others: Any) -> Any:
-            if self._depth() == 0 and id(model) not in self.watched:
+            if self._depth() == 0 and fit.__name__ == "fit":
+                loop = self._at(place_of_loop()[0], True)
                 given = dict(zip(("x", "y"), arguments, strict=False)) | others
-                if fit.__name__ == "fit":
-                    self.fitted[id(model)] = tuple(given.get(name) for name in _GIVEN)
+                loop.fitted.setdefault(id(model), tuple(given.get(name) for name in _GIVEN))
+                self.in_loop(model, loop)
+            if self._depth() == 0 and id(model) not in self._hooked:
                 self._meet(model)
                 return getattr(model, fit.__name__)(*arguments, **others)  # which the hooks have on the instance now
-            with self._apart(model) if fit.__name__ == "fit" else nullcontext():
-                return fit(model, *arguments, **others)
+            return fit(model, *arguments, **others)
 
         return fitting
+
+    def _using(self, use: Callable) -> Callable:
+        """Return a method that uses a model, and notes whether it lacks the weights that were trained."""
+
+        @wraps(use)
+        def using(model: Any, *arguments: Any, **others: Any) -> Any:
+            if id(model) in self._logs and not is_in_fit():
+                self._listener.settle()
+                now = values(model)
+                whole = [[one for one in log.called if one.is_whole] for log in self._logs[id(model)]]
+                for first, *_, last in (each for each in whole if now is not None and len(each) > 1):
+                    if all_same(now.params, first.params) and not all_same(now.params, last.params):
+                        line = line_of_user(self._listener.stack())
+                        self.outdated.setdefault(id(model), Use(use.__name__, line))
+            return use(model, *arguments, **others)
+
+        return using
 
     def _asked(self, shape: tuple[int, ...], missing: list) -> None:
         self.cut |= {id(source): source for source in missing}
@@ -252,9 +410,9 @@ class Scout:
         return self._listener.unhooked(lost)
 
     def _note(self, loss: Any, key: str, y_true: Any, weight: Any, *, is_own: bool = False) -> None:
-        if not self.watched or self._depth():
+        if not self._hooked or self._depth():
             return
-        asked = self.losses.setdefault(key, Asked(loss, is_own=is_own))
+        asked = self.loop.losses.setdefault(key, Asked(loss, is_own=is_own))
         given = [y_true] if weight is None else [y_true, weight]
         if any(isinstance(each, keras.KerasTensor) or not hasattr(each, "shape") for each in given):
             return
@@ -262,6 +420,50 @@ class Scout:
             self._listener.tell(partial(self._told, asked), given)
 
     def _told(self, asked: Asked, order: int, numbers: list[np.ndarray]) -> None:
-        if any(each.log.is_open and each.log.has_room for each in self.watched.values()):
+        if any(each.log.is_open and each.log.has_room for each in self.loop.watched.values()):
             y, weight = np.array(numbers[0]), np.array(numbers[1]) if len(numbers) > 1 else None
             asked.calls.append((order, y, weight))
+
+
+class _Hooks(Hooks):
+    """The hooks on a model that write to the record of the loop that runs."""
+
+    def __init__(self, model: keras.Model, listener: Any, scout: Scout):
+        self._scout = scout
+        super().__init__(model, listener, Log())
+
+    @property
+    def log(self) -> Log:
+        """The model's record in the loop that runs here, or that a recorded value comes from."""
+        return self._scout.in_loop(self.model).log
+
+    @log.setter
+    def log(self, log: Log) -> None:
+        pass
+
+
+def _spread(other: Loop, loops: list[Loop]) -> None:
+    """Add the records of a loop without updates to the loops before its forward passes."""
+    begins = [min(e.order for each in loop.trained for e in (*each.log.called, *each.log.applied)) for loop in loops]
+
+    def before(order: int) -> Loop:
+        return loops[max((i for i, begin in enumerate(begins) if begin < order), default=0)]
+
+    for key, each in other.watched.items():
+        for called in each.log.called:
+            loop = before(called.order)
+            own = loop.watched.setdefault(key, Watched(each.model, Log(each.log.room), each.before, each.like))
+            if any(one.log.is_open for one in loop.trained):
+                own.log.called.append(called)
+            else:
+                own.log.num_late += 1
+        for loop in loops:
+            if key in loop.watched:
+                log = loop.watched[key].log
+                log.called.sort(key=lambda event: event.order)
+                log.has_evaluated |= each.log.has_evaluated
+                log.unseen |= each.log.unseen
+    for key, asked in other.losses.items():
+        for call in asked.calls or [(0, None, None)]:
+            own_calls = before(call[0]).losses.setdefault(key, Asked(asked.loss, is_own=asked.is_own)).calls
+            own_calls += [call] * (call[1] is not None)

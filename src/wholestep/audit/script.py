@@ -25,8 +25,8 @@ class Ran(NamedTuple):
     how: str
 
 
-def run(script: str, arguments: list[str], num_updates: int) -> Ran:
-    """Run a script until it ends, or has made `num_updates` updates.
+def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
+    """Run a script until it ends, or its loops have made `num_updates` updates; None for as many as are needed.
 
     Keras is watched from the moment on when the script imports it, so that the script still chooses the engine. An
     interrupt (Ctrl-C) is passed on.

@@ -14,7 +14,7 @@ from wholestep.audit.families import averaging, is_unreduced, name_of
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
 from wholestep.audit.measure import same
-from wholestep.audit.scout import Asked, Scout, Watched
+from wholestep.audit.scout import Asked, Loop, Scout, Watched
 from wholestep.audit.surroundings import (
     Named,
     Surroundings,
@@ -35,6 +35,7 @@ _LABELS = ("y", "label", "target", "count", "output")
 _SWAPPED = Likely(
     "The loss gets the model's outputs in place of the labels, `y_true`, which come first. Are its arguments swapped?"
 )
+_UNKNOWN_ROWS = "whether all rows of the data are used, and with their own labels: the data are not known"
 _MOST = 3  # arrays that may be the labels
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
 
@@ -84,43 +85,54 @@ class Labels(NamedTuple):
     weight: np.ndarray | None
 
 
-def inquire(scout: Scout) -> Meaning:
-    """Return the intention of a script.
+def subjects(scout: Scout) -> Iterator[tuple[Loop, Watched]]:
+    """Yield the models that the loops train, with the loop; the script's own loops first, and its main models.
+
+    Models that are trained as one are one. A model that is never called, as its parts are, is named by them.
+
+    Raises:
+        UnknownError: there is no model.
+    """
+    loops = sorted(scout.loops.values(), key=lambda loop: loop.is_fit)
+    found = [(loop, each) for loop in loops for each in _trained(loop)]
+    if not found and (others := [(loop, each) for loop in loops for each in loop.watched.values()]):
+        found = [max(others, key=lambda pair: (id(pair[1].model) in pair[0].fitted, bool(pair[1].log.called)))]
+    if not found:
+        raise UnknownError("the model: no Keras model was called")
+    yield from found
+
+
+def _trained(loop: Loop) -> list[Watched]:
+    joined = chain.joined(loop.trained)
+    parts = {id(part) for each in joined if isinstance(each.model, chain.Chain) for part in each.model.parts}
+    called = [each for each in joined if each.log.called and id(each.model) not in parts] or joined
+    return sorted(called, key=_num_seen, reverse=True)
+
+
+def inquire(loop: Loop, watched: Watched) -> Meaning:
+    """Return the intention of a loop that trains a model.
 
     Raises:
         UnknownError: it cannot be found.
     """
-    watched = _trained(scout)
     model, log = watched.model, watched.log
-    loss, asked, told = _loss(model, scout)
+    loss, asked, told = _loss(model, loop)
     calls = [c for c in log.called if c.differentiated is not False]
-    own = [each for each in scout.losses.values() if each.is_own and each.calls]
+    own = [each for each in loop.losses.values() if each.is_own and each.calls]
     labels = max((list(_labels(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
     are_swapped = bool(labels) and all(
         each.called.outputs and same(each.label, each.called.outputs[0]) for each in labels
     )
     labels = [] if are_swapped else labels
-    meaning = Meaning(watched, (), loss, _optimizer(watched, scout.around), is_supposed=not told)
+    meaning = Meaning(watched, (), loss, _optimizer(watched, loop.scout.around), is_supposed=not told)
     if not told or loss is not None:
         meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
     meaning.notes = [_SWAPPED] * are_swapped
     meaning.own = [each.loss for each in own]
-    of_loop = ["loop: the script's own: what `fit` does beside it is not judged"] * scout.is_by_hand
+    of_loop = ["loop: the script's own: what `fit` does beside it is not judged"] * loop.is_beside_fit
     meaning.told = [f"model: {_name(model)}", *of_loop, *([told] if told else [])]
-    meaning.data = _search(scout, meaning, calls, labels)
+    meaning.data = _search(loop, meaning, calls, labels)
     return meaning
-
-
-def _trained(scout: Scout) -> Watched:
-    trained = chain.joined([each for each in scout.watched.values() if each.log.applied])
-    if not scout.watched:
-        raise UnknownError("the model: no Keras model was called")
-    if trained:
-        return max(trained, key=_num_seen)
-    if scout.fitted:
-        return scout.watched[next(iter(scout.fitted))]
-    moved = [each for each in scout.watched.values() if each.log.called]
-    return moved[0] if moved else next(iter(scout.watched.values()))
 
 
 def _num_seen(watched: Watched) -> tuple[bool, int, int]:
@@ -128,11 +140,11 @@ def _num_seen(watched: Watched) -> tuple[bool, int, int]:
     return bool(watched.log.called), len(watched.log.applied), len(watched.model.trainable_variables)
 
 
-def _loss(model: keras.Model, scout: Scout) -> tuple[Any, list[Asked], str]:
+def _loss(model: keras.Model, loop: Loop) -> tuple[Any, list[Asked], str]:
     """Return (the loss that is meant, the losses that get its labels, the loss in words); "" if it is not known."""
-    known = [each for each in scout.losses.values() if not each.is_own]
+    known = [each for each in loop.losses.values() if not each.is_own]
     asked = [each for each in known if each.calls] or known
-    is_for_fit = scout.is_by_hand and bool(asked)
+    is_for_fit = loop.is_beside_fit and bool(asked)
     if getattr(model, "compiled", False) and model._compile_loss is not None and not is_for_fit:
         same = [each for each in asked if each.loss is model.loss or len(asked) == 1]
         return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"
@@ -170,7 +182,7 @@ def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optim
     return next((o for o in known if o is not None and id(o) in used), None)
 
 
-def _search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
+def _search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
     """Return (x, y) or (x, y, sample_weight), and note in the meaning how they were found.
 
     Args:
@@ -181,9 +193,10 @@ def _search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[La
         UnknownError: they cannot be found.
     """
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
-    data = _Data(scout, meaning, calls, labels)
-    ways = data.fitted, data.whole_arrays, data.datasets, data.arrays, data.of_losses, data.arrays_alone
-    for find in (*ways, data.inputs_alone):
+    beside = {name: list(_labels(calls, meaning.watched.log.called, each)) for name, each in loop.beside.items()}
+    data = _Data(loop, meaning, calls, labels, beside)
+    ways = data.fitted, data.whole_arrays, data.datasets, data.arrays, data.of_losses, data.of_batches
+    for find in (*ways, data.arrays_alone, data.inputs_alone):
         try:
             found = find()
         except UnknownError as error:
@@ -197,14 +210,16 @@ def _search(scout: Scout, meaning: Meaning, calls: list[Called], labels: list[La
 class _Data:
     """The ways to find the data of a script; each returns (x, y[, sample_weight]), or None."""
 
-    def __init__(self, scout: Scout, meaning: Meaning, calls: list[Called], labels: list[Labels]):
-        self.scout, self.meaning, self.labels = scout, meaning, labels
+    def __init__(
+        self, loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labels], beside: dict[str, list[Labels]]
+    ):
+        self.loop, self.meaning, self.labels, self.beside = loop, meaning, labels, beside
         self.inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
         self.kept = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
 
     def fitted(self) -> tuple | None:
         """Take the arguments of `fit`."""
-        x, y, weight, by_class = self.scout.fitted.get(id(self.meaning.watched.model), (None, None, None, None))
+        x, y, weight, by_class = self.loop.fitted.get(id(self.meaning.watched.model), (None, None, None, None))
         leaves = tree.leaves((x, y))
         if x is None or y is None or not all(hasattr(leaf, "__array__") and len(leaf.shape) for leaf in leaves):
             return None
@@ -216,7 +231,7 @@ class _Data:
     @cached_property
     def held(self) -> tuple[list[Named], list[Named]]:
         """The arrays whose rows are the model's inputs, and the others of their length."""
-        arrays = self.scout.around.arrays()
+        arrays = self.loop.scout.around.arrays()
         chosen = (holding(arrays, self.inputs) if self.inputs else None) or []
         if not chosen and self.inputs and len(self.inputs[0]) == 1:
             arrays = cut(arrays, self.inputs[0][0].shape)
@@ -265,6 +280,11 @@ class _Data:
         if y is not None:
             return y, name
         (first, *_), others = self.held
+        found, rows = Rows(x), dict[int, np.ndarray]()
+        for each in (label for labels in self.beside.values() for label in labels):
+            rows.setdefault(each.called.order, found.find(each.called.inputs))
+        pairs = {name: [(rows[each.called.order], each.label) for each in own] for name, own in self.beside.items()}
+        others = [n for n in others if any(agrees(n.value, own) for own in pairs.values() if own)] or others
         told = [np.unique(each.label) for each in self.labels]
         others = [named for named in others if all(np.isin(values, named.value).all() for values in told)]
         home = [named for named in others if named.home == first.home] or others
@@ -284,7 +304,7 @@ class _Data:
 
     def datasets(self) -> tuple | None:
         """Read the script's datasets once more, and take the first that holds the model's inputs."""
-        for dataset in self.scout.around.of(object) if self.inputs else ():
+        for dataset in self.loop.scout.around.of(object) if self.inputs else ():
             is_one = isinstance(dataset, keras.utils.PyDataset) or is_stream(dataset)
             if is_one and (known := read(dataset, self.inputs)) is not None:
                 num = len(tree.leaves(known)[0])
@@ -298,11 +318,40 @@ class _Data:
             return None
         x, first = once(self.meaning.watched, [each.called.inputs for each in self.labels])
         self.meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
-        told = "whether all rows of the data are used, and with their own labels: the data are not known"
-        self.meaning.unseen.append(told)
+        self.meaning.unseen.append(_UNKNOWN_ROWS)
         data = x, joined(each.label for each in self.labels)[first]
         weights = [each.weight for each in self.labels if each.weight is not None]
         return (*data, joined(weights)[first]) if len(weights) == len(self.labels) else data
+
+    def of_batches(self) -> tuple | None:
+        """Assemble the data from the inputs of the model and the tensors that the script names beside them."""
+        used = {each.called.order: each.called for own in self.beside.values() for each in own}
+        whole = {name: own for name, own in self.beside.items() if used and len(own) == len(used)}
+        if not whole or not self.meaning.is_supposed:
+            return None
+        x, first = self._once([called.inputs for called in used.values()])
+        leaves = tree.leaves(x)
+        found = [Named(0, name, joined(each.label for each in own)[first]) for name, own in whole.items()]
+        found = different([*found, *cut(found, leaves[0].shape)])
+        found = [n for n in found if not any(np.array_equal(n.value, leaf) for leaf in leaves)]
+        labels = [n for n in found if not any(word in n.name.lower() for word in _NO_LABELS)]
+        labels.sort(key=lambda named: not any(word in named.name.lower() for word in _LABELS))
+        if not labels:
+            return None
+        self.meaning.labels = {n.name: n.value for n in labels[:_MOST]}
+        self.meaning.beside = {n.name: n.value for n in labels[: 2 * _MOST]}
+        self.meaning.weights = {n.name: n.value for n in found if _are_weights(n.value)}
+        names = " or ".join(self.meaning.labels)
+        self.meaning.told.append(f"data: what the model was given, with {names}, {len(first)} different rows")
+        self.meaning.unseen.append(_UNKNOWN_ROWS)
+        return x, labels[0].value
+
+    def _once(self, given: list[list[np.ndarray]]) -> tuple[Tree, list[int]]:
+        """Return (inputs, each row once, the first position of each)."""
+        leaves = [joined(each) for each in zip(*given, strict=True)]
+        keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
+        first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+        return nested(self.meaning.watched, [leaf[first] for leaf in leaves]), first
 
     def arrays_alone(self) -> tuple | None:
         """Find arrays whose rows are the model's inputs, without labels, if no loss of Keras has them."""

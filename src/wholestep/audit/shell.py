@@ -37,7 +37,9 @@ def add_command(commands: argparse._SubParsersAction, count: Callable[[str], int
 
 def _add_options(parser: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
     parser.add_argument(
-        "--updates", type=count, default=30, help="end the script after so many updates (default: %(default)s)"
+        "--updates",
+        type=count,
+        help="watch a loop for so many updates (default: 30, or twice its data)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report with pictures, too")
     parser.add_argument("--json", action="store_true", help="print JSON; what the script prints goes to stderr")
@@ -76,7 +78,7 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
     from wholestep.audit.conclusion import conclude
     from wholestep.audit.searching import UnknownError
 
-    if ran.scout.elsewhere and not any(each.log.applied for each in ran.scout.watched.values()):
+    if ran.scout.elsewhere and not any(each.log.applied for each in ran.scout.watched):
         return _say_unseen(own, [ran.scout.elsewhere, ran.how])
     if not ran.how and _is_by_own_trainer(ran.scout):
         return _say_own(own)
@@ -109,7 +111,7 @@ def _is_by_own_trainer(scout: Any) -> bool:
     """Whether no updates were made but by this library's own trainer."""
     from wholestep.audit.source import OWN_TRAINER
 
-    logs = [*(each.log for each in scout.watched.values()), *(log for _, log in scout.limit.reports)]
+    logs = [*(each.log for each in scout.watched), *(log for _, log in scout.limit.reports)]
     return any(OWN_TRAINER in log.unseen for log in logs) and not any(log.applied for log in logs)
 
 

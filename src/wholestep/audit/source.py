@@ -19,7 +19,9 @@ from wholestep.audit.log import Line
 from wholestep.engines import running
 from wholestep.errors import WholestepError
 
-_GRADIENTS = "gradient", "grad", "value_and_grad", "stateless_apply", "apply_gradients"
+TRAINING = "fit", "train_on_batch", "gradient", "grad", "value_and_grad", "stateless_apply", "apply_gradients"
+USING = "predict", "predict_on_batch", "evaluate", "save", "save_weights"
+_LOOPS = ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp
 _UNKNOWN = object()
 _PLAIN = (
     *(ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Slice, ast.Tuple, ast.BinOp, ast.UnaryOp),
@@ -32,6 +34,7 @@ OWN_TRAINER = (
 )
 _PACKAGE = Path(__file__).parent.parent
 _KERAS = str(Path(keras.__file__).parent)
+_RUNNER = str(_PACKAGE / "audit" / "script.py")
 _COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
 _PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 LIBRARIES = (str(Path(keras.__file__).parent.parent), str(_PACKAGE), *_PATHS)
@@ -96,19 +99,103 @@ def _is_called(file: str) -> bool:
     return is_pythons or file.startswith((_NUMPY, "<"))
 
 
-def takes_gradients() -> bool:
-    """Whether the script's files take gradients, other than in classes of models, whose steps `fit` calls."""
+def place_of_loop() -> tuple[tuple[Line, ...], bool]:
+    """Return (the lines that lead to the script's outermost loop that runs, and its own; whether `fit` runs).
+
+    The lines of a `fit` lead to its call, if no loop is around it; for code outside of all loops there are none.
+    """
+    lines: list[Line] = []
+    frames = _frames_of_script()
+    num = next((i for i, frame in enumerate(frames) if _is_fit(frame)), len(frames))
+    is_fit = num < len(frames)
+    for frame in frames[:num]:
+        if is_of_user(frame.f_code.co_filename):
+            loop = _loop_around(frame.f_code.co_filename, frame.f_lineno)
+            lines.append(Line(frame.f_code.co_filename, loop or frame.f_lineno))
+            if loop:
+                return tuple(lines), is_fit
+    return tuple(lines) if is_fit else (), is_fit
+
+
+def calls_later(verbs: tuple[str, ...]) -> bool:
+    """Whether the script, after the statements that run now, may call one of these, as far as its names tell."""
+    places = [Line(f.f_code.co_filename, f.f_lineno) for f in _frames_of_script() if is_of_user(f.f_code.co_filename)]
     files = {str(getattr(module, "__file__", None) or "<") for module in list(sys.modules.values())}
-    trees = (_parsed(file) or ast.Module([], []) for file in files if is_of_user(file))
-    return any(isinstance(n, ast.Call) and _name_of(n.func) in _GRADIENTS for tree in trees for n in _by_hand(tree))
+    return _calls_later(verbs, tuple(places), tuple(sorted(filter(is_of_user, files))))
 
 
-def _by_hand(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes inside of a node, without the classes of models."""
+@cache
+def _calls_later(verbs: tuple[str, ...], places: tuple[Line, ...], files: tuple[str, ...]) -> bool:
+    given = [each for file in files for each in _given(file)]
+    functions = {name for name, node in given if isinstance(node, ast.FunctionDef)}
+    names = {*verbs, *(f".{verb}" for verb in verbs)}
+    calling = [(name, _calls(node, functions)) for name, node in given]
+    while more := {name for name, called in calling if called & names} - names:
+        names |= more
+    for file, number in places:
+        home = _innermost(_parsed(file) or ast.Module([], []), number)
+        if any(_calls(node, functions) & names for node in _after(home, number)):
+            return True
+    return False
+
+
+def _calls(node: ast.AST, functions: set[str]) -> set[str]:
+    """Return the names that are called in a node, and those of functions that are passed to a call."""
+    calls = [inner for inner in ast.walk(node) if isinstance(inner, ast.Call)]
+    return {_dotted(call.func) for call in calls} | {_dotted(each) for call in calls for each in call.args} & functions
+
+
+def _dotted(node: ast.expr) -> str:
+    """Return a name, with a dot before that of an attribute."""
+    return f"{'.' * isinstance(node, ast.Attribute)}{_name_of(node)}"
+
+
+def _frames_of_script() -> list[FrameType]:
+    """Return the frames of the main thread that the script has, the outermost first."""
+    frames: list[FrameType] = []
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_filename != _RUNNER:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _is_fit(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "fit" and frame.f_code.co_filename.startswith(_KERAS)
+
+
+@cache
+def _loop_around(file: str, number: int) -> int:
+    """Return the line of the outermost loop of a function that holds a line; 0 if there is none."""
+    home = _innermost(_parsed(file) or ast.Module([], []), number)
+    loops = [n for n in _own(home) if isinstance(n, _LOOPS) and n.lineno <= number <= (n.end_lineno or 0)]
+    return min((n.lineno for n in loops), default=0)
+
+
+@cache
+def _given(file: str) -> list[tuple[str, ast.AST]]:
+    """Return the names that a file gives to functions and values, with their definitions; attributes have a dot."""
+    found: list[tuple[str, ast.AST]] = []
+    for node in ast.walk(_parsed(file) or ast.Module([], [])):
+        if isinstance(node, ast.FunctionDef):
+            found += [(node.name, node), (f".{node.name}", node)]
+        elif isinstance(node, ast.Assign):
+            found += [(_dotted(t), node) for target in node.targets for t in ast.walk(target) if _is_set(t)]
+    return found
+
+
+def _is_set(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
+
+
+def _after(node: ast.AST, number: int) -> Iterator[ast.AST]:
+    """Yield the statements of a function, of its inner blocks too, that come after a line."""
     for inner in ast.iter_child_nodes(node):
-        if not (isinstance(inner, ast.ClassDef) and any("Model" in _name_of(base) for base in inner.bases)):
-            yield inner
-            yield from _by_hand(inner)
+        if isinstance(inner, ast.stmt | ast.excepthandler) and not isinstance(inner, ast.FunctionDef | ast.ClassDef):
+            if inner.lineno > number:
+                yield inner
+            elif number <= (inner.end_lineno or 0):
+                yield from _after(inner, number)
 
 
 def _name_of(node: ast.expr) -> str:

@@ -19,13 +19,13 @@ class Enough(BaseException):
 
 
 class Limit:
-    """Ends a loop after a number of updates, and holds the audits that run inside of it.
+    """Ends a loop once enough was seen, and holds the audits that run inside of it.
 
     Args:
-        num_updates: the limit.
-        logs: returns the logs to count, if no audit runs inside.
+        num_updates: the updates after which the loop of an audit inside ends.
+        is_enough: returns whether the loop may end, if no audit runs inside.
         can_end: whether the main thread runs the loop: no other thread can be ended.
-        waits: returns whether the loop runs on at the limit, without a record, as another one may follow.
+        wrapping: returns a function that is called with recorded values, from the one that records them.
 
     Attributes:
         reports: the reports of the audits inside, with their logs.
@@ -35,12 +35,12 @@ class Limit:
     def __init__(
         self,
         num_updates: int,
-        logs: Callable[[], list] = list,
+        is_enough: Callable[[], bool] = bool,
         *,
         can_end: bool = True,
-        waits: Callable[[], bool] = bool,
+        wrapping: Callable[[Callable], Callable] = lambda told: told,
     ):
-        self.num_updates, self._logs, self._can_end, self._waits = num_updates, logs, can_end, waits
+        self.num_updates, self._is_enough, self._can_end, self.wrapping = num_updates, is_enough, can_end, wrapping
         self.reports: list[tuple[Any, Any]] = []
         self.is_asked, self.has_come = threading.Event(), threading.Event()
 
@@ -64,13 +64,12 @@ class Limit:
         return _Counting(listener() if entered is None else entered, self, is_entered=entered is not None)
 
     def is_reached(self) -> bool:
-        """Whether the logs have enough updates; then they are closed."""
-        logs = [self.reports[-1][1]] if self.reports else self._logs()
-        if not self._can_end or not any(log.num_updates >= self.num_updates for log in logs):
-            return False
-        for log in logs:
-            log.is_open = False  # later updates are not recorded
-        return bool(self.reports) or not self._waits()
+        """Whether the loop is to end; the log of an audit inside is closed then."""
+        if not self._can_end or not self.reports:
+            return self._can_end and self._is_enough()
+        log = self.reports[-1][1]
+        log.is_open &= log.num_updates < self.num_updates  # later updates are not recorded
+        return not log.is_open
 
 
 COMMAND: ContextVar[Limit | None] = ContextVar("the limit of the loop that runs", default=None)
@@ -154,7 +153,7 @@ class _Counting:
 
         outer, self._is_telling = self._is_telling, True
         try:
-            self._listener.tell(heard, values)
+            self._listener.tell(self._limit.wrapping(heard), values)
         finally:
             self._is_telling = outer
 

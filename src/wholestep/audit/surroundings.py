@@ -19,6 +19,7 @@ from wholestep.errors import message
 
 _NO_CODE = (lambda: None).__code__
 _NUM_INSIDE = 64  # the most values of a container or an object, two levels deep
+_NUM_FRAMES, _NUM_BESIDE = 3, 8  # functions whose names hold a batch, and values of it
 _SECONDS, _ROWS = 30.0, 200_000  # the most for reading a dataset once more
 
 
@@ -99,6 +100,35 @@ def names_of_user() -> dict[str, Any]:
             break
         frame = frame.f_back
     return {} if frame is None else {**frame.f_globals, **frame.f_locals}
+
+
+def of_batch(inputs: list[Any]) -> dict[str, Any]:
+    """Return what the running functions of the script name beside a model's inputs: tensors of as many rows."""
+    frame: FrameType | None = sys._getframe(1)
+    found: dict[str, Any] = {}
+    num_frames = 0
+    while frame is not None and num_frames < _NUM_FRAMES:
+        file = frame.f_code.co_filename
+        if is_of_user(file) or "__autograph_generated" in file:
+            num_frames += 1
+            for name, value in list(frame.f_locals.items()) if frame.f_locals is not frame.f_globals else ():
+                for inner, part in [("", value), *(_inside(value) if isinstance(value, list | tuple | dict) else ())]:
+                    if _is_beside(part, inputs):
+                        found.setdefault(f"{name}{inner}", part)
+        frame = frame.f_back
+    return dict(list(found.items())[:_NUM_BESIDE])
+
+
+def _is_beside(value: Any, inputs: list[Any]) -> bool:
+    """Whether a value has the rows of a batch, is none of its inputs, and is traced as these are."""
+    if isinstance(value, keras.Variable | keras.KerasTensor) or any(value is each for each in inputs):
+        return False
+    shapes = [tuple(getattr(each, "shape", None) or ())[:1] for each in (value, inputs[0])]
+    return bool(shapes[0]) and shapes[0] == shapes[1] and _trace(value) == _trace(inputs[0])
+
+
+def _trace(value: Any) -> tuple[Any, bool]:
+    return getattr(value, "graph", None), type(value).__name__.endswith("Tracer")
 
 
 def tape_elsewhere(model: keras.Model) -> str:
