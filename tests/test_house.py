@@ -153,20 +153,8 @@ def is_import(node, room):
 
 
 PORT_OF_THE_AUDIT = {
-    *(
-        "chain",
-        "conclusion",
-        "families",
-        "hooks",
-        "meaning",
-        "probe",
-        "replay",
-        "scout",
-        "searching",
-        "source",
-        "surroundings",
-    ),
-    "watch",
+    *("chain", "conclusion", "families", "hooks", "loops", "meaning", "probe", "replay", "scout", "searching"),
+    *("source", "surroundings", "watch"),
 }
 
 

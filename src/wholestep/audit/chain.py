@@ -10,9 +10,9 @@ import numpy as np
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Log
+from wholestep.audit.loops import Watched
 from wholestep.audit.measure import all_same, in_part
 from wholestep.audit.replay import untrained
-from wholestep.audit.scout import Watched
 from wholestep.tree import Tree
 
 _LEAST, _MOSTLY = 4, 0.8  # passes that show a way, and the share that goes it

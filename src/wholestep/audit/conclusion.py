@@ -18,16 +18,18 @@ from wholestep.audit.families import losses, name_of
 from wholestep.audit.found import Likely, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Called, Log, Values
+from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.meaning import is_masked
 from wholestep.audit.measure import distance
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
-from wholestep.audit.scout import Loop, Scout, Watched
+from wholestep.audit.scout import Scout
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, inquire, is_padded, nested, subjects
+from wholestep.audit.searching import Meaning, UnknownError, inquire, nested, subjects
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.supposing import Supposed, observed, possible, stated, why_unknown
+from wholestep.audit.surroundings import is_padded
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError
@@ -53,13 +55,13 @@ def conclude(ran: Ran) -> list[Report]:
     until, unknown = time.monotonic() + _SECONDS_OF_ALL, None
     for loop, watched in subjects(scout):
         if reports and time.monotonic() > until:
-            unseen.append(f"the model {watched.model.name!r}, {place_of(loop)}: the time is up")
+            unseen.append(f"the model {watched.model.name!r}, {loop.place}: the time is up")
             continue
         try:
             reports.append(_report(ran, loop, watched))
         except UnknownError as error:
             unknown = unknown or error
-            unseen.append(f"the model {watched.model.name!r}, {place_of(loop)}: {error}")
+            unseen.append(f"the model {watched.model.name!r}, {loop.place}: {error}")
     if unknown is not None and not reports:
         raise unknown
     reports.sort(key=lambda report: (not report.causes, not report.has_likely))
@@ -67,14 +69,10 @@ def conclude(ran: Ran) -> list[Report]:
     return reports
 
 
-def place_of(loop: Loop) -> str:
-    """Return in words where a loop is."""
-    return f"trained {'by the `fit`' if loop.is_fit else ''} at {loop.lines[-1]}" if loop.lines else "trained"
-
-
 def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     scout, meaning, report = ran.scout, inquire(loop, watched), Report()
-    has_ended = not (scout.limit.has_stopped or ran.how)
+    is_last = [each for each in scout.loops.values() if id(watched.model) in each.watched or each is loop][-1] is loop
+    has_ended = is_last and not (loop.is_closed or scout.limit.has_stopped or ran.how)
     made, verdict = _judged(meaning, values(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in loop.watched.values() if id(each.model) not in own and each.log.applied]
@@ -89,7 +87,7 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
         verdict.check("the rows of the loss", _of_loss, meaning)
     verdict.check("uses of the model", _outdated, scout, watched)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
-    verdict.check("the labels of the losses", _of_labels, scout)
+    verdict.check("the labels of the losses", _of_labels, loop)
     verdict.check("the passes of an update", _through, verdict)
     verdict.check("models against each other", allied, watched, [each for each in others if each is not watched])
     verdict.check("numbers of traced functions", scout.frozen.findings)
@@ -225,9 +223,9 @@ def _through(verdict: Verdict) -> Iterator[str]:
         yield f"{told}If one of them makes a target, a `stop_gradient` is missing there."
 
 
-def _of_labels(scout: Scout) -> Iterator[str]:
+def _of_labels(loop: Loop) -> Iterator[str]:
     """Yield notes of losses of probabilities that get labels below 0."""
-    for asked in scout.losses.values():
+    for asked in loop.losses.values():
         name = name_of(asked.loss)
         is_of_shares = name.lower().replace("_", "") in ("kldivergence", "categoricalcrossentropy")
         if is_of_shares and any(np.any(y < 0) for _, y, _ in asked.calls):

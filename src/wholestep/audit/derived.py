@@ -11,8 +11,7 @@ from wholestep.audit.log import Log
 from wholestep.audit.meaning import LossObjective
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.replay import Replay
-from wholestep.audit.searching import is_padded
-from wholestep.audit.surroundings import assembled
+from wholestep.audit.surroundings import assembled, is_padded
 from wholestep.audit.windows import PAD, Rows
 
 _MOST_PASSES = 12  # on which a loss is tried

@@ -3,7 +3,6 @@
 import linecache
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from wholestep.audit.measure import once, same
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
-_OF_A_LOOP = "called", "applied", "scaled", "others", "targets", "num_late", "has_fitted", "is_open", "_num_moved"
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, and whether each is set to be trained
 
@@ -176,7 +174,6 @@ class Log:
     flags: dict[int, Flags] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
-    _aside: dict[str, Any] = field(default_factory=dict)
 
     @property
     def has_room(self) -> bool:
@@ -242,27 +239,9 @@ class Log:
         self._last[kind] = kept
         return kept
 
-    def turn(self) -> None:
-        """Go on with the other of two records: of Keras' `fit`, and of the loop around it."""
-        own = {name: getattr(self, name) for name in _OF_A_LOOP}
-        other = self._aside or {name: getattr(Log(), name) for name in _OF_A_LOOP}
-        vars(self).update(other)
-        self._aside = own
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether the loop around `fit` makes updates: by an optimizer, or its gradients move with the weights."""
-        taken = [each for each in self.called if each.differentiated and each.is_whole]
-        between = [step.order for step in self._aside.get("applied", [])]
-        moved = ((a, b) for a, b in pairwise(taken) if any(x is not y for x, y in zip(a.params, b.params, strict=True)))
-        return bool(self.applied) or any(not any(a.order < order < b.order for order in between) for a, b in moved)
-
-    def join(self) -> None:
-        """Add the record of `fit`, as nothing else makes updates."""
-        for name, other in self._aside.items():
-            own = getattr(self, name)
-            setattr(self, name, sorted([*own, *other], key=_order) if name in _EVENTS else own + other)
-        self._aside = {}
+    def orders(self) -> list[int]:
+        """Return the places of its forward passes and optimizer steps in the order of all records."""
+        return [*(each.order for each in self.called), *(each.order for each in self.applied)]
 
     def since(self, order: int) -> "Log":
         """Return the events after this one."""

@@ -13,8 +13,9 @@ from wholestep.audit import chain
 from wholestep.audit.families import averaging, is_unreduced, name_of
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
+from wholestep.audit.loops import Asked, Loop, Watched
 from wholestep.audit.measure import same
-from wholestep.audit.scout import Asked, Loop, Scout, Watched
+from wholestep.audit.scout import Scout
 from wholestep.audit.surroundings import (
     Named,
     Surroundings,
@@ -280,9 +281,9 @@ class _Data:
         if y is not None:
             return y, name
         (first, *_), others = self.held
-        found, rows = Rows(x), dict[int, np.ndarray]()
+        table, rows = Rows(x), dict[int, np.ndarray]()
         for each in (label for labels in self.beside.values() for label in labels):
-            rows.setdefault(each.called.order, found.find(each.called.inputs))
+            rows.setdefault(each.called.order, table.find(each.called.inputs))
         pairs = {name: [(rows[each.called.order], each.label) for each in own] for name, own in self.beside.items()}
         others = [n for n in others if any(agrees(n.value, own) for own in pairs.values() if own)] or others
         told = [np.unique(each.label) for each in self.labels]
@@ -329,7 +330,7 @@ class _Data:
         whole = {name: own for name, own in self.beside.items() if used and len(own) == len(used)}
         if not whole or not self.meaning.is_supposed:
             return None
-        x, first = self._once([called.inputs for called in used.values()])
+        x, first = once(self.meaning.watched, [called.inputs for called in used.values()])
         leaves = tree.leaves(x)
         found = [Named(0, name, joined(each.label for each in own)[first]) for name, own in whole.items()]
         found = different([*found, *cut(found, leaves[0].shape)])
@@ -345,13 +346,6 @@ class _Data:
         self.meaning.told.append(f"data: what the model was given, with {names}, {len(first)} different rows")
         self.meaning.unseen.append(_UNKNOWN_ROWS)
         return x, labels[0].value
-
-    def _once(self, given: list[list[np.ndarray]]) -> tuple[Tree, list[int]]:
-        """Return (inputs, each row once, the first position of each)."""
-        leaves = [joined(each) for each in zip(*given, strict=True)]
-        keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
-        first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
-        return nested(self.meaning.watched, [leaf[first] for leaf in leaves]), first
 
     def arrays_alone(self) -> tuple | None:
         """Find arrays whose rows are the model's inputs, without labels, if no loss of Keras has them."""
@@ -402,16 +396,3 @@ def nested(watched: Watched, x: list[np.ndarray]) -> Tree:
 def _are_weights(values: np.ndarray) -> bool:
     """Whether an array may hold the weights of its rows."""
     return values.size == len(values) and values.dtype.kind == "f" and bool(values.min() >= 0 < values.max())
-
-
-def is_padded(labels: np.ndarray) -> bool:
-    """Whether rows of whole numbers end with zeros, and are of more than one length.
-
-    >>> is_padded(np.array([[3, 1, 0], [2, 0, 0]])), is_padded(np.array([[0, 1, 3], [2, 0, 1]]))
-    (True, False)
-    """
-    if labels.ndim < 2 or labels.dtype.kind not in "iu":
-        return False
-    used = np.reshape(labels, (len(labels), -1)) != 0
-    lengths = used.sum(axis=1)
-    return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))

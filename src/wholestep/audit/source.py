@@ -106,7 +106,8 @@ def place_of_loop() -> tuple[tuple[Line, ...], bool]:
     """
     lines: list[Line] = []
     frames = _frames_of_script()
-    num = next((i for i, frame in enumerate(frames) if _is_fit(frame)), len(frames))
+    are_fit = [f.f_code.co_name == "fit" and f.f_code.co_filename.startswith(_KERAS) for f in frames]
+    num = [*are_fit, True].index(True)
     is_fit = num < len(frames)
     for frame in frames[:num]:
         if is_of_user(frame.f_code.co_filename):
@@ -160,10 +161,6 @@ def _frames_of_script() -> list[FrameType]:
     return frames[::-1]
 
 
-def _is_fit(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "fit" and frame.f_code.co_filename.startswith(_KERAS)
-
-
 @cache
 def _loop_around(file: str, number: int) -> int:
     """Return the line of the outermost loop of a function that holds a line; 0 if there is none."""
@@ -180,12 +177,9 @@ def _given(file: str) -> list[tuple[str, ast.AST]]:
         if isinstance(node, ast.FunctionDef):
             found += [(node.name, node), (f".{node.name}", node)]
         elif isinstance(node, ast.Assign):
-            found += [(_dotted(t), node) for target in node.targets for t in ast.walk(target) if _is_set(t)]
+            own = [t for t in ast.walk(node) if isinstance(t, ast.Name | ast.Attribute)]
+            found += [(_dotted(t), node) for t in own if isinstance(t.ctx, ast.Store)]
     return found
-
-
-def _is_set(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
 
 
 def _after(node: ast.AST, number: int) -> Iterator[ast.AST]:

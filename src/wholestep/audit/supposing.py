@@ -11,7 +11,8 @@ from wholestep.audit.derived import Solved, passes, solved
 from wholestep.audit.families import Loss, losses, mean_of, name_of
 from wholestep.audit.meaning import ByRow, NoLoss, Observed
 from wholestep.audit.replay import Replay
-from wholestep.audit.searching import Meaning, is_padded, once, reconstructs
+from wholestep.audit.searching import Meaning, once, reconstructs
+from wholestep.audit.surroundings import is_padded
 from wholestep.audit.windows import PAD, Rows
 from wholestep.tree import Tree
 

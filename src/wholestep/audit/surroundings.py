@@ -103,7 +103,7 @@ def names_of_user() -> dict[str, Any]:
 
 
 def of_batch(inputs: list[Any]) -> dict[str, Any]:
-    """Return what the running functions of the script name beside a model's inputs: tensors of as many rows."""
+    """Return the tensors of as many rows that the running functions of the script name beside the inputs."""
     frame: FrameType | None = sys._getframe(1)
     found: dict[str, Any] = {}
     num_frames = 0
@@ -328,3 +328,16 @@ def _pass(dataset: Any, until: float) -> tuple | None:
     flat = [tree.leaves(part) for part in parts]
     whole = iter([joined(each) for each in zip(*flat, strict=True)])
     return tree.map_leaves(lambda _: next(whole), parts[0])
+
+
+def is_padded(labels: np.ndarray) -> bool:
+    """Whether rows of whole numbers end with zeros, and are of more than one length.
+
+    >>> is_padded(np.array([[3, 1, 0], [2, 0, 0]])), is_padded(np.array([[0, 1, 3], [2, 0, 1]]))
+    (True, False)
+    """
+    if labels.ndim < 2 or labels.dtype.kind not in "iu":
+        return False
+    used = np.reshape(labels, (len(labels), -1)) != 0
+    lengths = used.sum(axis=1)
+    return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))
