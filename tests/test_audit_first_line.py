@@ -125,7 +125,7 @@ OWN_STEP = "Not judged: the optimizer step is your own. Nothing found in "
 LOOPS = {
     "momentum by hand": (MOMENTUM, 0, "Nothing found in "),
     "a rate of zero": (RATE_ZERO, 2, OWN_STEP),
-    "sharpness": (SHARPNESS, 2, "Not judged: no gradient of an update could be computed again. Nothing found in "),
+    "sharpness": (SHARPNESS, 0, "Nothing found in 12 updates: rows, mode, gradient, step, state were judged."),
     "the same rows on both replicas": (ON_BOTH, 1, "Each of the 2 replicas gets the same rows, so an update is of"),
 }
 
@@ -136,6 +136,19 @@ def test_no_window_is_carried_that_no_gradient_proves(name, report_of):
     text, code, part = LOOPS[name]
     got, out = report_of(HEAD + DATA + text + LOOP)
     assert (got, out.startswith(part), "carried over" in out) == (code, True, False), out
+
+
+HALF = "zip([g / 2 for g in grads], model"
+
+
+@ONLY_TENSORFLOW
+def test_a_gradient_that_is_taken_at_moved_weights_is_judged(report_of):
+    """As that of sharpness-aware minimisation is; the passes before it are no batches."""
+    out = report_of(HEAD + DATA + SHARPNESS.replace("zip(grads, model", HALF) + LOOP)[1]
+    assert (
+        "is that of BinaryCrossentropy, but: Each row's gradient counts 0.5 times what it should. Is that meant?" in out
+    ), out
+    assert "Rows" not in out, out
 
 
 def test_a_model_that_is_frozen_at_the_end_is_judged_as_it_was_trained():

@@ -6,10 +6,9 @@ import pytest
 from audit_scripts import script
 
 from wholestep.audit.chain import allied
-from wholestep.audit.log import Applied, Called, Log, Other
+from wholestep.audit.log import Applied, Called, Log, Other, steps
 from wholestep.audit.meaning import across
 from wholestep.audit.scout import Watched
-from wholestep.audit.windows import steps
 
 ENGINE = keras.backend.backend()
 ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="a route of TensorFlow")

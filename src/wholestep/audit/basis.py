@@ -72,7 +72,7 @@ class Basis:
             "the weight of the update before": (self.before or e).whole[0],
             "the loss": sum(float(t.values[0].sum()) for t in e.terms) / (e.whole[0] if self.is_divided else 1.0),
         }
-        for name in _NEARLY:  # counts that are mistaken by one, or come under a root
+        for name in _NEARLY[: 4 if meant.largest > 1 else 3]:  # that are mistaken by one, or come under a root
             number = whole[name]
             whole |= {f"({name} + 1)": number + 1, f"({name} - 1)": number - 1, f"sqrt({name})": abs(number) ** 0.5}
         whole["sqrt(the loss)"] = abs(whole["the loss"]) ** 0.5

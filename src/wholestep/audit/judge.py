@@ -30,7 +30,6 @@ from wholestep.audit.steps import (
     accumulated_twice,
     anew_in_each_pass,
     apply,
-    away,
     between,
     idle,
     rates,
@@ -176,7 +175,7 @@ class Case:
         decay = getattr(self.optimizer, "weight_decay", None) if is_own else None
         moved = verdict.look("what moves between updates", between, bare, decay)
         inside = [each for each in moved if isinstance(each, Found) and each.name in INSIDE]
-        moving = {number for cause in inside for number in cause.updates} | {*away(known)}
+        moving = {number for cause in inside for number in cause.updates}
         if moving:
             told = f"the gradient of {many(len(moving), 'update')}: the weights move inside the window"
             verdict.unseen.append(told)

@@ -32,8 +32,7 @@ OWN_TRAINER = (
     "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
     "`trainer.explain()` shows how they run"
 )
-_PACKAGE = Path(__file__).parent.parent
-_KERAS = str(Path(keras.__file__).parent)
+_PACKAGE, _KERAS = Path(__file__).parent.parent, str(Path(keras.__file__).parent)
 _RUNNER = str(_PACKAGE / "audit" / "script.py")
 _COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
 _PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
@@ -88,8 +87,7 @@ def own_fault(error: BaseException) -> str:
     file, number = next((place for place in reversed(places) if not _is_called(place[0])), ("", 0))
     if isinstance(error, WholestepError) or not file.startswith(str(_PACKAGE)):
         return ""
-    told = f"{type(error).__name__}: {error}".splitlines()[0]
-    told = f"{told}, {Path(file).name}:{number}"
+    told = f"{type(error).__name__}: {error}".splitlines()[0] + f", {Path(file).name}:{number}"
     return f"an error inside of wholestep, and no fault of the script ({told}): please report it"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from wholestep.audit.found import Finding, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied
-from wholestep.audit.measure import FINE, ROUNDED, SOLVED, all_same, distance, farthest, in_part
+from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import Update, Windows
 
@@ -193,8 +193,8 @@ def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
     lost: list[tuple] = []
     moved: list[tuple] = []
     for a, b in pairwise(updates):
-        of_pass = bool(b.pieces) and b.pieces[0].called.is_whole
-        new = in_part(b.pieces[0].called.params if of_pass else b.applied.params)
+        first = next(iter([*b.trials, *b.pieces]), None)
+        new = in_part(first.called.params if first is not None and first.called.is_whole else b.applied.params)
         made = in_part(a.applied.params_after)
         if b.follows(a) and not all_same(new, made):
             (lost if all_same(new, in_part(a.applied.params)) else moved).append((a, b, made, new))
@@ -223,7 +223,7 @@ def _inside(updates: list[Update]) -> Iterator[Finding]:
     moved = [
         (update, one, two)
         for update in updates
-        if not _comes_back(update)
+        if not update.trials
         for one, two in pairwise(_states(update))
         if not all_same(one, two)
     ]
@@ -233,20 +233,6 @@ def _inside(updates: list[Update]) -> Iterator[Finding]:
         line = first.pieces[-1].called.line if first.pieces else first.applied.line
         name = INSIDE[0] if all(_shrunk(one, two) for _, one, two in moved) else INSIDE[1]
         yield found(name, apart, line, sorted({u.number for u, *_ in moved}))
-
-
-def away(updates: list[Update]) -> list[int]:
-    """Return the numbers of updates with a forward pass at other weights, which are restored before the step.
-
-    Sharpness-aware minimisation does so; on TensorFlow the weights are restored up to rounding.
-    """
-    return [update.number for update in updates if update.applied.is_whole and _comes_back(update)]
-
-
-def _comes_back(update: Update) -> bool:
-    states = _states(update)
-    most = max((distance(states[0], state) for state in states[1:-1]), default=0.0)
-    return most > 0 and distance(states[0], states[-1]) <= SOLVED * most
 
 
 def _states(update: Update) -> list[list[np.ndarray]]:

@@ -5,7 +5,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from types import FrameType, GeneratorType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
@@ -123,8 +123,15 @@ def _is_beside(value: Any, inputs: list[Any]) -> bool:
     """Whether a value has the rows of a batch, is none of its inputs, and is traced as these are."""
     if isinstance(value, keras.Variable | keras.KerasTensor) or any(value is each for each in inputs):
         return False
-    shapes = [tuple(getattr(each, "shape", None) or ())[:1] for each in (value, inputs[0])]
-    return bool(shapes[0]) and shapes[0] == shapes[1] and _trace(value) == _trace(inputs[0])
+    rows = _rows(value)
+    return bool(rows) and rows == _rows(inputs[0]) and _trace(value) == _trace(inputs[0])
+
+
+def _rows(value: Any) -> tuple[int | None, ...]:
+    """Return the shape of a value's first axis; () without one, as of a name that a traced function has not set."""
+    shape: Any = getattr(value, "shape", None)
+    is_known = isinstance(shape, Sized) and getattr(shape, "rank", 0) is not None
+    return tuple(shape)[:1] if is_known else ()
 
 
 def _trace(value: Any) -> tuple[Any, bool]:
