@@ -16,6 +16,7 @@ CALL = "loss_fn(b, model(a, training=True))"
 SIZE = {"tensorflow": "tf.reduce_sum(g**2)", "jax": "(g**2).sum()"}[ENGINE]
 LENGTH = f"sum({SIZE} for g in grads)"
 CLIP = "[g * keras.ops.minimum(1.0, 0.05 / {}) for g in grads]"
+CENTRED = "[g - keras.ops.mean(g, 0) if g.ndim > 1 else g for g in grads]"
 TAKEN = {
     "tensorflow": ("        optimizer.apply_gradients(zip(grads,", "        optimizer.apply_gradients(zip({},"),
     "jax": ("jax.grad(value_at)(values, a, b)", "(lambda grads: {})(jax.grad(value_at)(values, a, b))"),
@@ -35,6 +36,7 @@ def handed(grads):
         ((CALL, "loss_fn(model(a, training=True), b[:, None])"), 1, "Are its arguments swapped?"),
         (handed(CLIP.format(LENGTH)), 1, "clipped by the square of their norm"),
         (handed(CLIP.format(f"({LENGTH}) ** 0.5")), 0, "clipped by their norm before"),
+        (handed(CENTRED), 0, "Gradients are centralised"),
     ],
 )
 def test_scripts_begin_with_the_likely_fault(edit, code, part, report_of):

@@ -91,25 +91,40 @@ def _ways(handed: _Gradients, meant: _Gradients, others: dict[str, _Gradients]) 
     yield _Way("is replaced by its sign times", f"{bound:.4g}", 1.5, [bound * np.sign(m) for m in meant])
 
 
-def clipped(everything: list[Evidence]) -> tuple[str, float]:
-    """Return (the clip that makes the references the gradients handed over, the distance then); "" if none does."""
+def changed(everything: list[Evidence]) -> tuple[str, float]:
+    """Return (the change of references to what was handed over, the distance then); "" if it is none of the usual."""
     replay = everything[0].meant.replay
     fits, same = replay.tolerance.fits, _SAME_IN_PART if replay.is_in_part else SOLVED
     same = _SAME_SPARSE if replay.is_sparse else same
     pairs = [(e.handed, e.reference) for e in everything]
     if (apart := _by_norm(pairs, fits, same)) <= fits:
-        return "by their norm", apart
+        return "clipped by their norm", apart
     if (apart := _by_norm(pairs, fits, same, power=2)) <= fits:
-        return "by the square of their norm", apart
+        return "clipped by the square of their norm", apart
     bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
     if (apart := max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)) <= fits:
-        return "by value", apart
+        return "clipped by value", apart
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
     if any(set(handed) != set(parts[0][0]) for handed, _ in parts):
         return "", apart
     one_by_one = [[(handed[name], meant[name]) for handed, meant in parts] for name in parts[0][0]]
     apart = max(_by_norm(each, fits, same) for each in one_by_one)
-    return ("variable by variable" if apart <= fits else ""), apart
+    if apart > fits and not replay.is_in_part:
+        shapes = dict(zip(replay.names, replay.shapes, strict=True))
+        centred = [{name: _centred(part, shapes[name]) for name, part in meant.items()} for _, meant in parts]
+        names = parts[0][0]
+        pairs = [([h[n] for n in names], [c[n] for n in names]) for (h, _), c in zip(parts, centred, strict=True)]
+        if (apart := max(distance(handed, made) for handed, made in pairs)) <= fits:
+            return "centralised (the mean over the inputs is taken off)", apart
+    return ("clipped variable by variable" if apart <= fits else ""), apart
+
+
+def _centred(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a gradient less its mean over all axes but the last, as gradient centralisation has it."""
+    if len(shape) < 2:
+        return gradient
+    columns = gradient.reshape(-1, shape[-1])
+    return (columns - columns.mean(axis=0)).ravel()
 
 
 def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float, power: int = 1) -> float:
@@ -161,7 +176,7 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
     is_bare = is_right and not any(any(e.update.applied.clips) for e in everything)
     told = ", ".join(f"{name}={bound:.4g}" for name, bound in zip(_NAMES, bounds, strict=True) if bound)
     name, numbers = "clip forgotten" if is_bare else "clipped otherwise", [e.update.number for e in wrong]
-    rest = plain if is_right else clipped(everything)[1]
+    rest = plain if is_right else changed(everything)[1]
     yield found(
         name,
         max(apart),

@@ -7,7 +7,7 @@ import numpy as np
 
 from wholestep.audit.at_outputs import narrowed
 from wholestep.audit.by_row import NUM_SOLVED, derivative, on_a_row
-from wholestep.audit.changes import clipped
+from wholestep.audit.changes import changed
 from wholestep.audit.coefficients import RAW
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.explain import Explanation, Search
@@ -71,7 +71,7 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
         e.measure()
     explanations, how = _explained(meant, chosen, everything)
     if how:
-        told = f"Gradients are clipped {how} before the optimizer gets them; but for that they are right."
+        told = f"Gradients are {how} before the optimizer gets them; but for that they are right."
         return [Likely(f"{told} Is a root missing?") if "square" in how else told], everything
     if not explanations and meant.replay.is_observing:
         return [], everything
@@ -116,7 +116,7 @@ def _without(update: Update, left_out: set[int]) -> Update:
 
 
 def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Explanation], str]:
-    """Return (explanations, the likeliest first; by which clip the gradients differ, if by that alone).
+    """Return (explanations, the likeliest first; the usual change by which the gradients differ, if by that alone).
 
     A fault in the loss is searched for at the outputs; if no words are found there, in a small model's gradients too.
     """
@@ -146,10 +146,10 @@ def _searched(
         fitting = [each for each in search.found if meant.replay.tolerance.shows(without, each.apart)]
         if any(each.cost <= enough for each in fitting):
             break
-        if i == 0 and (clip := clipped(everything))[0]:
-            error = Error("the gradient", f"is clipped {clip[0]}, scaled as the loss is", ("clip before unscale",))
-            explanation = Explanation((error,), 1.0, clip[1], [None for _ in chosen])
-            return ([explanation], "") if meant.is_scaled else ([], clip[0])
+        if i == 0 and (change := changed(everything))[0]:
+            error = Error("the gradient", f"is {change[0]}, scaled as the loss is", ("clip before unscale",))
+            explanation = Explanation((error,), 1.0, change[1], [None for _ in chosen])
+            return ([explanation], "") if meant.is_scaled else ([], change[0])
     return fitting, ""
 
 
