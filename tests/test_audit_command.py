@@ -78,7 +78,9 @@ def test_json_has_the_proof(audit):
 
 
 def test_what_cannot_be_found_out_is_said_with_what_to_add(audit):
-    code, out, _ = audit(script("by hand", ("x = rng", "y_other = rng.normal(size=24)\nx = rng")), "--updates", 4)
+    two = ("x = rng", "y_other = rng.normal(size=24)\nx = rng")
+    by_rows = ("b[:, None]", "keras.ops.take(y, b)[:, None]"), ("y[rows])", "rows)")
+    code, out, _ = audit(script("by hand", two, *by_rows), "--updates", 4)
     assert code == 2
     assert "which holds the labels" in out
     assert "with ws.audit(model, data=(x, y)" in out

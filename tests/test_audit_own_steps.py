@@ -85,7 +85,7 @@ CUT = [("def value(model, a, b):", "def value(model, a, b):\n    a, b = a[:, :-1
     halves(
         [
             ([], 0, "entropy at the places whose inputs are not 0, supposed"),
-            (CUT, 0, "of tok[:, 1:] as labels at the places whose labels are not 0, supposed"),
+            (CUT, 0, "entropy at the places whose labels are not 0, supposed"),
             (
                 [("losses * mask", "losses"), ("/ keras.ops.sum(mask)", "/ 56")],
                 0,

@@ -92,7 +92,7 @@ def _ways(handed: _Gradients, meant: _Gradients, others: dict[str, _Gradients]) 
 
 
 def changed(everything: list[Evidence]) -> tuple[str, float]:
-    """Return (the change of references to what was handed over, the distance then); "" for no usual change."""
+    """Return (the usual change that makes the references the gradients handed over, the distance then); "" if none."""
     replay = everything[0].meant.replay
     fits, same = replay.tolerance.fits, _SAME_IN_PART if replay.is_in_part else SOLVED
     same = _SAME_SPARSE if replay.is_sparse else same

@@ -182,6 +182,11 @@ class Log:
         return max(len(self.applied), 0 if self.applied or is_small else self._num_moved) < self.room
 
     @property
+    def is_used(self) -> bool:
+        """Whether the model was called, or trained by what is not watched."""
+        return bool(self.called or self.applied or self.unseen)
+
+    @property
     def num_updates(self) -> int:
         """The number of updates of all replicas; calls that the optimizer accumulates are one update."""
         counts = Counter(each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates)

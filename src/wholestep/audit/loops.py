@@ -160,6 +160,7 @@ def spread(other: Loop, loops: list[Loop]) -> None:
                 log = loop.watched[key].log
                 log.called.sort(key=lambda event: event.order)
                 log.has_evaluated |= each.log.has_evaluated
+                log.notes |= each.log.notes
                 log.unseen |= each.log.unseen
     for name, asked in other.losses.items():
         for order in [call[0] for call in asked.calls] or [0]:

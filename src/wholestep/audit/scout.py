@@ -112,11 +112,11 @@ class Scout:
         trained = [loop for loop in self.loops.values() if loop.trained]
         for other in [loop for loop in self.loops.values() if not loop.trained and trained]:
             spread(other, trained)
-        self._over = Loop(self)
+        self._over = trained[-1] if trained else Loop(self)  # of the notes when the hooks end
         self.loops = {key: loop for key, loop in self.loops.items() if loop.trained or not trained}
         known, fitted = set[int](), {id(each.model) for loop in trained if loop.is_fit for each in loop.trained}
         for loop in self.loops.values():
-            loop.watched = {k: w for k, w in loop.watched.items() if w.log.called or w.log.applied or k in loop.fitted}
+            loop.watched = {k: w for k, w in loop.watched.items() if w.log.is_used or k in loop.fitted}
             loop.is_beside_fit = not loop.is_fit and any(id(each.model) in fitted for each in loop.trained)
             for key, each in loop.watched.items():
                 each.log.close()
