@@ -113,8 +113,8 @@ def changed(everything: list[Evidence]) -> tuple[str, float]:
         shapes = dict(zip(replay.names, replay.shapes, strict=True))
         centred = [{name: _centred(part, shapes[name]) for name, part in meant.items()} for _, meant in parts]
         names = parts[0][0]
-        pairs = [([h[n] for n in names], [c[n] for n in names]) for (h, _), c in zip(parts, centred, strict=True)]
-        if (apart := max(distance(handed, made) for handed, made in pairs)) <= fits:
+        lists = [([h[n] for n in names], [c[n] for n in names]) for (h, _), c in zip(parts, centred, strict=True)]
+        if (apart := max(distance(handed, made) for handed, made in lists)) <= fits:
             return "centralised (the mean over the inputs is taken off)", apart
     return ("clipped variable by variable" if apart <= fits else ""), apart
 
