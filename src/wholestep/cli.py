@@ -70,7 +70,7 @@ def _add_launch(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("launch", help="run a script in several processes", description=text)
     parser.add_argument("-n", "--num-processes", type=_count, help="how many processes to start on this machine")
     parser.add_argument("script", help="the Python script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     parser.set_defaults(command=_launch)
 
 

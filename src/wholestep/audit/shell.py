@@ -31,7 +31,7 @@ def add_command(commands: argparse._SubParsersAction, count: Callable[[str], int
     parser = commands.add_parser("audit", help="say what is wrong with a script's training loop", description=text)
     _add_options(parser, count)
     parser.add_argument("script", help="the Python script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     parser.set_defaults(command=lambda arguments: _audit(*_options(arguments, count)))
 
 
