@@ -82,3 +82,47 @@ def test_a_batch_of_an_objective_is_what_the_objective_takes():
 def test_sparse_rows_are_predicted_as_dense_ones():
     trainer = ws.Trainer(network())
     np.testing.assert_array_equal(trainer.predict_on_batch(scipy.sparse.csr_matrix(X)), trainer.predict_on_batch(X))
+
+
+def rows(num):
+    return np.resize(X, (num, 3)), np.resize(Y, num)
+
+
+def test_single_batches_after_a_restore_are_filled_as_in_a_fresh_trainer(tmp_path):
+    """The sizes of a run are saved with it: those of a run that was left count no more."""
+    found = []
+    for is_fresh in (True, False):
+        trainer = ws.Trainer(network())
+        dict(trainer.update(rows(10)))
+        trainer.save(tmp_path / str(is_fresh))
+        dict(trainer.update(rows(100)))
+        trainer = ws.Trainer(network()) if is_fresh else trainer
+        trainer.restore(tmp_path / str(is_fresh))
+        dict(trainer.update(rows(60)))
+        found.append(trainer.run.findings.sizes)
+    assert found[0] == found[1]
+    assert [*found[0].values()] == [[10, 64]]
+
+
+def test_a_restored_model_that_is_not_built_predicts_with_the_restored_weights(tmp_path):
+    def unbuilt():
+        model = keras.Sequential([keras.layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return ws.Trainer(model)
+
+    trainer = unbuilt()
+    trainer.train_on_batch(X, Y)
+    trainer.save(tmp_path)
+    again = unbuilt()
+    again.restore(tmp_path)
+    np.testing.assert_allclose(again.predict_on_batch(X), trainer.predict_on_batch(X), rtol=1e-6)
+
+
+def test_a_schedule_that_is_assigned_between_two_batches_counts():
+    trainer = ws.Trainer(network())
+    trainer.train_on_batch(X, Y)
+    trainer.model.optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.0, 1, 0.5)
+    before = trainer.model.get_weights()
+    trainer.train_on_batch(X, Y)
+    for one, other in zip(trainer.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)

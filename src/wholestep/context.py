@@ -82,9 +82,15 @@ class Context:
         held = chain.from_iterable(chain.from_iterable(map(_HELD, self._layers)))
         flags = map(attrgetter("_trainable"), self._flagged)
         of_model = [getattr(self.model, name, None) for name in _COMPILED]
-        return [*of_model, keras.distribution.distribution(), *held, *flags, *chain(*self._of_steps)]
+        return [*of_model, self._schedule(), keras.distribution.distribution(), *held, *flags, *chain(*self._of_steps)]
 
     def _parts(self) -> list[Any]:
         """Return the objects for which programs are compiled; if one of them changes, other programs are needed."""
         also = self.steps.slots if self.steps.trains else []
-        return [*compiled.made_of(self.model, self._given), keras.distribution.distribution(), *also]
+        distribution = keras.distribution.distribution()
+        return [*compiled.made_of(self.model, self._given), self._schedule(), distribution, *also]
+
+    def _schedule(self) -> Any:
+        """Return the variable or the schedule of the learning rate: another one is assigned by its name."""
+        optimizer = getattr(self.model, "optimizer", None)
+        return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)

@@ -210,10 +210,13 @@ class Executor:
         self._check_processes(partial(batch_facts, host))
         if self._single is None:
             plan = partial(self._program, run, self.planner.wanted(None))
-            num_full = self.planner.findings.rows_to_fill
-            self._single = SingleBatches(self.engine.devices, plan, self.check, num_full, self._tables)
+            self._single = SingleBatches(self.engine.devices, plan, self.check, self._num_filled, self._tables)
         self.where_data_are = self._single.where
         return self._single
+
+    def _num_filled(self, host: Tree) -> int:
+        """Return the number of rows to pad a single batch to, by the present findings: a restore replaces them."""
+        return self.planner.findings.rows_to_fill(host)
 
     def open_pass(self, batches: Batches, look: Look, steps: int | None) -> Pass:
         """Return a pass over `steps` of these batches (None: all) in evaluation mode."""

@@ -220,8 +220,11 @@ class OnBatch(ABC):
         return dict(sorted(logs.items())) if return_dict else compiled.in_order(self.model, logs)
 
     def predict_on_batch(self, x: Tree) -> Any:
-        """Return the model's outputs for one batch as numpy arrays; a single process calls the model's own method."""
-        if connect().count > 1:
+        """Return the model's outputs for one batch as numpy arrays; a single process calls the model's own method.
+
+        After a restore the trainer computes them: the model may not be built yet, and have no weights to assign to.
+        """
+        if connect().count > 1 or self._setup.run.restored is not None:
             return self.predict(iter([(x,)]), verbose=0, steps=1)
         return self.model.predict_on_batch(tree.map_leaves(lambda leaf: dense(leaf) if is_sparse(leaf) else leaf, x))
 
