@@ -92,11 +92,11 @@ def test_single_batches_after_a_restore_are_filled_as_in_a_fresh_trainer(tmp_pat
     """The sizes of a run are saved with it: those of a run that was left count no more."""
     found = []
     for is_fresh in (True, False):
-        trainer = ws.Trainer(network())
+        trainer = ws.Trainer(network(()))
         dict(trainer.update(rows(10)))
         trainer.save(tmp_path / str(is_fresh))
         dict(trainer.update(rows(100)))
-        trainer = ws.Trainer(network()) if is_fresh else trainer
+        trainer = ws.Trainer(network(())) if is_fresh else trainer
         trainer.restore(tmp_path / str(is_fresh))
         dict(trainer.update(rows(60)))
         found.append(trainer.run.findings.sizes)

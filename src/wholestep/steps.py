@@ -161,6 +161,7 @@ class OnBatch(ABC):
     """The methods of `keras.Model` for a single batch, with the same arguments and results."""
 
     model: keras.Model
+    run: Run
 
     @abstractmethod
     def update(self, batch: Tree) -> Mapping[str, Any]:
@@ -224,7 +225,7 @@ class OnBatch(ABC):
 
         After a restore the trainer computes them: the model may not be built yet, and have no weights to assign to.
         """
-        if connect().count > 1 or self._setup.run.restored is not None:
+        if connect().count > 1 or self.run.restored is not None:
             return self.predict(iter([(x,)]), verbose=0, steps=1)
         return self.model.predict_on_batch(tree.map_leaves(lambda leaf: dense(leaf) if is_sparse(leaf) else leaf, x))
 
