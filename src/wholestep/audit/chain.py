@@ -49,7 +49,7 @@ def allied(two: Watched, others: list[Watched]) -> Iterator[str]:
     own = {step.order for step in two.log.applied}
     for one in others:
         steps = sorted(own | {step.order for step in one.log.applied})
-        given = {row.tobytes() for each in one.log.called for leaf in each.outputs if leaf.ndim for row in leaf}
+        given = _made([one])
         ways: dict[bool, list[float]] = {True: [], False: []}
         for called in two.log.called:
             taken, step = called.derivatives.get(0, []), next((order for order in steps if order > called.order), None)
@@ -62,6 +62,18 @@ def allied(two: Watched, others: list[Watched]) -> Iterator[str]:
             told = f"The steps of {theirs!r} move the outputs of {ours!r} on rows that the latter made the same way "
             told += f"as the steps of {ours!r}: the loss has the same labels in both, as it seems. A "
             yield Likely(f"{told}generator is trained with the labels of real rows.")
+
+
+def has_generated(two: Watched, others: list[Watched]) -> bool:
+    """Whether a model is called on rows that another one has made, as a discriminator is."""
+    given, inputs = _made(others), [leaf for called in two.log.called for leaf in called.inputs[:1] if leaf.ndim]
+    return any(row.tobytes() in given for leaf in inputs for row in leaf)
+
+
+def _made(models: list[Watched]) -> set[bytes]:
+    """Return the rows of the outputs of models."""
+    outputs = [leaf for one in models for called in one.log.called for leaf in called.outputs if leaf.ndim]
+    return {row.tobytes() for leaf in outputs for row in leaf}
 
 
 def joined(models: list[Watched]) -> list[Watched]:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.chain import allied
+from wholestep.audit.chain import allied, has_generated
 from wholestep.audit.derived import of_other_axis, of_other_labels, of_rows, passes, without_class
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import losses, name_of
@@ -36,6 +36,7 @@ from wholestep.errors import SpecificationError
 
 _SECONDS = 90  # of the search for a loss that is not known; the one that is tried then is tried to its end
 _SECONDS_OF_ALL = 40  # of the reports on several models
+_SUM = "The loss is a sum of means: of rows of the data, and of rows that another model has made."
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
@@ -76,6 +77,8 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     made, verdict = _judged(meaning, values(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in loop.watched.values() if id(each.model) not in own and each.log.applied]
+    if has_generated(watched, [each for each in others if each is not watched]):
+        verdict.make_note("summed over microbatches", _SUM)
     verdict.unseen += [*_leave_out(verdict, meaning, len(others)), *meaning.unseen]
     report.close(made, verdict)
     report.taken += meaning.told
@@ -99,8 +102,8 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
         metrics = [*{id(metric): metric for metric in metrics}.values()]
         verdict.check("the metrics", _running, metrics, scout.num_read, watched.log, verdict.seen)
     if scout.limit.has_stopped:
-        told = f"the rest of the script: it was ended after {scout.limit.num_updates} updates, so nothing is known of "
-        report.unseen.append(f"{told}what it writes back at its end; `--updates` lets it run on")
+        told = "the rest of the script: it was ended when enough was seen, so nothing is known of the values that it "
+        report.unseen.append(f"{told}writes back at its end; `--updates` lets it run longer")
     if scout.is_cut_short:
         report.unseen.append("the loops after this one: the script was ended before them")
     if ran.how:
@@ -110,18 +113,17 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
 
 def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]:
     """Return the unchecked parts. An unknown gradient may hold more losses than the script calls."""
-    told = [f"{num_others} more of the script's models: one is looked at"] * bool(num_others)
     unknown = [c for c in verdict.of_gradient if not c.is_listed]
     if not unknown or not (num_others or meaning.loss is not None):
-        return told
+        return []
     verdict.causes = [c for c in verdict.causes if c not in unknown]
     name = "the loss" if meaning.loss is None else name_of(meaning.loss)
     if all(e.is_along for e in verdict.evidence):
         verdict.notes.append(f"The gradient is that of {name}, but: {unknown[0].explanation} Is that meant?")
-        return told
+        return []
     verdict.has_loss, verdict.unjudged = False, f"the gradient is not that of {name} alone"
     more = f"if nothing else is meant to be in the loss, something is wrong: {unknown[0].explanation}"
-    return [f"the gradient: it is not that of {name} alone; {more}", *told]
+    return [f"the gradient: it is not that of {name} alone; {more}"]
 
 
 def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
@@ -152,8 +154,8 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
         except UnfitError:
             continue
         if _explains(verdict):
-            told = "as the script's gradients are its own, or are so but for what is named"
-            meaning.told.append(f"loss: {supposed.told}, supposed, {told}: if another is meant, say which")
+            told = "from the gradients: if another is meant, `with ws.audit(model, data=(x, y), loss=...)` states it"
+            meaning.told.append(f"loss: {supposed.told}, supposed {told}")
             return made, verdict
     if known:
         return known[0]

@@ -133,7 +133,12 @@ def without_class(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[
     used = np.concatenate([classes.reshape(-1) for _, classes in pairs])
     own = np.concatenate([y.reshape(-1)[rows] for rows, _ in pairs])
     is_class = (own >= 0) & (own < width)
-    if used.size == own.size and np.all(used[~is_class] < 0) and np.all(used[is_class] == own[is_class]):
+    if (
+        not is_class.all()
+        and used.size == own.size
+        and np.all(used[~is_class] < 0)
+        and np.all(used[is_class] == own[is_class])
+    ):
         told = f"The labels {name} go from {y.min()} to {y.max()}, and the outputs have classes up to {width - 1}: the "
         yield Likely(f"{told}rows of the other labels have no loss (`one_hot` gives zeros for them).")
 

@@ -156,11 +156,7 @@ class Report:
         Raises:
             SpecificationError: matplotlib is not installed, or the audit is not over.
         """
-        assert_drawable()
-        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        head += "<title>Audit of a training loop</title>"
-        page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{self._html()}</body></html>\n'
-        Path(path).write_text(page, encoding="utf-8")
+        write_html([self], path)
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook; without pictures if matplotlib is not installed."""
@@ -286,3 +282,13 @@ def _picture(picture: Picture) -> str:
     title, caption = escape(picture.title), escape(picture.caption)
     image = f'<img alt="{title}. {caption}" src="{source}">'
     return f"<h2>{title}</h2><figure>{image}<figcaption>{caption}</figcaption></figure>"
+
+
+def write_html(reports: list[Report], path: str | os.PathLike[str]) -> None:
+    """Write reports with pictures to a file, as `Report.html`."""
+    assert_drawable()
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += "<title>Audit of a training loop</title>"
+    body = "<hr>".join(report._html() for report in reports)
+    page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+    Path(path).write_text(page, encoding="utf-8")

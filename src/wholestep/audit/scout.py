@@ -62,7 +62,7 @@ class Scout:
 
     def __init__(self, num_updates: int | None):
         self._least, self._is_exact = num_updates or 30, num_updates is not None
-        self.limit = Limit(self._least, self._is_enough, wrapping=self._in_loop)
+        self.limit = Limit(self._least, self._is_enough)
         self.loops: dict[tuple, Loop] = {}
         self._logs: dict[int, list[Log]] = {}
         self._hooked: set[int] = set()
@@ -126,25 +126,11 @@ class Scout:
 
     @property
     def loop(self) -> Loop:
-        """The loop that runs here, or that a recorded value comes from."""
-        loop = self._over or getattr(self._here, "loop", None)
-        return self._at(*place_of_loop()) if loop is None else loop
+        """The loop that the main thread runs. A step that several loops call is traced in one, and recorded in each."""
+        return self._over or self._at(*place_of_loop())
 
     def _at(self, lines: tuple[Line, ...], is_fit: bool) -> Loop:
         return self.loops.setdefault((lines, is_fit), Loop(self, lines, is_fit))
-
-    def _in_loop(self, told: Callable) -> Callable:
-        """Return a function that is called with values of the present loop, perhaps later and elsewhere."""
-        loop = self.loop
-
-        def heard(order: int, numbers: list) -> None:
-            before, self._here.loop = getattr(self._here, "loop", None), loop
-            try:
-                told(order, numbers)
-            finally:
-                self._here.loop = before
-
-        return heard
 
     def _is_enough(self) -> bool:
         """Whether the loop that runs here was seen, and no other one follows soon."""
@@ -205,9 +191,13 @@ class Scout:
         """Return a model's record in a loop, by default in the one that runs here."""
         loop = loop or self.loop
         if id(model) not in loop.watched:
-            now, log = values(model), Log(room(model), is_stateless=keras.backend.backend() == "jax")
-            logs = self._logs.setdefault(id(model), [])
-            watched = Watched(model, log, now.params if now else [], logs=logs)  # None in a trace
+            log, logs = (
+                Log(room(model), is_stateless=keras.backend.backend() == "jax"),
+                self._logs.setdefault(id(model), []),
+            )
+            now = None if logs else values(model)  # None in a trace; an engine's callback could wait for ever
+            like = next((each.like for each in self.watched if each.model is model), None)
+            watched = Watched(model, log, now.params if now else [], like, logs)
             log.begin(watched.before)
             logs.append(log)
             loop.watched[id(model)] = watched
@@ -224,14 +214,13 @@ class Scout:
         """Record the tensors that the script names beside a batch: the labels may be among them."""
         for name, value in of_batch(inputs).items() if inputs else ():
             if not self._listener.blind([value]):
-                asked = self.loop.beside.setdefault(name, Asked(None))
-                self._listener.tell(partial(self._told, asked), [value])
+                self._listener.tell(partial(self._told, "beside", name, Asked(None)), [value])
 
     def _fitting(self, fit: Callable) -> Callable:
         @wraps(fit)
         def fitting(model: Any, *arguments: Any, **others: Any) -> Any:
             if self._depth() == 0 and fit.__name__ == "fit":
-                loop = self._at(place_of_loop()[0], True)
+                loop = self._at(*place_of_loop(begins_fit=True))
                 given = dict(zip(("x", "y"), arguments, strict=False)) | others
                 loop.fitted.setdefault(id(model), tuple(given.get(name) for name in _GIVEN))
                 self.in_loop(model, loop)
@@ -250,7 +239,8 @@ class Scout:
             if id(model) in self._logs and not is_in_fit():
                 self._listener.settle()
                 now = values(model)
-                whole = [[one for one in log.called if one.is_whole] for log in self._logs[id(model)]]
+                stateless = [log for log in self._logs[id(model)] if log.is_stateless and not log.has_fitted]
+                whole = [[one for one in log.called if one.is_whole] for log in stateless]
                 for first, *_, last in (each for each in whole if len(each) > 1):
                     if now and all_same(now.params, first.params) and not all_same(now.params, last.params):
                         line = line_of_user(self._listener.stack())
@@ -295,16 +285,19 @@ class Scout:
     def _note(self, loss: Any, key: str, y_true: Any, weight: Any, *, is_own: bool = False) -> None:
         if not self._hooked or self._depth():
             return
-        asked = self.loop.losses.setdefault(key, Asked(loss, is_own=is_own))
+        self.loop.losses.setdefault(key, Asked(loss, is_own=is_own))
         given = [y_true] if weight is None else [y_true, weight]
         if any(isinstance(each, keras.KerasTensor) or not hasattr(each, "shape") for each in given):
             return
         if not self._listener.blind(given):
-            self._listener.tell(partial(self._told, asked), given)
+            self._listener.tell(partial(self._told, "losses", key, Asked(loss, is_own=is_own)), given)
 
-    def _told(self, asked: Asked, order: int, numbers: list[np.ndarray]) -> None:
-        if any(each.log.is_open and each.log.has_room for each in self.loop.watched.values()):
+    def _told(self, kind: str, key: str, new: Asked, order: int, numbers: list[np.ndarray]) -> None:
+        """Record the labels and weights of a loss, or the tensors beside a batch, in the loop that runs."""
+        loop = self.loop
+        if any(each.log.is_open and each.log.has_room for each in loop.watched.values()):
             y, weight = np.array(numbers[0]), np.array(numbers[1]) if len(numbers) > 1 else None
+            asked = getattr(loop, kind).setdefault(key, Asked(new.loss, is_own=new.is_own))
             asked.calls.append((order, y, weight))
 
 
@@ -317,7 +310,7 @@ class _Hooks(Hooks):
 
     @property
     def log(self) -> Log:
-        """The model's record in the loop that runs here, or that a recorded value comes from."""
+        """The model's record in the loop that runs."""
         return self._scout.in_loop(self.model).log
 
     @log.setter

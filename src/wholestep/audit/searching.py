@@ -130,7 +130,7 @@ def inquire(loop: Loop, watched: Watched) -> Meaning:
         meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
     meaning.notes = [_SWAPPED] * are_swapped
     meaning.own = [each.loss for each in own]
-    of_loop = ["loop: the script's own: what `fit` does beside it is not judged"] * loop.is_beside_fit
+    of_loop = [f"loop: {loop.place}"] * (len(loop.scout.loops) > 1)
     meaning.told = [f"model: {_name(model)}", *of_loop, *([told] if told else [])]
     meaning.data = _search(loop, meaning, calls, labels)
     return meaning

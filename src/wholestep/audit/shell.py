@@ -60,7 +60,7 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
         print(message("The script must be a file.", own.script, "the path of a Python file."), file=sys.stderr)
         return UNSEEN
     if own.html is not None and not own.html.resolve().parent.is_dir():
-        print(message("The folder of --html must exist.", own.html, "another FILE."), file=sys.stderr)
+        print(message("The folder of --html must exist.", str(own.html), "another FILE."), file=sys.stderr)
         return UNSEEN
     from wholestep.audit.script import run
 
@@ -70,12 +70,13 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
         except WholestepError as error:
             return _say_unseen(own, [str(error)])
     if ran.scout is None:
-        return _say_unseen(own, ["any update: the script does not import Keras", ran.how])
+        return _say_unseen(own, [ran.how or "any update: the script does not import Keras"])
     return _conclude(own, ran)
 
 
 def _conclude(own: argparse.Namespace, ran: Any) -> int:
     from wholestep.audit.conclusion import conclude
+    from wholestep.audit.report import write_html
     from wholestep.audit.searching import UnknownError
 
     if ran.scout.elsewhere and not any(each.log.applied for each in ran.scout.watched):
@@ -95,7 +96,7 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
         of_script = f"the audit called a function of the script again, and it raised {type(error).__name__}"
         return _say_unseen(own, [own_fault(error) or of_script, ran.how])
     if own.html is not None:
-        reports[0].html(own.html)
+        write_html(reports, own.html)
     if own.json:
         told = [report.as_json() for report in reports]
         print(json.dumps(told[0] if len(told) == 1 else told, indent=1))

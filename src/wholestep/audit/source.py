@@ -97,8 +97,8 @@ def _is_called(file: str) -> bool:
     return is_pythons or file.startswith((_NUMPY, "<"))
 
 
-def place_of_loop() -> tuple[tuple[Line, ...], bool]:
-    """Return (the lines that lead to the script's outermost loop that runs, and its own; whether `fit` runs).
+def place_of_loop(*, begins_fit: bool = False) -> tuple[tuple[Line, ...], bool]:
+    """Return (the lines that lead to the script's outermost loop that runs, and its own; whether `fit` runs or begins).
 
     The lines of a `fit` lead to its call, if no loop is around it; for code outside of all loops there are none.
     """
@@ -106,7 +106,7 @@ def place_of_loop() -> tuple[tuple[Line, ...], bool]:
     frames = _frames_of_script()
     are_fit = [f.f_code.co_name == "fit" and f.f_code.co_filename.startswith(_KERAS) for f in frames]
     num = [*are_fit, True].index(True)
-    is_fit = num < len(frames)
+    is_fit = begins_fit or num < len(frames)
     for frame in frames[:num]:
         if is_of_user(frame.f_code.co_filename):
             loop = _loop_around(frame.f_code.co_filename, frame.f_lineno)

@@ -25,7 +25,6 @@ class Limit:
         num_updates: the updates after which the loop of an audit inside ends.
         is_enough: returns whether the loop may end, if no audit runs inside.
         can_end: whether the main thread runs the loop: no other thread can be ended.
-        wrapping: returns a function that is called with recorded values, from the one that records them.
 
     Attributes:
         reports: the reports of the audits inside, with their logs.
@@ -38,9 +37,8 @@ class Limit:
         is_enough: Callable[[], bool] = bool,
         *,
         can_end: bool = True,
-        wrapping: Callable[[Callable], Callable] = lambda told: told,
     ):
-        self.num_updates, self._is_enough, self._can_end, self.wrapping = num_updates, is_enough, can_end, wrapping
+        self.num_updates, self._is_enough, self._can_end = num_updates, is_enough, can_end
         self.reports: list[tuple[Any, Any]] = []
         self.is_asked, self.has_come = threading.Event(), threading.Event()
 
@@ -153,7 +151,7 @@ class _Counting:
 
         outer, self._is_telling = self._is_telling, True
         try:
-            self._listener.tell(self._limit.wrapping(heard), values)
+            self._listener.tell(heard, values)
         finally:
             self._is_telling = outer
 

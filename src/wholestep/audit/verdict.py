@@ -57,6 +57,12 @@ class Verdict:
         """Add the findings of a check, and return them."""
         return self.add(self.look(name, check, *arguments))
 
+    def make_note(self, name: str, note: str) -> None:
+        """Replace the causes of a name by a note."""
+        others = [cause for cause in self.causes if cause.name != name]
+        self.notes += [note] * (len(others) < len(self.causes))
+        self.causes = others
+
     @property
     def judged(self) -> list[str]:
         """The stages that were judged."""

@@ -165,11 +165,15 @@ def windows(log: Log, rows: Rows) -> Windows:
     seen: set[int] = set()
     foreign = num_skipped = 0
     *made, last = steps(log)
-    for step in made:
-        window = _with_gradient(_found(step.called, rows), seen)
+    found = [_with_gradient(_found(step.called, rows), seen) for step in made]
+    ways = [_of_trials(window, step.applied) for window, step in zip(found, made, strict=True)]
+    usual = next((way for way in ways if any(way)), [])  # also of updates whose numbers are not kept
+    for step, window, way in zip(made, found, ways, strict=True):
+        way = way or (usual if len(usual) == len(window) else [False] * len(window))
+        trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
+        window = [piece for piece, is_trial in zip(window, way, strict=True) if not is_trial]
         num_skipped += step.is_skipped
         if step.applied is not None:
-            trials, window = _apart(window, step.applied)
             updates.append(Update(len(updates) + 1, window, step.applied, trials))
         pieces += window
         foreign += sum(not piece.is_known for piece in window)
@@ -183,19 +187,17 @@ def windows(log: Log, rows: Rows) -> Windows:
     return Windows(pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale)
 
 
-def _apart(window: list[Piece], applied: Applied) -> tuple[list[Piece], list[Piece]]:
-    """Return (the passes before the last move of the weights, the others), if the step begins at the first weights.
+def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
+    """Return of each pass whether it is at the weights at which the step begins, while others are not, as the last one.
 
     On TensorFlow weights that are moved and moved back are the first ones up to rounding.
     """
-    if not window or not applied.is_whole or not all(piece.called.is_whole for piece in window):
-        return [], window
-    states = [in_part(piece.called.params) for piece in window]
-    most = distance(states[0], states[-1])
-    if not most or distance(states[0], in_part(applied.params)) > SOLVED * most:
-        return [], window
-    num = sum(not all_same(state, states[-1]) for state in states)
-    return window[:num], window[num:]
+    if applied is None or not applied.is_whole or not all(piece.called.is_whole for piece in window):
+        return []
+    states, begin = [in_part(piece.called.params) for piece in window], in_part(applied.params)
+    apart = [distance(state, begin) for state in states]
+    are_trials = [each <= SOLVED * max(apart) for each in apart]
+    return are_trials if are_trials and are_trials[0] and not are_trials[-1] else [False] * len(window)
 
 
 def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
