@@ -30,6 +30,8 @@ BATCH_SIZE, NUM_TRAINED, NUM_EPOCHS = 64, 1248, 30
 
 def main():
     """Audit the loop as written and with the changes, and train by each; return the reports and the accuracies."""
+    if keras.backend.backend() != "jax":
+        raise SystemExit("This loop calls JAX. Run it with KERAS_BACKEND=jax.")
     train, test = digits()
     loops = {"as written": as_written, "with the changes": mended}
     reports = [audited(name, loop, train) for name, loop in loops.items()]
