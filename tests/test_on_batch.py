@@ -126,3 +126,11 @@ def test_a_schedule_that_is_assigned_between_two_batches_counts():
     trainer.train_on_batch(X, Y)
     for one, other in zip(trainer.model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_no_weights_are_kept_after_a_single_evaluation():
+    trainer = ws.Trainer(network())
+    trainer.test_on_batch(X, Y)
+    held, _ = trainer._setup.executor._evaluated
+    assert held.state is None
+    assert trainer.test_on_batch(X, Y) == trainer.test_on_batch(X, Y)

@@ -240,7 +240,10 @@ class Executor:
             self._evaluated = run, SingleBatches(evaluation.engine.devices, plan, check, num_rows, evaluation.tables)
         run, feed = self._evaluated
         self.begin_evaluation(run, look)
-        return self.show_evaluation(*evaluation.send(run, feed, feed.block(host)))
+        try:
+            return self.show_evaluation(*evaluation.send(run, feed, feed.block(host)))
+        finally:
+            run.end()
 
     def begin_evaluation(self, run: PassRun, look: Look) -> None:
         """Begin a pass with the current values; reset Keras' metrics if they may be read."""

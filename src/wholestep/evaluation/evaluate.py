@@ -205,6 +205,10 @@ class PassRun:
         """Begin with these values."""
         self.state, self.number = state, 0
 
+    def end(self) -> None:
+        """Drop the values: a run that waits for its next batch keeps no copy of the weights."""
+        self.state = None
+
 
 @dataclass(frozen=True)
 class Pass:
