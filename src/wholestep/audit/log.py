@@ -183,7 +183,7 @@ class Log:
 
     @property
     def is_used(self) -> bool:
-        """Whether the model was called, or trained by what is not watched."""
+        """Whether the model was called, or was trained and is not recorded."""
         return bool(self.called or self.applied or self.unseen)
 
     @property
