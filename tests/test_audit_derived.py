@@ -7,7 +7,7 @@ from audit_scripts import script
 from keras import ops
 
 import wholestep as ws
-from wholestep.audit.derived import Derived, of_other_axis, of_other_labels, of_rows, solved
+from wholestep.audit.derived import Derived, normalised, of_other_axis, of_other_labels, of_rows, solved
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
 from wholestep.audit.replay import Replay
@@ -80,6 +80,36 @@ def test_labels_of_no_array_are_read_from_the_derivative(replay):
 def test_no_loss_is_found_for_a_derivative_of_none(replay):
     cubed = derived(lambda rows, outputs: ops.mean((outputs - HOT[rows]) ** 2) ** 3 + ops.sum(outputs**4))
     assert not list(solved(replay, cubed, {"y": LABELS, "hot": HOT}, {"w": WEIGHTS}))
+
+
+@pytest.mark.own
+@pytest.mark.parametrize(("axis", "num"), [(1, 1), (2, 1), (-1, 0)])
+def test_a_softmax_over_places_is_named_in_a_loss_of_any_form(axis, num, monkeypatch):
+    """Here one minus Dice's coefficient of images of 3 x 5 places and 4 classes."""
+    monkeypatch.setitem(globals(), "PARTS", [(ROWS[0], DRAW.normal(size=(12, 3, 5, WIDTH)).astype("float32"))])
+    classes = DRAW.integers(0, WIDTH, size=(NUM, 3, 5))
+    hot = np.eye(WIDTH, dtype="float32")[classes]
+
+    def dice(rows, outputs):
+        shares = ops.softmax(outputs, axis=axis)
+        return 1 - ops.mean(2 * ops.sum(shares * hot[rows], (1, 2)) / ops.sum(shares + hot[rows], (1, 2)))
+
+    assert [f"along axis {axis}, " in told for told in of_other_axis(derived(dice), classes)] == [True] * num
+
+
+@pytest.mark.own
+def test_outputs_that_are_normalised_over_the_rows_are_named():
+    def alike(axis, mean=0.0):
+        def loss(rows, outputs):
+            centred = outputs - mean * ops.mean(outputs, axis=0)
+            unit = centred / ops.sqrt(ops.sum(centred**2, axis=axis, keepdims=True))
+            return ops.mean(ops.logsumexp(3 * unit @ ops.transpose(unit), axis=-1))
+
+        return list(normalised(derived(loss)))
+
+    (told,) = alike(0)
+    assert "by their length over the rows" in told
+    assert alike(-1) == alike(0, mean=1.0) == []
 
 
 @pytest.mark.own

@@ -12,7 +12,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.chain import allied, has_generated
-from wholestep.audit.derived import of_other_axis, of_other_labels, of_rows, passes, without_class
+from wholestep.audit.derived import normalised, of_other_axis, of_other_labels, of_rows, passes, without_class
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import losses, name_of
 from wholestep.audit.found import Likely, numbers_of
@@ -245,7 +245,7 @@ def _of_loss(meaning: Meaning) -> Iterator[str]:
     replay = Replay(meaning.watched.model, (x, y, None))
     usual = [(loss, y) for y in labels.values() for loss in losses([derived[0].output], y)]
     found = [of_other_labels(derived, *named) for named in labels.items() if len(labels) == 1]
-    found += [of_other_axis(derived, y) for y in labels.values()]
+    found += [normalised(derived), *(of_other_axis(derived, y) for y in labels.values())]
     found += [without_class(derived, *named) for named in (meaning.beside | labels).items()]
     found += [of_rows(replay, derived, loss, y) for loss, y in usual]
     yield from islice((note for notes in found for note in notes), 1)

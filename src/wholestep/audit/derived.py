@@ -108,7 +108,10 @@ def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterato
 
 
 def of_other_axis(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
-    """Yield a note if the loss is the cross entropy of the outputs' softmax over the rows of the batch."""
+    """Yield a note if the loss takes a softmax over the rows of the batch, or over places, and not over classes."""
+    if derived[0].output.ndim > 2:
+        yield from _over_places(derived, y)
+        return
     for each in derived:
         labels = y[each.rows]
         if each.output.ndim != 2 or _is_single(each.output):
@@ -123,6 +126,46 @@ def of_other_axis(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
         if found is None or not _even(found):
             return
     yield Likely("The softmax is taken over the rows of the batch, and not over the classes: `axis=-1` is meant.")
+
+
+def _over_places(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
+    """Yield a note on any loss of a softmax over places: its derivative by the outputs adds up to 0 along their axis.
+
+    A softmax stays the same if a number is added to all outputs along its axis.
+    """
+    for each in derived:
+        is_of_classes = y.dtype.kind in "iu" and y.shape[1:] == each.output.shape[1:-1]
+        if not (is_of_classes or y.shape[1:] == each.output.shape[1:]) or _is_flat(each.derivative, -1):
+            return
+    for axis in range(1, derived[0].output.ndim - 1):
+        if all(_is_flat(each.derivative, axis) for each in derived):
+            told = (
+                f"The loss is the same if a number is added to all outputs along axis {axis}, as after a softmax over "
+            )
+            yield Likely(f"{told}it. The classes are the last axis: `axis=-1` is meant.")
+            return
+
+
+def normalised(derived: list[Derived]) -> Iterator[str]:
+    """Yield a note if each output is divided by its length over the rows of a batch, and no row by its own.
+
+    Then the loss is the same if an output is multiplied in all rows. Outputs that are also centred over the rows, as
+    those of Barlow twins, are meant so.
+    """
+    moved = [(each.output * each.derivative, each.derivative) for each in derived if each.output.ndim == 2]
+    if moved and all(_is_flat(m, 0) and not _is_flat(m, 1) and not _is_flat(d, 0) for m, d in moved):
+        told = (
+            "The loss is the same if one of the outputs is multiplied by a number in all rows of a batch: outputs are "
+        )
+        yield Likely(
+            f"{told}divided by their length over the rows (`axis=0`), and not by that of each row (`axis=-1`)."
+        )
+
+
+def _is_flat(derivative: np.ndarray, axis: int) -> bool:
+    """Whether a derivative adds up to 0 along an axis, up to rounding."""
+    most = np.abs(derivative).sum(axis).max()
+    return bool(most > 0 and np.abs(derivative.sum(axis)).max() <= SOLVED * most)
 
 
 def without_class(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[str]:
