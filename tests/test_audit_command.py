@@ -143,8 +143,8 @@ CALLED = "loss_fn(b, model(a, training=True))"
     ),
 )
 def test_a_sum_of_keras_may_be_meant_as_a_mean(by, code, part, audit):
-    got, out, _ = audit(script("in main", *SUMMED, (CALLED, f"{CALLED}{by}")), "--updates", 6)
-    assert (got, part in out) == (code, True), out
+    got, out, err = audit(script("in main", *SUMMED, (CALLED, f"{CALLED}{by}")), "--updates", 6)
+    assert (got, part in out) == (code, True), out + err
 
 
 HEADS = """inputs = keras.Input((5,))
