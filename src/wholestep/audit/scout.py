@@ -49,6 +49,7 @@ class Scout:
     Args:
         num_updates: a loop was seen after this many updates of each of its models; None for 30, or as many as are cheap
             until the data were seen twice.
+        imported: the names of modules that are not the script's, though they may not be of a library.
 
     Attributes:
         loops: the loops, by their lines, in the order of their first calls.
@@ -60,7 +61,8 @@ class Scout:
         elsewhere: in words, that the loop's gradients are taken by another engine than the models'.
     """
 
-    def __init__(self, num_updates: int | None):
+    def __init__(self, num_updates: int | None, imported: frozenset[str] = frozenset()):
+        self._imported = imported
         self._least, self._is_exact = num_updates or 30, num_updates is not None
         self.limit = Limit(self._least, self._is_enough)
         self.loops: dict[tuple, Loop] = {}
@@ -141,11 +143,11 @@ class Scout:
             self._num_seen, self._since = len(seen), now
         if not seen or (here.trained and here not in seen):
             return False
-        if calls_later(TRAINING) or (not here.trained and here.may_begin()):
+        if calls_later(TRAINING, self._imported) or (not here.trained and here.may_begin()):
             self.is_cut_short = now > self._since + _PATIENCE
             return self.is_cut_short
         may_lack = keras.backend.backend() == "jax" and now < self._since + _LONGER  # the trained weights
-        return not (may_lack and calls_later(USING))
+        return not (may_lack and calls_later(USING, self._imported))
 
     def _depth(self) -> int:
         """Return the number of nested layer calls in this thread."""

@@ -35,14 +35,14 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
     main = ModuleType("__main__")
     main.__dict__.update(__file__=str(path), __builtins__=__builtins__, __spec__=None)
     scouts: list[Any] = []
-    how = ""
+    imported, how = frozenset(sys.modules), ""
     with ExitStack() as stack:
         stack.enter_context(_as_main(main, [script, *arguments], str(path.parent)))
 
         def watch() -> None:
             from wholestep.audit.scout import Scout
 
-            scout = Scout(num_updates)
+            scout = Scout(num_updates, imported)
             stack.enter_context(scout.on())
             token = COMMAND.set(scout.limit)
             stack.callback(COMMAND.reset, token)

@@ -116,10 +116,11 @@ def place_of_loop(*, begins_fit: bool = False) -> tuple[tuple[Line, ...], bool]:
     return tuple(lines) if is_fit else (), is_fit
 
 
-def calls_later(verbs: tuple[str, ...]) -> bool:
-    """Whether the script, after the statements that run now, may call one of these, as far as its names tell."""
+def calls_later(verbs: tuple[str, ...], others: frozenset[str] = frozenset()) -> bool:
+    """Whether the script may call one of these after the statements that run now; `others` are modules of no script."""
     places = [Line(f.f_code.co_filename, f.f_lineno) for f in _frames_of_script() if is_of_user(f.f_code.co_filename)]
-    files = {str(getattr(module, "__file__", None) or "<") for module in list(sys.modules.values())}
+    own = [module for name, module in list(sys.modules.items()) if name not in others or name == "__main__"]
+    files = {str(getattr(module, "__file__", None) or "<") for module in own}
     return _calls_later(verbs, tuple(places), tuple(sorted(filter(is_of_user, files))))
 
 
