@@ -13,10 +13,10 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.found import Likely
-from wholestep.audit.log import Applied, Called, Log, Other, Scaled, clips_of
+from wholestep.audit.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
 from wholestep.audit.measure import places
 from wholestep.audit.replay import engine, flags, untrained
-from wholestep.audit.source import OWN_TRAINER, is_in_fit, is_in_trainer, line_of_user
+from wholestep.audit.source import is_in_fit, is_in_trainer, line_of_user
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines import Listener
 from wholestep.model import uncast, with_mask_of

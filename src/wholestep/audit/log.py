@@ -10,6 +10,10 @@ import numpy as np
 from wholestep.audit.measure import in_part, once, same
 
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
+OWN_TRAINER = (
+    "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
+    "`trainer.explain()` shows how they run"
+)
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, and whether each is set to be trained
 

@@ -110,14 +110,14 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
 
 def _is_by_own_trainer(scout: Any) -> bool:
     """Whether no updates were made but by this library's own trainer."""
-    from wholestep.audit.source import OWN_TRAINER
+    from wholestep.audit.log import OWN_TRAINER
 
     logs = [*(each.log for each in scout.watched), *(log for _, log in scout.limit.reports)]
     return any(OWN_TRAINER in log.unseen for log in logs) and not any(log.applied for log in logs)
 
 
 def _say_own(own: argparse.Namespace) -> int:
-    from wholestep.audit.source import OWN_TRAINER
+    from wholestep.audit.log import OWN_TRAINER
 
     told = {"has_seen": False, "causes": [], "notes": [f"{OWN_TRAINER}."], "unseen": []}
     print(json.dumps(told, indent=1) if own.json else f"{OWN_TRAINER}.")

@@ -28,13 +28,11 @@ _PLAIN = (
     *(ast.expr_context, ast.operator, ast.unaryop),
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
-OWN_TRAINER = (
-    "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
-    "`trainer.explain()` shows how they run"
-)
 _PACKAGE, _KERAS = Path(__file__).parent.parent, str(Path(keras.__file__).parent)
-_RUNNER = str(_PACKAGE / "audit" / "script.py")
-_COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
+_RUNNER, _COMMAND = (
+    str(_PACKAGE / "audit" / "script.py"),
+    ("cli.py", "__main__.py"),
+)  # from where `wholestep audit` runs a script
 _PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 LIBRARIES = (str(Path(keras.__file__).parent.parent), str(_PACKAGE), *_PATHS)
 _NUMPY = str(Path(np.__file__).parent)
@@ -109,7 +107,7 @@ def place_of_loop(*, begins_fit: bool = False) -> tuple[tuple[Line, ...], bool]:
     is_fit = begins_fit or num < len(frames)
     for frame in frames[:num]:
         if is_of_user(frame.f_code.co_filename):
-            loop = _loop_around(frame.f_code.co_filename, frame.f_lineno)
+            loop, _ = _loop_around(frame.f_code.co_filename, frame.f_lineno)
             lines.append(Line(frame.f_code.co_filename, loop or frame.f_lineno))
             if loop:
                 return tuple(lines), is_fit
@@ -118,7 +116,12 @@ def place_of_loop(*, begins_fit: bool = False) -> tuple[tuple[Line, ...], bool]:
 
 def calls_later(verbs: tuple[str, ...], others: frozenset[str] = frozenset()) -> bool:
     """Whether the script may call one of these after the statements that run now; `others` are modules of no script."""
-    places = [Line(f.f_code.co_filename, f.f_lineno) for f in _frames_of_script() if is_of_user(f.f_code.co_filename)]
+    places: list[Line] = []
+    frames = [frame for frame in _frames_of_script() if is_of_user(frame.f_code.co_filename)]
+    for file, number in [(f.f_code.co_filename, f.f_lineno) for f in frames]:
+        places.append(Line(file, _loop_around(file, number)[1] or number))
+        if _loop_around(file, number)[1]:
+            break
     own = [module for name, module in list(sys.modules.items()) if name not in others or name == "__main__"]
     files = {str(getattr(module, "__file__", None) or "<") for module in own}
     return _calls_later(verbs, tuple(places), tuple(sorted(filter(is_of_user, files))))
@@ -161,11 +164,11 @@ def _frames_of_script() -> list[FrameType]:
 
 
 @cache
-def _loop_around(file: str, number: int) -> int:
-    """Return the line of the outermost loop of a function that holds a line; 0 if there is none."""
+def _loop_around(file: str, number: int) -> tuple[int, int]:
+    """Return the first and the last line of the outermost loop of a function that holds a line; zeros without one."""
     home = _innermost(_parsed(file) or ast.Module([], []), number)
-    loops = [n for n in _own(home) if isinstance(n, _LOOPS) and n.lineno <= number <= (n.end_lineno or 0)]
-    return min((n.lineno for n in loops), default=0)
+    loops = [(n.lineno, n.end_lineno or 0) for n in _own(home) if isinstance(n, _LOOPS)]
+    return min(((a, b) for a, b in loops if a <= number <= b), default=(0, 0))
 
 
 @cache
