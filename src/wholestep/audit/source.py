@@ -29,10 +29,8 @@ _PLAIN = (
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _PACKAGE, _KERAS = Path(__file__).parent.parent, str(Path(keras.__file__).parent)
-_RUNNER, _COMMAND = (
-    str(_PACKAGE / "audit" / "script.py"),
-    ("cli.py", "__main__.py"),
-)  # from where `wholestep audit` runs a script
+_RUNNER = str(_PACKAGE / "audit" / "script.py")
+_COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
 _PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 LIBRARIES = (str(Path(keras.__file__).parent.parent), str(_PACKAGE), *_PATHS)
 _NUMPY = str(Path(np.__file__).parent)
@@ -122,9 +120,9 @@ def calls_later(verbs: tuple[str, ...], others: frozenset[str] = frozenset()) ->
         places.append(Line(file, _loop_around(file, number)[1] or number))
         if _loop_around(file, number)[1]:
             break
-    own = [module for name, module in list(sys.modules.items()) if name not in others or name == "__main__"]
-    files = {str(getattr(module, "__file__", None) or "<") for module in own}
-    return _calls_later(verbs, tuple(places), tuple(sorted(filter(is_of_user, files))))
+    own = ({*sys.modules} - others) | {"__main__"}
+    files = (str(getattr(sys.modules.get(name), "__file__", None) or "<") for name in own)
+    return _calls_later(verbs, tuple(places), tuple(sorted({*filter(is_of_user, files)})))
 
 
 @cache
@@ -155,8 +153,7 @@ def _dotted(node: ast.expr) -> str:
 
 def _frames_of_script() -> list[FrameType]:
     """Return the frames of the main thread that the script has, the outermost first."""
-    frames: list[FrameType] = []
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames, frame = list[FrameType](), sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_filename != _RUNNER:
         frames.append(frame)
         frame = frame.f_back
