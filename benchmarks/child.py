@@ -14,6 +14,7 @@ _TASKS = {
     "imports": "benchmarks.imports",
     "inputs": "benchmarks.inputs",
     "memory": "benchmarks.memory",
+    "models": "benchmarks.models",
     "paths": "benchmarks.paths",
     "processes": "benchmarks.processes",
 }

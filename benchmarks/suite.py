@@ -86,6 +86,9 @@ _CHECKPOINTS = {  # what is compared, and how many times as long as the other it
     "digest": ("xxh3_128", "2 GB/s", 1.0),
 }
 _OTHERS = ("ModelCheckpoint", "OrbaxCheckpoint")  # of Keras; the second takes part if orbax is installed
+_MODELS = (  # of `models.MODELS`, which imports Keras
+    *("ViT", "residual", "MobileNet", "U-Net", "WaveNet", "ConvLSTM", "diffusion", "VAE", "LSTM", "Transformer"),
+)
 _NAMES, _ONE = {1: "1 process", 2: "2 processes"}, "wholestep, one replica"
 _RAGGED_FIRST = (Comparison(_BUCKETS, _EACH, {}), Comparison(_BUCKETS, _ALL, {}))
 
@@ -218,6 +221,15 @@ def _checkpoints(engine: str, quick: bool) -> list[Row]:
     return rows
 
 
+def _models(engine: str, quick: bool) -> list[Row]:
+    """The time of an update of ordinary models in batches of 10."""
+    rows = []
+    for model in _MODELS:
+        times = children.measure("models", engine, model=model, rounds=1 if quick else _ROUNDS, quick=quick)
+        rows += _compare(f"{model}, ms/step", engine, times, _PLAIN)
+    return rows
+
+
 def _audit(engine: str, quick: bool) -> list[Row]:
     """What an audit costs beside the loop that it watches."""
     rows = []
@@ -257,6 +269,7 @@ _MEASURES: dict[str, Callable[[str, bool], list[Row]]] = {
     "paths": _paths,
     "inputs": _inputs,
     "memory": _memory,
+    "models": _models,
     "draws": _draws,
     "checkpoints": _checkpoints,
     "audit": _audit,

@@ -209,7 +209,7 @@ def test_the_progress_bar_does_not_make_batches_go_one_by_one(capsys):
     whole = trainer.predict(X, batch_size=2, verbose=1)
     np.testing.assert_allclose(whole, made.predict(X, verbose=0), rtol=1e-5)
     (program,) = trainer.executor.evaluation.programs.values()
-    assert program.length == 10
+    assert program.most == 10
     assert "10/10" in capsys.readouterr().out
 
 

@@ -33,6 +33,7 @@ class Plan(NamedTuple):
 
     cut: Cut
     length: int = 9
+    most: int = 9
     num_stacked: int = 1
 
 
@@ -62,6 +63,16 @@ def test_resident_blocks_name_every_row_once():
     assert sorted(seen(blocks)) == list(range(23))
     assert [b.num for b in blocks] == [3, 2, 1]
     assert (blocks[0].start, blocks[-1].end) == ((0, 0), (1, 0))
+
+
+def test_updates_that_are_sent_one_by_one_share_the_table_of_their_rows():
+    def one_by_one(batch):
+        return whole(batch)._replace(most=1)
+
+    blocks = list(resident(ws.Batches(np.arange(23), 4, seed=1), one_by_one).blocks(None, lambda: 3))
+    assert sorted(seen(blocks)) == list(range(23))
+    assert [(block.first, block.num, block.follow) for block in blocks] == [*((i, 1, 0) for i in range(5)), (0, 1, 0)]
+    assert len({id(block.table) for block in blocks[:-1]}) == 1
 
 
 def test_every_epoch_has_its_own_order_however_many_updates_go_at_once():

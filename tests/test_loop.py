@@ -11,6 +11,7 @@ from shares import on, share
 from small import X, Y, model, same
 
 import wholestep as ws
+from wholestep.dispatch import size
 from wholestep.reports.applied import Applied
 
 QUIET = {"verbose": 0}
@@ -418,3 +419,51 @@ def test_a_slow_data_set_is_loaded_in_the_callers_thread_in_every_epoch():
     ws.Trainer(model).fit(Slow(), epochs=2, verbose=0)
     assert set(Slow.threads) == {threading.current_thread()}
     assert len(Slow.threads) >= 16
+
+
+def convolution():
+    """Return a model whose updates are sent one by one on JAX."""
+    return model(keras.layers.Reshape((8, 1)), keras.layers.Conv1D(2, 3), keras.layers.Flatten(), optimizer="sgd")
+
+
+def noted_late(monkeypatch):
+    """Return a list that gets, for each dispatch that is read, how many updates were sent after its first."""
+    found, note = [], Applied.note_failures
+
+    def noting(self, run, report):
+        found.append(run.number - report.first)
+        return note(self, run, report)
+
+    monkeypatch.setattr(Applied, "note_failures", noting)
+    monkeypatch.setattr(size, "_SECONDS_PER_DISPATCH", 1e6)
+    return found
+
+
+@pytest.mark.skipif(not JAX, reason="TensorFlow sends several such updates at once")
+def test_the_device_has_more_updates_to_do_while_the_numbers_of_one_are_read(monkeypatch):
+    late = noted_late(monkeypatch)
+    ws.Trainer(convolution()).fit(X, Y, batch_size=1, **QUIET)
+    assert max(late) == 16
+    late.clear()
+    ws.Trainer(convolution()).fit(X, Y, batch_size=1, callbacks=[Reading()], **QUIET)
+    assert set(late) == {0}
+
+
+class Reading(keras.callbacks.Callback):
+    """May read the weights after every update."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        assert np.isfinite(logs["loss"])
+
+
+@pytest.mark.parametrize("num", [None, 12])
+def test_ready_made_batches_after_a_failed_update_come_again(num, monkeypatch):
+    noted_late(monkeypatch)
+    x = np.array(X)
+    x[3] = np.nan
+    drawn = []
+    batches = ws.Batches(drawn.append(i) or (x[i : i + 1], Y[i : i + 1]) for i in range(20))
+    with pytest.raises(ws.NonFiniteError, match="Update 4"):
+        ws.Trainer(convolution()).fit(batches, steps_per_epoch=num, **QUIET)
+    assert batches.position == (0, 3)
+    assert [batch.start for batch in batches.unused] == [(0, i) for i in drawn[3:]]

@@ -29,6 +29,7 @@ Sent = TypeVar("Sent")
 Sends = TypeVar("Sends", covariant=True)
 
 _MOST_UNREAD = 3  # updates of a custom loop, with the newest: waiting for one leaves the device idle
+_MOST_SENT = 16  # dispatches of `fit`: enough where each is a single update
 
 
 class Lane(Protocol[At, Sends]):
@@ -41,10 +42,7 @@ class Lane(Protocol[At, Sends]):
 class Policy(Generic[Sent]):
     """The number of updates in a dispatch, and the actions before each dispatch and on its results."""
 
-    late: int = 0  # the most dispatches that are sent, but not read
-    ahead: Callable[[], int] | None = (
-        None  # if the state may be read after each block: how many updates to send at once
-    )
+    ahead: Callable[[], int] | None = None  # how many updates to send at once, if the state may be read after each
 
     def size(self) -> int:
         """Return the most updates in the next dispatch."""
@@ -54,9 +52,9 @@ class Policy(Generic[Sent]):
         """Act before a dispatch; return whether the loop ends. `read` reads all dispatches, and returns the same."""
         return False
 
-    def is_ready(self, sent: Sent) -> bool:
-        """Whether to read a dispatch early, as this would not wait; not asked of the newest one."""
-        return False
+    def is_due(self, unread: "deque[Sent]") -> bool:
+        """Whether to read the oldest of these dispatches before the next is sent, which may wait for the device."""
+        return True
 
     def read(self, sent: Sent) -> bool:
         """Read the results of a dispatch; return whether the loop ends."""
@@ -79,12 +77,13 @@ def drive(
         num: the number of updates (None: to the end of the epoch).
         once: whether to end with the epoch, even after fewer than `num` updates.
     """
-    unread = deque[Sent]()
+    unread, blocks = deque[Sent](), deque[Block]()
 
-    def read(most: int = 0) -> bool:
-        while len(unread) > most or (len(unread) > 1 and policy.is_ready(unread[0])):
+    def read(*, only_due: bool = False) -> bool:
+        while unread and (not only_due or policy.is_due(unread)):
             if policy.read(unread.popleft()):
                 return True
+            feed.note_read(blocks.popleft())
         return False
 
     try:
@@ -94,7 +93,8 @@ def drive(
             sent = lane.send(run, feed, block)
             feed.note_sent(block)
             unread.append(sent)
-            if read(policy.late):
+            blocks.append(block)
+            if read(only_due=True):
                 return
             yield sent
             if policy.stops():
@@ -144,7 +144,7 @@ class _Training(Policy[Report]):
 
 
 class _Fitting(_Training):
-    """An epoch of `fit`: callbacks are called one dispatch late, unless they read the state.
+    """An epoch of `fit`: callbacks are called up to 0.1 s of updates late, unless they read the state.
 
     The run is saved before a dispatch, after the callbacks have received all earlier updates.
     """
@@ -154,7 +154,6 @@ class _Fitting(_Training):
         self._watch = watch
         self._pace = executor.dispatch_size
         self._begin = run.number + 1 - run.place.done
-        self.late = 0 if watch.needs_state else 1
         self.ahead = executor.dispatcher.num_ahead if watch.needs_state else None
         self.logs: Callable[[], dict] = dict
         self._pace.start()
@@ -177,6 +176,13 @@ class _Fitting(_Training):
             self._watch.begin(self._run.number + 1 - self._begin)
         return False
 
+    def is_due(self, unread: deque[Report]) -> bool:
+        """Whether 0.1 s of updates follow the oldest dispatch: with fewer, a late host leaves the device idle."""
+        if self._watch.needs_state or len(unread) > _MOST_SENT:
+            return True
+        oldest, newest = unread[0], unread[-1]
+        return newest.first + newest.block.num - oldest.first - oldest.block.num >= self._pace.size
+
     def _tell(self, report: Report, failure: int | None) -> None:
         last = report.block.num - 1 if failure is None else failure
         for i in range(last + 1 if self._watch.has_hooks else 0):
@@ -186,7 +192,7 @@ class _Fitting(_Training):
         self.logs = partial(_numbers, report, last, failure)
         if failure is not None:
             self._watch.end()
-        elif self.late:
+        elif not self._watch.needs_state:
             self._pace.note(report.block.num)
 
     def stops(self) -> bool:
@@ -243,8 +249,6 @@ def fit_epoch(
 class _Stepping(_Training):
     """An epoch of a custom loop: each update is yielded once it is sent, and read when it is ready."""
 
-    late = _MOST_UNREAD
-
     def ahead(self) -> int:
         """Return how many updates to compute at once."""
         return self._executor.dispatcher.num_ahead()
@@ -264,9 +268,9 @@ class _Stepping(_Training):
             self._saver.save()
         return False
 
-    def is_ready(self, sent: Report) -> bool:
-        """Whether reading the numbers of a step would not wait."""
-        return sent.is_ready
+    def is_due(self, unread: deque[Report]) -> bool:
+        """Whether too many updates are unread, or reading the oldest would not wait."""
+        return len(unread) > _MOST_UNREAD or (len(unread) > 1 and unread[0].is_ready)
 
 
 def step_epoch(

@@ -29,8 +29,8 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
         *_spread(cut, engine),
         _padding(cut, planner.pads_short),
         *([data] if data else []),
-        f"Up to {program.length} updates go to the device in one dispatch ({keras.backend.backend()})."
-        if program.length > 1
+        f"Up to {program.most} updates go to the device in one dispatch ({keras.backend.backend()})."
+        if program.most > 1
         else f"Each update is a separate dispatch ({keras.backend.backend()}).",
     ]
     lines += [program.how] if program.how else []

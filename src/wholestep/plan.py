@@ -282,17 +282,17 @@ class Planner:
         cut = replace(cut, split=False) if row_plan.tables else cut  # tables need the lookups of all replicas
         update = maker.whole_update(cut, row_plan)
         slowly = engine.programs.loops_slowly(update, state, data, places, count)
-        length, loops = 1 if slowly else length, not slowly and (length > 1 or engine.programs.loops_once)
-        num_stacked = 1 if batch.is_resident else length
+        most, loops = 1 if slowly else length, not slowly and (length > 1 or engine.programs.loops_once)
+        length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
             data = stack(engine.devices, [batch], num_stacked)
-        program = maker.program(update, length, self.empty, loops=loops)
+        program = maker.program(update, most, self.empty, loops=loops)
         rest = engine.variables.between_programs(state)._replace(captured=())
         compiles = loops and (maker.suits_xla or engine.programs.always_xla)
         made = compiled(engine, program, (rest, values, data), (length, cut.places), repeats=compiles)
         made = made._replace(memory=self._share(made.memory))
         tables = describe(row_plan, wholes, cut.num_microbatches)
-        return Program(*made, cut, length, num_stacked, tables, maker)
+        return Program(*made, cut, length, most, num_stacked, tables, maker)
 
     def _say(self, message: str) -> None:
         warn(message)

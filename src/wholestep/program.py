@@ -27,6 +27,8 @@ class Program:
     """A compiled program for batches of one shape (see `engines.protocol.Compiled`), and its plan.
 
     Args:
+        length: the number of updates in a table.
+        most: the most updates in one dispatch.
         step: the update, or the evaluation or prediction of a batch, with the properties that its trace has found.
     """
 
@@ -36,6 +38,7 @@ class Program:
     how: str
     cut: Cut
     length: int
+    most: int
     num_stacked: int
     tables: list[str]
     step: Any

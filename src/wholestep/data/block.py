@@ -101,6 +101,10 @@ class Planned(Protocol):
         """The number of updates in a table."""
 
     @property
+    def most(self) -> int:
+        """The most updates in one dispatch."""
+
+    @property
     def num_stacked(self) -> int:
         """The number of loaded updates that its data can hold; 1 for resident data."""
 

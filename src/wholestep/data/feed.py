@@ -26,7 +26,6 @@ from wholestep.safety import TerminatedWaiting, uninterrupted, waiting
 from wholestep.tree import Tree
 
 _MOST_NAMED = 1 << 16  # row numbers that are computed at once, unless a dispatch takes more
-_UNDER_WAY = 5  # blocks whose updates may be discarded, so that their batches are needed again
 _PART = 16  # 1/16 of the updates that fit a dispatch are stacked: enough to hide its cost
 
 
@@ -51,6 +50,9 @@ class _Feed:
     def go_back(self, block: Block, done: int) -> None:
         """Move the position to after the first `done` updates of a block: the others were not applied."""
         self.batches.position = block.start[0], block.start[1] + done
+
+    def note_read(self, block: Block) -> None:
+        """Record that the results of a sent block were read."""
 
 
 class Resident(_Feed):
@@ -98,12 +100,12 @@ class Resident(_Feed):
         if not self._checked:
             self._check(batch)
             self._checked = True
-        num = min(num, left)
+        num = min(num, left, program.most)
         if is_full:
             first, named, table = self._table(program, epoch, step, num)
         else:
             first, named, table = 0, 1, self._filled(self._rows(epoch, step, 1), program)
-        num, follow = min(num, named - first), min(left, named - first) - num
+        num, follow = min(num, named - first), min(left, named - first, program.most) - num
         end = (epoch + 1, 0) if step + num == len(self.batches) else (epoch, step + num)
         return Block(program, self._data, table, first, num, (batch,), (epoch, step), end, max(0, follow))
 
@@ -131,7 +133,7 @@ class Resident(_Feed):
 
 
 class Drawn:
-    """A queue of batches drawn from an iterator; it also keeps the last that left, which may be needed again.
+    """A queue of batches drawn from an iterator; it keeps those that left until they are dropped: they may come again.
 
     Args:
         items: the iterator; it must have no other consumer.
@@ -169,12 +171,20 @@ class Drawn:
         """Return item i of the queue."""
         return self.kept[self._num_left + i]
 
-    def leave(self, num: int, keep: int) -> None:
-        """Remove the first `num` items from the queue, and keep the last `keep` of all removed items."""
+    def leave(self, num: int) -> None:
+        """Remove the first `num` items from the queue, and keep them."""
         self._num_left += num
-        spare = max(0, self._num_left - keep)
-        self._num_left -= spare
-        del self.kept[:spare]
+
+    def take_since(self, position: tuple[int, int]) -> list[Batch]:
+        """Remove and return the items from this position on, once no more are drawn."""
+        found = [item for item in self.kept if item.start >= position]
+        del self.kept[len(self.kept) - len(found) :]
+        return found
+
+    def drop(self, num: int) -> None:
+        """Forget the first `num` of the items that have left."""
+        self._num_left -= num
+        del self.kept[:num]
 
 
 class Loaded(_Feed):
@@ -227,7 +237,7 @@ class Loaded(_Feed):
         finally:
             self._is_open = False
             with uninterrupted():
-                self._put_back(drawn.kept)
+                self._put_back()
 
     def note_sent(self, block: Block) -> None:
         """Record that a block was sent; if it is one of several parts, draw the next batches meanwhile."""
@@ -241,7 +251,12 @@ class Loaded(_Feed):
         """Move the position as in `Resident`; ready-made batches that were not used are kept for the next call."""
         super().go_back(block, done)
         if not self._is_open:
-            self._put_back([*block.batches])
+            self._put_back()
+
+    def note_read(self, block: Block) -> None:
+        """Drop the batches of a block, the oldest that was sent: all of its updates were applied or skipped."""
+        if self._drawn is not None:
+            self._drawn.drop(block.num)
 
     def _planned(self, batch: Batch) -> Planned:
         """Return the program of an update, after checking its batch."""
@@ -255,7 +270,7 @@ class Loaded(_Feed):
         alike = [drawn[0]]
         while len(alike) < most and drawn.has(len(alike)) and self._follows(drawn[len(alike)], alike[-1], program):
             alike.append(drawn[len(alike)])
-        drawn.leave(len(alike), keep=_UNDER_WAY * most)
+        drawn.leave(len(alike))
         return alike
 
     def _follows(self, batch: Batch, last: Batch, program: Planned) -> bool:
@@ -269,10 +284,10 @@ class Loaded(_Feed):
         except Exception:  # raised again when the batch comes first in its block, after all earlier updates
             return False
 
-    def _put_back(self, loaded: list[Batch]) -> None:
+    def _put_back(self) -> None:
         """Keep ready-made batches that were not used for the next call; others can be loaded again."""
-        batches = self.batches
-        unused = [batch for batch in loaded if batch.start >= batches.position]
+        batches, drawn = self.batches, self._drawn
+        unused = [] if drawn is None else drawn.take_since(batches.position)
         batches.unused[:] = unused + batches.unused if batches.is_ready else []
 
     def _load(self, num: int | None, once: bool) -> Iterator[Batch]:

@@ -1,5 +1,6 @@
 """Keras variables on JAX. They always hold the newest values, in the same arrays that the next program spends."""
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Collection
@@ -81,14 +82,6 @@ class Watch:
                     self._is_reported = False
 
 
-def _put(variable: keras.Variable, value: jax.Array) -> None:
-    """Set a variable without a report."""
-    if _WATCH in vars(variable):
-        vars(variable)["_value"] = value
-    else:
-        variable._value = value
-
-
 def _notice(variable: keras.Variable) -> None:
     watch = vars(variable).get(_WATCH)
     if watch is not None:  # else another thread's access has ended it
@@ -161,7 +154,7 @@ class JaxVariables:
         if len(known) != len(values):
             return False
         if self._gives_whole:
-            return all(variable._value is value for variable, value in zip(known, values, strict=True))
+            return all(map(operator.is_, [variable._value for variable in known], values))
         given = self._given
         pairs = ((v, given.get(id(v), (None, None)), value) for v, value in zip(known, values, strict=True))
         return all(v._value is alone and whole is value for v, (alone, whole), value in pairs)
@@ -173,9 +166,13 @@ class JaxVariables:
 
     def assign(self, variables: list, values: list) -> None:
         """Write these values to these variables. Does not wait."""
-        whole = self._gives_whole
+        if not self._gives_whole:
+            values = [self._alone(variable, value) for variable, value in zip(variables, values, strict=True)]
         for variable, value in zip(variables, values, strict=True):
-            _put(variable, value if whole else self._alone(variable, value))
+            if _WATCH in (own := vars(variable)):
+                own["_value"] = value  # without a report
+            else:
+                variable._value = value
 
     def between_programs(self, state: State) -> State:
         """Return the part of the state that is kept between programs: all of it."""

@@ -158,16 +158,16 @@ class Evaluation:
 
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
         loops = found is not None and _can_loop(found) and not engine.programs.loops_slowly(step, *parts, data, rows)
-        length, loops = length if loops else 1, loops and (length > 1 or engine.programs.always_xla)
-        num_stacked = 1 if batch.is_resident else length
+        most, loops = length if loops else 1, loops and (length > 1 or engine.programs.always_xla)
+        length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
             data = stack(engine.devices, [batch], num_stacked)
-        program = several(engine, each, found if loops else None, length)
+        program = several(engine, each, found if loops else None, most)
         always_xla, arguments = engine.programs.always_xla, (*parts, data)
         # Not spent: the state before the first batch serves every pass.
         made = compiled(engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False)
         run.state = state
-        return Program(*made, cut, length, num_stacked, [], step)
+        return Program(*made, cut, length, most, num_stacked, [], step)
 
     def _learned_step(self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor) -> tuple[State, Step]:
         """Return the traced function of such a pass for batches like this one, and the state with new variables."""
