@@ -6,12 +6,14 @@ that carries out all batches once and returns when the numbers are there.
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 
 import wholestep as ws
+from benchmarks.speed import AT_ONCE, by_hand
 from benchmarks.works import WORKS
 
 _ROUNDS_TO_WARM_UP = 2
@@ -33,6 +35,22 @@ class Contest:
     def arrays(self, **given: Any) -> tuple[Run, Run]:
         """`fit` on arrays."""
         return self._fit(**self.data, batch_size=self.size, **given)
+
+    def arrays_at_once(self) -> tuple[Run, Run]:
+        """`fit` on arrays, beside Keras with the `steps_per_execution` of `AT_ONCE` that is fastest here."""
+        theirs, found = {}, {}
+        for num in AT_ONCE:
+            theirs[num] = partial(WORKS["P"].model(at_once=num).fit, **self.data, batch_size=self.size, verbose=0)
+            for _ in range(_ROUNDS_TO_WARM_UP + 1):
+                begin = time.perf_counter()
+                theirs[num]()
+                found[num] = time.perf_counter() - begin
+        return self.arrays()[0], theirs[min(found, key=found.__getitem__)]
+
+    def arrays_by_hand(self) -> tuple[Run, Run]:
+        """`fit` on arrays, beside a loop that one would write by hand."""
+        bare = by_hand(WORKS["P"], self.data)
+        return self.arrays()[0], lambda: bare(1)
 
     def validation(self) -> tuple[Run, Run]:
         """`fit` with as many rows to validate on."""
@@ -157,6 +175,8 @@ class Contest:
 
 PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
     "fit, arrays": Contest.arrays,
+    "fit, arrays, beside Keras with its best steps_per_execution": Contest.arrays_at_once,
+    "fit, arrays, beside a loop by hand": Contest.arrays_by_hand,
     "fit, validation_data": Contest.validation,
     "fit, a callback reads every batch's logs": Contest.logs,
     "fit, a callback reads the weights every 50 batches": Contest.weights,

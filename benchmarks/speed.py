@@ -14,6 +14,7 @@ from benchmarks.works import WORKS, Pairs, Work
 _SECONDS = 1.5  # about how long one turn takes
 _MOST_EPOCHS = 10
 _PARTS = 10
+AT_ONCE = (1, 16, 64)  # updates in one execution of Keras
 _LARGE_BATCH, _MANY_WORDS = 2048, 400_000
 
 Run = Callable[[int], Any]  # trains for so many epochs and returns when they are done
@@ -54,16 +55,26 @@ def _with_accumulation(work: Work, quick: bool) -> dict[str, Contestant]:
         f"wholestep, microbatch_size={part}": _ours(work, data, part),
         'wholestep, "auto"': _ours(work, data),
         f"Keras fit, {_PARTS} x {part} accumulated": _keras(accumulating, data, part),
-        f"Keras fit, batch {work.batch_size}": _keras(work.model(), data, work.batch_size),
+        **{
+            f"Keras fit, batch {work.batch_size}, {num} at once": _keras(work.model(at_once=num), data, work.batch_size)
+            for num in AT_ONCE
+        },
     }
+    for name, parts in {f"hand-written loop, {_PARTS} x {part}": _PARTS, "hand-written loop, whole": 1}.items():
+        if run := by_hand(work, data, parts):
+            contestants[name] = Contestant(run, len(data["y"]), work.batch_size)
+    return contestants
+
+
+def by_hand(work: Work, data: dict, parts: int = 1) -> Run | None:
+    """Return the loop that one would write by hand for this work; None if there is none of so many parts."""
     if keras.backend.backend() == "jax":
         from benchmarks.bare import scan
 
-        by_hand = {f"hand-written scan, {_PARTS} x {part}": _PARTS, "hand-written scan, whole": 1}
-        for name, parts in by_hand.items():
-            run = scan(work.model(), data, work.batch_size, parts)
-            contestants[name] = Contestant(run, len(data["y"]), work.batch_size)
-    return contestants
+        return scan(work.model(), data, work.batch_size, parts)
+    from benchmarks.bare_tensorflow import loop
+
+    return loop(work.model(), data, work.batch_size) if parts == 1 else None
 
 
 def _pairs(work: Pairs, quick: bool) -> dict[str, Contestant]:

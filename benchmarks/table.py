@@ -1,11 +1,12 @@
-"""The table: medians side by side, their ratio with its range, and whether the bar was met."""
+"""The comparisons: as a table, as lines for programs, and beside those of an earlier run."""
 
 import datetime
+import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _HEAD = ("work", "engine", "ours", "", "other", "", "other / ours (range)", "bar", "")
 _PACKAGES = ("wholestep", "keras", "jax", "tensorflow-cpu", "numpy")
@@ -14,41 +15,91 @@ Contestant = tuple[str, list[float]]  # its name, and a value for each round
 
 
 class Row(NamedTuple):
-    """One line of the table, as text."""
+    """One comparison. Its result in a round is how many times as fast (or as small) ours is, or how much more it takes.
+
+    Args:
+        bar: the least factor, or the largest difference; None: for information.
+    """
 
     work: str
     engine: str
-    ours: str
-    our_value: str
-    other: str
-    other_value: str
-    ratio: str
-    bar: str
-    verdict: str
+    ours: Contestant
+    other: Contestant
+    bar: float | None
+    is_difference: bool = False
+
+    @property
+    def name(self) -> str:
+        """The comparison, in words."""
+        return f"{self.work} ({self.engine}): {self.ours[0]} beside {self.other[0]}"
+
+    @property
+    def results(self) -> list[float]:
+        """The result of each round."""
+        pairs = zip(self.ours[1], self.other[1], strict=True)
+        return [a - b if self.is_difference else b / a for a, b in pairs]
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the median of the results meets the bar; None without one."""
+        if self.bar is None:
+            return None
+        return median(self.results) <= self.bar if self.is_difference else median(self.results) >= self.bar
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of the table."""
+        show = "{:+.2f}".format if self.is_difference else _short
+        result = f"{show(median(self.results))} ({show(min(self.results))} to {show(max(self.results))})"
+        bar = "" if self.bar is None else f"<= {self.bar:+g}" if self.is_difference else f">= {self.bar:g}"
+        values = [part for name, numbers in (self.ours, self.other) for part in (name, _short(median(numbers)))]
+        return self.work, self.engine, *values, result, bar, {None: "", True: "met", False: "missed"}[self.is_met]
+
+    def is_worse(self, earlier: list[float]) -> bool:
+        """Whether each result is worse than all earlier ones: the ranges are the noise of the two runs."""
+        if self.is_difference:
+            return min(self.results) > max(earlier)
+        return max(self.results) < min(earlier)
 
 
 def by_ratio(work: str, engine: str, ours: Contestant, other: Contestant, *, bar: float | None) -> Row:
-    """Return the row that says how many times as fast (or as small) ours is; met if the median of the pairs' is."""
-    ratios = [b / a for a, b in zip(ours[1], other[1], strict=True)]
-    ratio = f"{_short(median(ratios))} ({_short(min(ratios))} to {_short(max(ratios))})"
-    met = None if bar is None else median(ratios) >= bar
-    return _row(work, engine, ours, other, ratio, "" if bar is None else f">= {bar:g}", met)
+    """Return the row that says how many times as fast (or as small) ours is."""
+    return Row(work, engine, ours, other, bar)
 
 
 def by_difference(work: str, engine: str, ours: Contestant, other: Contestant, *, bar: float) -> Row:
-    """Return the row that says how much more ours takes; met if the median of the pairs' differences is."""
-    more = [a - b for a, b in zip(ours[1], other[1], strict=True)]
-    text = f"{median(more):+.2f} ({min(more):+.2f} to {max(more):+.2f})"
-    return _row(work, engine, ours, other, text, f"<= {bar:+g}", median(more) <= bar)
+    """Return the row that says how much more ours takes."""
+    return Row(work, engine, ours, other, bar, is_difference=True)
 
 
 def markdown(rows: list[Row], circumstances: list[str]) -> str:
     """Return the table as markdown that is also readable as plain text, with the circumstances above it."""
-    lines = [_HEAD, *rows]
+    lines = [_HEAD, *(row.cells() for row in rows)]
     widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(_HEAD))]
     texts = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
     return "\n".join([*(f"- {line}" for line in circumstances), "", texts[0], rule, *texts[1:]])
+
+
+def lines(rows: list[Row], circumstances: list[str]) -> str:
+    """Return the circumstances and each row as a line of JSON."""
+    shown = [{"name": row.name, "results": row.results, **row._asdict()} for row in rows]
+    return "\n".join(map(json.dumps, [{"circumstances": circumstances}, *shown])) + "\n"
+
+
+def worse(rows: list[Row], earlier: str) -> list[str]:
+    """Return, in words, the rows that are worse than in an earlier run beyond the noise of both; see `lines`.
+
+    Raises:
+        ValueError: no row of these has been measured before.
+    """
+    known: dict[str, Any] = {found.get("name"): found for found in map(json.loads, earlier.splitlines())}
+    if not any(row.name in known for row in rows):
+        raise ValueError("The file must hold a comparison that was made now. It holds none: choose --work as it was.")
+    return [
+        f"{row.name}: {median(row.results):.3g} now, {median(known[row.name]['results']):.3g} then"
+        for row in rows
+        if row.name in known and row.is_worse(known[row.name]["results"])
+    ]
 
 
 def circumstances(cores: int, *, quick: bool) -> list[str]:
@@ -61,12 +112,6 @@ def circumstances(cores: int, *, quick: bool) -> list[str]:
         f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}; medians of paired runs in one process tree",
     ]
     return [*lines, "SMOKE RUN: one short pair each; the figures mean nothing"] if quick else lines
-
-
-def _row(work, engine, ours: Contestant, other: Contestant, ratio: str, bar: str, met: bool | None) -> Row:
-    verdict = "" if met is None else ("met" if met else "missed")
-    values = [_short(median(contestant[1])) for contestant in (ours, other)]
-    return Row(work, engine, ours[0], values[0], other[0], values[1], ratio, bar, verdict)
 
 
 def _short(value: float) -> str:

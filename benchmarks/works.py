@@ -33,13 +33,13 @@ class Work:
     num_rows: int
     quick_rows: int
 
-    def model(self, **optimizer: Any) -> keras.Model:
-        """Return a compiled model with the same weights every time."""
+    def model(self, *, at_once: int = 1, **optimizer: Any) -> keras.Model:
+        """Return a compiled model with the same weights every time; Keras sends `at_once` updates in one execution."""
         same_start()
         inputs = keras.Input(self.shape)
         model = keras.Model(inputs, self.layers(inputs))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(self.optimizer(**optimizer), loss, metrics=["accuracy"])
+        model.compile(self.optimizer(**optimizer), loss, metrics=["accuracy"], steps_per_execution=at_once)
         return model
 
     def data(self, *, quick: bool) -> dict[str, np.ndarray]:

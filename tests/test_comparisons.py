@@ -51,3 +51,42 @@ def test_keras_takes_another_order_each_epoch_in_the_demo():
     first, second = seen
     assert first != second
     assert sorted(first) == sorted(second) == list(range(90))
+
+
+@pytest.fixture
+def table(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import table
+
+    return table
+
+
+def test_a_comparison_is_worse_only_beyond_the_noise_of_both_runs(table):
+    def rows(ours, more):
+        other = "Keras", [4.0, 4.0, 4.0]
+        return [
+            table.by_ratio("A", "jax", ("wholestep", ours), other, bar=1.0),
+            table.by_difference("import, s", "jax", ("wholestep", [4 + each for each in more]), other, bar=0.3),
+        ]
+
+    before = rows([1.0, 1.25, 2.0], [0.25, 0.5, 0.25])
+    assert [row.results for row in before] == [[4.0, 3.2, 2.0], [0.25, 0.5, 0.25]]
+    assert [row.is_met for row in before] == [True, True]
+    told = table.lines(before, ["a quiet machine"])
+    assert table.worse(before, told) == []
+    assert table.worse(rows([1.9, 3.0, 3.0], [0.5, 0.75, 1.0]), told) == []  # one pair as good as the worst before
+    slower, later = table.worse(rows([2.5, 3.0, 4.0], [0.75, 0.75, 1.0]), told)
+    assert slower == "A (jax): wholestep beside Keras: 1.33 now, 3.2 then"
+    assert later == "import, s (jax): wholestep beside Keras: 0.75 now, 0.25 then"
+    with pytest.raises(ValueError, match="must hold a comparison"):
+        table.worse([before[0]._replace(work="B")], told)
+
+
+def test_the_table_says_which_bars_are_met(table):
+    rows = [table.by_ratio("A", "jax", ("ours", [2.0, 2.0]), ("Keras", [4.0, 6.0]), bar=bar) for bar in (2, 3, None)]
+    assert [row.cells()[-3:] for row in rows] == [
+        ("2.5 (2 to 3)", ">= 2", "met"),
+        ("2.5 (2 to 3)", ">= 3", "missed"),
+        ("2.5 (2 to 3)", "", ""),
+    ]
+    assert "| A    | jax    | ours | 2   |" in table.markdown(rows, [])
