@@ -81,6 +81,38 @@ def test_a_step_that_two_loops_call_is_recorded_in_each(report_of):
     assert (code, out.count("Nothing found in ")) == (0, 2), out
 
 
+def test_a_call_that_compiles_the_step_is_no_loop(report_of):
+    code, out = report_of(f"{HEAD}{STEPS[ENGINE]}train(x[:16], y[:16])\n{RIGHT}")
+    assert (code, out.count("Nothing found in "), "1 update outside of the loops" in out) == (0, 1, True), out
+
+
+MEASURED = """
+
+def measuring():
+    metric = keras.metrics.Mean(name="distance")
+
+    def measured():
+        {}
+        metric.update_state(model(x, training=False) - y)
+        print(float(metric.result()))
+
+    return measured
+
+
+measured = measuring()
+for epoch in range(10):
+    for start in range(0, 64, 16):
+        train(x[start : start + 16], y[start : start + 16])
+    measured()
+"""
+
+
+@pytest.mark.parametrize(("reset", "is_running"), [("pass", True), ("metric.reset_state()", False)])
+def test_a_metric_that_only_a_function_holds_is_seen(reset, is_running, report_of):
+    out = report_of(f"{HEAD}{STEPS[ENGINE]}{MEASURED.format(reset)}")[1]
+    assert ("The metric distance has counted since the beginning" in out) is is_running, out
+
+
 def test_each_report_is_on_the_page_and_in_the_numbers(report_of, tmp_path):
     text, page = f"{HEAD}{STEPS[ENGINE]}{FIT}{WRONG}", tmp_path / "page.html"
     code, out = report_of(text, "--html", page)

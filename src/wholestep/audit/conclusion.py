@@ -15,7 +15,7 @@ from wholestep.audit.chain import allied, has_generated
 from wholestep.audit.derived import normalised, of_other_axis, of_other_labels, of_rows, passes, without_class
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import losses, name_of
-from wholestep.audit.found import Likely, numbers_of
+from wholestep.audit.found import Likely, many, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Called, Log, Values
 from wholestep.audit.loops import Loop, Watched
@@ -97,15 +97,15 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("other models", _still, loop, watched)
     verdict.check("models that nothing moves", _teachers, loop, own)
     if verdict.seen is not None:
-        own_metrics = [] if watched.log.has_fitted else watched.model.metrics  # which `fit` resets
-        metrics = [*scout.around.of(keras.metrics.Metric), *own_metrics]
-        metrics = [*{id(metric): metric for metric in metrics}.values()]
-        verdict.check("the metrics", _running, metrics, scout.num_read, watched.log, verdict.seen)
+        read = scout.metrics.values()
+        verdict.check("the metrics", _running, read, scout.num_read, watched.log, verdict.seen)
     if scout.limit.has_stopped:
         told = "the rest of the script: it was ended when enough was seen, so nothing is known of the values that it "
         report.unseen.append(f"{told}writes back at its end; `--updates` lets it run longer")
     if scout.is_cut_short:
         report.unseen.append("the loops after this one: the script was ended before them")
+    if scout.num_warm_up:
+        report.unseen.append(f"{many(scout.num_warm_up, 'update')} outside of the loops")
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return report

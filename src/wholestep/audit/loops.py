@@ -12,6 +12,7 @@ from wholestep.audit.log import Called, Line, Log
 from wholestep.tree import Tree
 
 _LONGER = 5.0  # seconds that a loop is watched beyond its updates, until it has gone twice over its data
+_WARM_UP = 3  # updates outside of all loops: fewer compile a step, or try it
 _FEW = 30  # forward passes before the first update of a loop
 _MOST_UPDATES, _MOST_BYTES = 1000, 2**28  # of such a loop, and of its inputs
 
@@ -120,6 +121,13 @@ class Loop:
     def place(self) -> str:
         """Where it is, in words."""
         return f"trained {'by the `fit` ' * self.is_fit}at {self.lines[-1]}" if self.lines else "trained"
+
+    def is_warm_up(self, loops: list["Loop"]) -> bool:
+        """Whether its few updates are outside of all loops, and others of these train all of its models."""
+        known = {id(each.model) for loop in loops if loop is not self for each in loop.trained}
+        own = self.trained
+        is_short = all(each.num_updates < _WARM_UP and id(each.model) in known for each in own)
+        return bool(own) and not self.lines and not self.is_fit and is_short
 
     def may_begin(self) -> bool:
         """Whether its first updates may follow: it has a forward pass of a gradient, or few others so far."""

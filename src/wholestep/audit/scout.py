@@ -55,6 +55,8 @@ class Scout:
         loops: the loops, by their lines, in the order of their first calls.
         cut: the sources of a gradient that was taken, and there was none, by their ids.
         num_read: how often a metric was read, by its id.
+        metrics: the metrics that were read outside of `fit`, by their ids.
+        num_warm_up: the updates outside of all loops, of models that a loop trains.
         outdated: by the id of a model, the use that was made of it without its trained weights.
         limit: the end of the script, and the audits that it makes itself.
         is_cut_short: whether the script was ended although other loops may follow.
@@ -72,6 +74,8 @@ class Scout:
         self.is_cut_short = False
         self.cut: dict[int, Any] = {}
         self.num_read: Counter[int] = Counter()
+        self.metrics: dict[int, keras.metrics.Metric] = {}
+        self.num_warm_up = 0
         self.outdated: dict[int, Use] = {}
         self.around, self.frozen = Surroundings(), FrozenNumbers()
         self._here = threading.local()
@@ -111,11 +115,16 @@ class Scout:
     def settle(self) -> None:
         """Wait for pending records, and add what runs outside of the loops with updates to the loop before."""
         self._listener.settle()
-        trained = [loop for loop in self.loops.values() if loop.trained]
+        every = [loop for loop in self.loops.values() if loop.trained]
+        warm_up = [loop for loop in every if loop.is_warm_up(every)]
+        trained = [loop for loop in every if not any(loop is each for each in warm_up)]
+        self.num_warm_up = sum(each.num_updates for loop in warm_up for each in loop.trained)
         for other in [loop for loop in self.loops.values() if not loop.trained and trained]:
             spread(other, trained)
         self._over = trained[-1] if trained else Loop(self)  # of the notes when the hooks end
-        self.loops = {key: loop for key, loop in self.loops.items() if loop.trained or not trained}
+        self.loops = {
+            key: loop for key, loop in self.loops.items() if not trained or any(loop is each for each in trained)
+        }
         known, fitted = set[int](), {id(each.model) for loop in trained if loop.is_fit for each in loop.trained}
         for loop in self.loops.values():
             loop.watched = {k: w for k, w in loop.watched.items() if w.log.is_used or k in loop.fitted}
@@ -260,6 +269,8 @@ class Scout:
         @wraps(result)
         def read(metric: Any) -> Any:
             self.num_read[id(metric)] += 1
+            if not is_in_fit():
+                self.metrics[id(metric)] = metric
             return result(metric)
 
         return self._listener.unhooked(read)

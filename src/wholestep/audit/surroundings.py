@@ -32,7 +32,7 @@ class Named(NamedTuple):
 
 
 class Surroundings:
-    """Collects the script's arrays, datasets, optimizers and metrics."""
+    """Collects the script's arrays, datasets, optimizers and generators."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str, int], Named] = {}
@@ -81,9 +81,9 @@ class Surroundings:
         return list({id(n.value): n.value for n in self._found.values() if isinstance(n.value, kind)}.values())
 
     def _take(self, home: int, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, ModuleType | type) or (callable(value) and not isinstance(value, keras.metrics.Metric)):
+        if isinstance(value, ModuleType | type) or callable(value):
             return
-        kinds = keras.optimizers.Optimizer | keras.metrics.Metric | GeneratorType
+        kinds = keras.optimizers.Optimizer | GeneratorType
         if _has_rows(value) or isinstance(value, kinds) or _is_dataset(value):
             self._found.setdefault((home, name, id(value)), Named(home, name, value))
         elif depth:
