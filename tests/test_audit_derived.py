@@ -58,6 +58,9 @@ FOUND = {
     "sparse_categorical_crossentropy of y as labels by the weights the class": lambda rows, outputs: cross_entropy(
         rows, outputs, factors=1.0 + LABELS[rows].astype("float32")
     ),
+    "categorical_crossentropy of y as labels, smoothed by 0.3": lambda rows, outputs: (
+        0.7 * cross_entropy(rows, outputs) - 0.3 * ops.mean(ops.log_softmax(outputs))
+    ),
     "log_cosh of hot as labels": lambda rows, outputs: ops.sum(keras.losses.log_cosh(HOT[rows], outputs)),
 }
 
@@ -204,7 +207,44 @@ def test_the_gradient_of_a_loss_without_a_known_form_is_judged(report_of):
     code, out = report_of(script("by hand", UNCOMPILED, (OWN, CUBED)), "--updates", 6)
     assert code == 2, out
     assert "Not judged: the form of the loss is not known." in out
+    assert ": rows, mode, backward pass, step, state were judged." in out
     assert "alone (a penalty" not in out
+
+
+def by_hand(value):
+    """Return the edits that let the loss be the result of these lines, of three outputs."""
+    lines = "\n".join(f"    {line}" for line in value.splitlines())
+    return [("num=1", "num=3"), (f"lambda model, a, b: {OWN}", "value"), ("step = ", f"def value(model, a, b):\n{lines}\n\n\nstep = ")]
+
+
+NOISY = "step(x[rows], y[rows])", 'step(x[rows], y[rows] + rng.normal(size=8).astype("float32"))'
+SOME = "y = x.sum(1)\n", "y = np.where(rng.random((24, 3)) < 0.3, np.nan, x[:, :3])\n"
+KNOWN = """known = keras.ops.cast(keras.ops.logical_not(keras.ops.isnan(b)), "float32")
+return keras.ops.sum(known * (model(a) - keras.ops.nan_to_num(b)) ** 2) / keras.ops.sum(known)"""
+CLASSES = "y = x.sum(1)\n", 'y = (x[:, 0] > 0).astype("int32") + (x[:, 1] > 0)\n'
+TEACHER = "model = network()", "teacher, model = network(), network()"
+TAUGHT = """soft, out = keras.ops.softmax(teacher(a) / 2), model(a)
+hard = keras.ops.one_hot(b, 3) * keras.ops.log_softmax(out)
+return -keras.ops.mean(keras.ops.sum(0.5 * hard + soft * keras.ops.log_softmax(out / {}), -1))"""
+ONE = """index = keras.ops.one_hot(keras.ops.cast(b > 0, "int32"), 3)
+return keras.ops.mean((keras.ops.sum(model(a) * index, -1) - b) ** 2)"""
+FOLLOWED = """goal = keras.ops.stop_gradient(teacher(a + 1))
+return keras.ops.mean((model(a) - goal) ** 2)"""
+FORMS = {  # what the report says of the loss, and the edits of the script
+    "mean_squared_error of b as labels": [NOISY],
+    "mean_squared_error at the places whose labels are no NaN": [SOME, *by_hand(KNOWN)],
+    "mean_squared_error of goal as labels": [TEACHER, *by_hand(FOLLOWED)],
+    "mean_squared_error of b as labels, by one output of each row": [NOISY, *by_hand(ONE)],
+    "before it / 2 by the outputs / 2": [CLASSES, TEACHER, *by_hand(TAUGHT.format(2))],
+    "one temperature is meant for both": [CLASSES, TEACHER, *by_hand(TAUGHT.format(1))],
+}
+
+
+@pytest.mark.parametrize("told", FORMS)
+def test_the_form_of_a_loss_of_other_labels_than_the_rows_have_is_found(told, report_of):
+    code, out = report_of(script("by hand", UNCOMPILED, *FORMS[told]), "--updates", 6)
+    is_fault = "one temperature" in told
+    assert (code, told in out, "Nothing found in" in out) == (is_fault, True, not is_fault), out
 
 
 HALVED = "share = 1.0\nfor epoch in range(2):\n    share /= 2\n"

@@ -1,7 +1,7 @@
 """From a script that ran to the reports on it, with notes on the code around its updates."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from types import GeneratorType
@@ -97,8 +97,7 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("other models", _still, loop, watched)
     verdict.check("models that nothing moves", _teachers, loop, own)
     if verdict.seen is not None:
-        read = scout.metrics.values()
-        verdict.check("the metrics", _running, read, scout.num_read, watched.log, verdict.seen)
+        verdict.check("the metrics", _running, scout, watched.log, verdict.seen)
     if scout.limit.has_stopped:
         told = "the rest of the script: it was ended when enough was seen, so nothing is known of the values that it "
         report.unseen.append(f"{told}writes back at its end; `--updates` lets it run longer")
@@ -156,6 +155,7 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
         if _explains(verdict):
             told = "from the gradients: if another is meant, `with ws.audit(model, data=(x, y), loss=...)` states it"
             meaning.told.append(f"loss: {supposed.told}, supposed {told}")
+            meaning.notes += [supposed.note] * bool(supposed.note)
             return made, verdict
     if known:
         return known[0]
@@ -260,6 +260,7 @@ def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:
     except SpecificationError as error:
         raise UnknownError(f"the data and the loss: {error}") from error
     made.supposed, made.is_called, made.is_found = supposed.told, supposed.is_called, True
+    made.by_pass = supposed.by_pass
     made.ended = ended
     return made
 
@@ -345,9 +346,7 @@ class _Round(NamedTuple):
     rows: int
 
 
-def _running(
-    metrics: Iterable[keras.metrics.Metric], num_read: dict[int, int], log: Log, seen: Windows
-) -> Iterator[str]:
+def _running(scout: Scout, log: Log, seen: Windows) -> Iterator[str]:
     """Yield a note of the metrics that have counted since the beginning, though several passes were made.
 
     A mean counts its batches, or the rows. It is likely a fault, if a metric is read more than once.
@@ -362,7 +361,7 @@ def _running(
         more = [delta for r in rounds for delta in (count - r.num, (count - r.rows) / size)]
         return any(-_SLACK <= delta <= most for delta in more)
 
-    counts = {metric: _count(metric) for metric in metrics}
+    counts = {metric: _count(metric) for metric in scout.metrics.values()}
     running = [m for m, c in counts.items() if is_of(c, whole, _SLACK + log.num_late) and not is_of(c, single, _SLACK)]
     if names := sorted(metric.name for metric in running):
         told = (
@@ -370,7 +369,7 @@ def _running(
         )
         told += " counted since the beginning, over several passes: what is read is no number of the last one."
         told += " Is `reset_state()` missing where a pass begins?"
-        yield Likely(told) if any(num_read.get(id(metric), 0) > 1 for metric in running) else told
+        yield Likely(told) if any(scout.num_read[id(metric)] > 1 for metric in running) else told
 
 
 def _passes(seen: Windows) -> list[_Round]:

@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.families import Loss, are_shares, losses, mean_of, others
+from wholestep.audit.families import Loss, Through, are_shares, by_place, losses, mean_of, others
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Log
 from wholestep.audit.meaning import LossObjective
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.replay import Replay
+from wholestep.audit.soft_labels import softened
 from wholestep.audit.surroundings import assembled, is_padded
 from wholestep.audit.windows import PAD, Rows
 
@@ -35,12 +36,14 @@ class Solved(NamedTuple):
         labels: one for each row of the data.
         weights: one for each row or place of the data; None if all count the same.
         told: the loss, the labels and the weights in words.
+        note: an observation on the loss; "" for none.
     """
 
     loss: Loss
     labels: np.ndarray
     weights: np.ndarray | None
     told: str
+    note: str = ""
 
 
 def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
@@ -93,6 +96,16 @@ def solved(
             every = usual if is_usual else [loss for one in usual[:1] for _, loss in others(one, y)]
             for loss in every:
                 yield from _fitted(replay, derived[:_MOST_PASSES], loss, (name, y), beside | masks)
+    for name, y in own.items():
+        if y.dtype.kind == "f" and y.shape[1:] == derived[0].output.shape[1:] and np.any(is_nan := np.isnan(y)):
+            places = [d._replace(output=d.output[..., None], derivative=d.derivative[..., None]) for d in derived]
+            mask = {f"at the places whose {name or 'labels'} are no NaN": ~is_nan}
+            for each in solved(replay, places, {name: np.nan_to_num(y)[..., None]}, mask):
+                yield each._replace(loss=Through(each.loss, by_place))
+    first, arrays = derived[0], {name: y for name, y in (own | beside).items() if hasattr(y, "shape")}
+    for soft in softened(first.rows, first.output, first.derivative, arrays):
+        for found in _fitted(replay, derived[:_MOST_PASSES], soft.loss, ("", soft.labels), beside | masks):
+            yield found._replace(note=soft.note)
 
 
 def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[str]:

@@ -60,6 +60,46 @@ class Function(keras.losses.Loss):
         return self._function(y_true, y_pred)
 
 
+class Soft(keras.losses.Loss):
+    """A sum of two cross entropies: of logits, and of logits divided by a number."""
+
+    def __init__(self, one: float, two: float, divisor: float, **others: object):
+        super().__init__(**others)
+        self._factors, self._divisor = (one, two), divisor
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return a number for each place; labels: (..., twice the classes), both side by side."""
+        parts = zip(self._factors, ops.split(y_true, 2, axis=-1), (y_pred, y_pred / self._divisor), strict=True)
+        return sum(f * -ops.sum(y * ops.log_softmax(ops.cast(out, "float32")), axis=-1) for f, y, out in parts)
+
+    def get_config(self) -> dict:
+        """Return the arguments."""
+        return super().get_config() | {"one": self._factors[0], "two": self._factors[1], "divisor": self._divisor}
+
+
+class Through(keras.losses.Loss):
+    """A loss of other labels and outputs, which a function returns."""
+
+    def __init__(self, loss: keras.losses.Loss, view: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]):
+        super().__init__(name=loss.name, reduction=loss.reduction)
+        self._loss, self._view = loss, view
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return the loss's values."""
+        return self._loss.call(*self._view(y_true, y_pred))
+
+
+def picked(y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (label, one output) of each row; y_true: (rows, 2), the output's index and the label."""
+    hot = ops.one_hot(ops.cast(y_true[:, 0], "int32"), y_pred.shape[-1])
+    return y_true[:, 1:], ops.sum(y_pred * hot, axis=-1, keepdims=True)
+
+
+def by_place(y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both so that each output is a place; y_true: (..., outputs, 1)."""
+    return y_true, y_pred[..., None]
+
+
 def losses(outputs: list[np.ndarray], y: Tree) -> Iterator[keras.losses.Loss]:
     """Yield the losses that fit labels and outputs, the most usual first.
 

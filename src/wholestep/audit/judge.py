@@ -22,7 +22,7 @@ from wholestep.audit.measure import FINE, all_same
 from wholestep.audit.modes import Modes, carried, evaluations, follows, second_passes, state
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read, without_void
-from wholestep.audit.replay import Replay, as_then
+from wholestep.audit.replay import ByPass, Replay, as_then
 from wholestep.audit.rows import altered, beside, classes, order
 from wholestep.audit.steps import (
     INSIDE,
@@ -83,6 +83,7 @@ class Case:
         is_called: whether the script calls this loss, or these losses.
         is_late: whether the log begins where more variables were set to be trained.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
+        by_pass: the labels by pass, as of `Replay`; None if they belong to the rows.
         is_found: whether the data were found among a script's names: it may hold out some of them.
         compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
     """
@@ -102,6 +103,7 @@ class Case:
     is_found: bool = False
     ended: Values | None = None
     is_late: bool = False
+    by_pass: ByPass | None = None
 
     def judge(self) -> Verdict:
         """Return the verdict, with the layers set to be trained as they were while the loop ran."""
@@ -112,7 +114,8 @@ class Case:
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
         is_observing = isinstance(self.objective, Observed)
-        rows, replay = Rows(self.data[0]), Replay(self.model, self.data, is_observing=is_observing)
+        rows = Rows(self.data[0])
+        replay = Replay(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
         self._begin_late(len(replay.names))
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
         seen = windows(self.log, rows)
@@ -253,7 +256,8 @@ class Case:
     def _of_observed(self, verdict: Verdict, findings: list[Finding]) -> list[Finding]:
         """Return the findings on the gradient of a loss of which nothing but its derivative by the outputs is known."""
         verdict.unjudged = "the form of the loss is not known"
-        if all(e.is_along for e in verdict.evidence):
+        verdict.has_backward = bool(verdict.evidence) and all(e.is_along for e in verdict.evidence)
+        if verdict.has_backward:
             return []
         known = [each for each in findings if isinstance(each, Found) and each.name in _WITHOUT_A_FORM]
         if not known:
@@ -266,7 +270,7 @@ class Case:
         if not isinstance(finding, Found):
             return finding
         of_heads = (*_OF_HEADS, *["output left out"] * (not self.is_called))
-        is_along = not finding.is_listed and all(e.is_along for e in evidence)
+        is_along = (self.by_pass or not finding.is_listed) and all(e.is_along for e in evidence)
         if not (finding.name in (*_MAY_BE_MEANT, *of_heads) or is_along):
             return finding
         told = f"The gradient is that of {self.supposed}, but: {finding.explanation}"

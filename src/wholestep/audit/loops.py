@@ -1,6 +1,7 @@
 """The loops of a script: the models that each trains, with their records, and the losses that it calls."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -175,3 +176,17 @@ def spread(other: Loop, loops: list[Loop]) -> None:
             before(order).losses.setdefault(name, Asked(asked.loss, is_own=asked.is_own))
         for call in asked.calls:
             before(call[0]).losses[name].calls.append(call)
+
+
+def outputs_beside(loop: Loop, log: Log) -> Iterator[tuple[str, dict[int, np.ndarray]]]:
+    """Yield (name, by the order of a pass the outputs of another model nearest before or after it in its update)."""
+    own = [called.order for called in log.called if called.derivatives]
+    steps = sorted(step.order for step in log.applied)
+    for each in loop.watched.values():
+        others = {c.order: c.outputs[0] for c in each.log.called if len(c.outputs) == 1 and c.order not in own}
+        orders = sorted(others)
+        for side, where in enumerate(("before", "after")):
+            places = [(order, int(np.searchsorted(orders, order)) - 1 + side) for order in own]
+            pairs = [(order, orders[place]) for order, place in places if 0 <= place < len(orders)]
+            pairs = [pair for pair in pairs if len({*np.searchsorted(steps, pair).tolist()}) == 1]
+            yield f"the outputs of {each.model.name!r} {where} it", {order: others[other] for order, other in pairs}

@@ -16,6 +16,8 @@ from wholestep.engines import choose
 from wholestep.model import Mean, Objective, Term, Whole, checked, read
 from wholestep.tree import Tensor, Tree
 
+ByPass = dict[int, tuple[np.ndarray, ...]]
+
 
 class Terms(NamedTuple):
     """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
@@ -38,6 +40,7 @@ class Replay:
     Args:
         data: (x, y, sample_weight), the last one perhaps None.
         is_observing: whether batches have the derivatives of the loop's loss in place of labels.
+        by_pass: the labels, and the weights if there are some, by the order of a pass, where they belong to no row.
 
     Attributes:
         names, shapes, sizes: of the trainable variables.
@@ -47,8 +50,10 @@ class Replay:
         place: which of several derivatives by an output is taken.
     """
 
-    def __init__(self, model: keras.Model, data: tuple[Tree, Tree, Tree], *, is_observing: bool = False):
-        self.model, self.data, self.is_observing = model, data, is_observing
+    def __init__(
+        self, model: keras.Model, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
+    ):
+        self.model, self.data, self.is_observing, self.by_pass = model, data, is_observing, by_pass
         self.engine, self.place = choose(), -1
         self.num_rows = len(tree.leaves(data[0])[0])
         self.names = [v.path for v in model.trainable_variables]
@@ -155,6 +160,8 @@ class Replay:
             known = piece.called.derivatives
             own = [known.get(i, [0 * out])[self.place] for i, out in enumerate(piece.called.outputs)]
             return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in own]
+        if self.by_pass is not None:
+            return self._packed(piece.called.inputs), *self.by_pass[piece.called.order]
         rows = np.where(piece.rows == PAD, 0, piece.rows)
         shifted = np.roll(rows if labels is None else labels, shift)
 

@@ -116,9 +116,9 @@ class Scout:
         """Wait for pending records, and add what runs outside of the loops with updates to the loop before."""
         self._listener.settle()
         every = [loop for loop in self.loops.values() if loop.trained]
-        warm_up = [loop for loop in every if loop.is_warm_up(every)]
-        trained = [loop for loop in every if not any(loop is each for each in warm_up)]
-        self.num_warm_up = sum(each.num_updates for loop in warm_up for each in loop.trained)
+        warm_up = {id(loop): loop for loop in every if loop.is_warm_up(every)}
+        trained = [loop for loop in every if id(loop) not in warm_up]
+        self.num_warm_up = sum(each.num_updates for loop in warm_up.values() for each in loop.trained)
         for other in [loop for loop in self.loops.values() if not loop.trained and trained]:
             spread(other, trained)
         self._over = trained[-1] if trained else Loop(self)  # of the notes when the hooks end

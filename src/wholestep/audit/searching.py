@@ -13,7 +13,7 @@ from wholestep.audit import chain
 from wholestep.audit.families import averaging, is_unreduced, name_of
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
-from wholestep.audit.loops import Asked, Loop, Watched
+from wholestep.audit.loops import Asked, Loop, Watched, outputs_beside
 from wholestep.audit.measure import same
 from wholestep.audit.scout import Scout
 from wholestep.audit.surroundings import (
@@ -56,6 +56,7 @@ class Meaning:
         labels: the possible labels, by name, where several arrays may be the labels.
         beside: the arrays of as many rows, by name: several outputs may have labels in each.
         has_labels: whether the data have labels; else they have zeros.
+        by_pass: by name and pass (its order), possible labels: tensors beside it, outputs of models before or after it.
         weights: the possible weights of the rows, by name, if the loss has to be supposed.
         told: the assumptions in words.
         unseen: checks that are not possible, as the data are only known from the updates.
@@ -72,6 +73,7 @@ class Meaning:
     labels: dict[str, np.ndarray] = field(default_factory=dict)
     beside: dict[str, np.ndarray] = field(default_factory=dict)
     has_labels: bool = True
+    by_pass: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
@@ -195,6 +197,8 @@ def _search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labe
     """
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
     beside = {name: list(_labels(calls, meaning.watched.log.called, each)) for name, each in loop.beside.items()}
+    named = {name: {each.called.order: each.label for each in own} for name, own in beside.items()}
+    meaning.by_pass = named | dict(outputs_beside(loop, meaning.watched.log))
     data = _Data(loop, meaning, calls, labels, beside)
     ways = data.fitted, data.whole_arrays, data.datasets, data.arrays, data.of_losses, data.of_batches
     for find in (*ways, data.arrays_alone, data.inputs_alone):
@@ -215,8 +219,8 @@ class _Data:
         self, loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labels], beside: dict[str, list[Labels]]
     ):
         self.loop, self.meaning, self.labels, self.beside = loop, meaning, labels, beside
-        self.inputs = [c.inputs for c in calls if c.inputs and c.inputs[0].ndim]
-        self.kept = [c.inputs for c in calls if c.is_whole and c.inputs and c.inputs[0].ndim]
+        given = [called for called in calls if called.inputs and called.inputs[0].ndim]
+        self.inputs, self.kept = [c.inputs for c in given], [c.inputs for c in given if c.is_whole]
 
     def fitted(self) -> tuple | None:
         """Take the arguments of `fit`."""
@@ -352,10 +356,8 @@ class _Data:
         chosen, _ = self.held
         if not chosen or not self.meaning.is_supposed:
             return None
-        num, names = len(chosen[0].value), ", ".join(named.name for named in chosen)
-        return self._unlabelled(
-            nested(self.meaning.watched, [named.value for named in chosen]), num, f"{names}, without"
-        )
+        x, names = nested(self.meaning.watched, [each.value for each in chosen]), ", ".join(n.name for n in chosen)
+        return self._unlabelled(x, len(chosen[0].value), f"{names}, without")
 
     def inputs_alone(self) -> tuple | None:
         """Take the model's inputs, without labels, if no loss of Keras has them."""

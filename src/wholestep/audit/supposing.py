@@ -1,16 +1,17 @@
 """The possible intentions of a script, if its loss is its own: those with the derivative of its loss come first."""
 
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.derived import Solved, passes, solved
-from wholestep.audit.families import Loss, losses, mean_of, name_of
+from wholestep.audit.derived import Derived, Solved, by_logits, passes, solved
+from wholestep.audit.families import Loss, Through, losses, mean_of, name_of, picked
+from wholestep.audit.log import Called
 from wholestep.audit.meaning import ByRow, NoLoss, Observed
-from wholestep.audit.replay import Replay
+from wholestep.audit.replay import ByPass, Replay
 from wholestep.audit.searching import Meaning, once, reconstructs
 from wholestep.audit.surroundings import is_padded
 from wholestep.audit.windows import PAD, Rows
@@ -26,6 +27,8 @@ class Supposed(NamedTuple):
     loss: Any
     told: str = ""
     is_called: bool = False
+    by_pass: ByPass | None = None
+    note: str = ""
 
 
 def stated(meaning: Meaning) -> Iterator[Supposed]:
@@ -55,7 +58,8 @@ def possible(meaning: Meaning) -> Iterator[Supposed]:
         given = (x, one.labels) if one.weights is None else (x, one.labels, one.weights)
         same = [each for each in meaning.called if _is_same(each, one.loss)]
         told = one.told.replace(one.loss.name, name_of(same[0])) if same else one.told
-        yield Supposed(given, same[0] if same and one.weights is None else one.loss, told)
+        yield Supposed(given, same[0] if same and one.weights is None else one.loss, told, note=one.note)
+    yield from _by_pass(meaning)
     if not meaning.is_supposed and not meaning.called:
         return
     for of, array in labels.items():
@@ -82,6 +86,59 @@ def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solve
         yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside)
 
 
+def _by_pass(meaning: Meaning) -> Iterator[Supposed]:
+    """Yield the losses with the derivative of the script's, of labels that belong to a pass and to no row."""
+    called = [each for each in meaning.watched.log.called if each.is_whole and set(each.derivatives) == {0}]
+    named = {name: [own[c.order] for c in called if c.order in own] for name, own in meaning.by_pass.items()}
+    values = {name: np.concatenate(own) for name, own in named.items() if own and _are_as(own, called)}
+    if not values:
+        return
+    (x, is_whole), num = _given(meaning, called), [len(each.outputs[0]) for each in called]
+    if is_whole:
+        rows, arrays = np.concatenate([Rows(x).find(each.inputs) for each in called]), meaning.labels | meaning.beside
+        values = {name: np.asarray(y)[rows] for name, y in (arrays or {"the data": meaning.data[1]}).items()} | values
+    ends = np.cumsum(num)
+    derived = [
+        Derived(np.arange(end - n, end), c.outputs[0], by_logits(c.outputs[0], c.derivatives[0][-1]))
+        for c, n, end in zip(called, num, ends, strict=True)
+    ]
+    nothing = np.zeros(ends[-1])
+    given = Replay(meaning.watched.model, (nothing, nothing, None))
+    for one in chain(solved(given, derived, values, values), _picked(given, derived, values)):
+        parts = [np.split(each, ends[:-1]) for each in (one.labels, one.weights) if each is not None]
+        by_pass = {c.order: own for c, own in zip(called, zip(*parts, strict=True), strict=True)}
+        yield Supposed((x, np.zeros(len(tree.leaves(x)[0]))), one.loss, one.told, by_pass=by_pass, note=one.note)
+
+
+def _picked(replay: Replay, derived: list[Derived], values: dict[str, np.ndarray]) -> Iterator[Solved]:
+    """Yield the losses of one output of each row, whose index its derivative shows."""
+    if not all(d.output.ndim == 2 < d.output.shape[1] + 1 and np.all((d.derivative != 0).sum(1) < 2) for d in derived):
+        return
+    places = [np.abs(each.derivative).argmax(1)[:, None] for each in derived]
+    own = [
+        d._replace(output=np.take_along_axis(d.output, p, 1), derivative=np.take_along_axis(d.derivative, p, 1))
+        for d, p in zip(derived, places, strict=True)
+    ]
+    for one in solved(replay, own, {name: y for name, y in values.items() if y.size == len(y)}, {}):
+        labels = np.concatenate([np.concatenate(places), one.labels.reshape(-1, 1)], axis=1)
+        yield Solved(
+            Through(one.loss, picked), labels.astype("float32"), None, f"{one.told}, by one output of each row"
+        )
+
+
+def _are_as(values: list[np.ndarray], called: list[Called]) -> bool:
+    """Whether there are values for each pass, a row for each of its rows, and of one shape and kind."""
+    are_all = len(values) == len(called) and len({(each.shape[1:], each.dtype) for each in values}) == 1
+    return are_all and all(len(v) == len(c.outputs[0]) for v, c in zip(values, called, strict=True))
+
+
+def _given(meaning: Meaning, called: list[Called]) -> tuple[Tree, bool]:
+    """Return (the data's inputs, whether they hold all inputs of these passes; else these inputs, each row once)."""
+    x = meaning.data[0]
+    is_whole = all(np.all(Rows(x).find(each.inputs) != PAD) for each in called)
+    return (x if is_whole else once(meaning.watched, [each.inputs for each in called])[0]), is_whole
+
+
 def _of_inputs(x: Tree) -> dict[str, np.ndarray]:
     leaves = [*map(np.asarray, tree.leaves(x))]
     return {"inputs": leaves[0]} if len(leaves) == 1 and is_padded(leaves[0]) else {}
@@ -104,9 +161,9 @@ def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[Supposed]
 
 def observed(meaning: Meaning) -> Supposed:
     """Return the loop's own loss, by its derivatives, on rows of the data, or else of all inputs that were given."""
-    x, called = meaning.data[0], [each for each in meaning.watched.log.called if each.is_whole and each.derivatives]
-    if any(np.any(Rows(x).find(each.inputs) == PAD) for each in called):
-        x = once(meaning.watched, [each.inputs for each in called])[0]
+    called = [each for each in meaning.watched.log.called if each.is_whole and each.derivatives]
+    x, is_whole = _given(meaning, called)
+    if not is_whole:
         meaning.unseen.append("the order of the rows, and whether all are used: some inputs are no rows of the data")
     return Supposed((x, np.zeros(len(tree.leaves(x)[0]))), Observed() if called else NoLoss())
 

@@ -23,6 +23,7 @@ class Verdict:
         looked_at: the updates that were seen, in words.
         has_loss: whether the loss that is meant is known, or can be supposed.
         unjudged: why no gradient was judged, in words; "" if some were.
+        has_backward: whether the gradients are those of the loop's loss, whose form is not known.
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
     """
@@ -34,6 +35,7 @@ class Verdict:
     has_seen: bool = False
     has_loss: bool = True
     unjudged: str = ""
+    has_backward: bool = False
     seen: Windows | None = None
     evidence: list[Evidence] = field(default_factory=list)
 
@@ -69,6 +71,7 @@ class Verdict:
         if not self.has_seen or self.seen is None:
             return []
         stages = ["rows"] * (FEW_PASSES not in self.notes) + ["mode"] + ["gradient"] * (not self.unjudged)
+        stages += ["backward pass"] * self.has_backward
         is_own = self.seen.is_by_hand and not self.seen.is_rated
         return [*stages, *["step"] * (not is_own), "state"]
 
