@@ -1,5 +1,7 @@
 """The loss of a loop is solved for, from its derivative by the model's outputs."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -214,7 +216,11 @@ def test_the_gradient_of_a_loss_without_a_known_form_is_judged(report_of):
 def by_hand(value):
     """Return the edits that let the loss be the result of these lines, of three outputs."""
     lines = "\n".join(f"    {line}" for line in value.splitlines())
-    return [("num=1", "num=3"), (f"lambda model, a, b: {OWN}", "value"), ("step = ", f"def value(model, a, b):\n{lines}\n\n\nstep = ")]
+    return [
+        ("num=1", "num=3"),
+        (f"lambda model, a, b: {OWN}", "value"),
+        ("step = ", f"def value(model, a, b):\n{lines}\n\n\nstep = "),
+    ]
 
 
 NOISY = "step(x[rows], y[rows])", 'step(x[rows], y[rows] + rng.normal(size=8).astype("float32"))'
@@ -245,6 +251,15 @@ def test_the_form_of_a_loss_of_other_labels_than_the_rows_have_is_found(told, re
     code, out = report_of(script("by hand", UNCOMPILED, *FORMS[told]), "--updates", 6)
     is_fault = "one temperature" in told
     assert (code, told in out, "Nothing found in" in out) == (is_fault, True, not is_fault), out
+
+
+@pytest.mark.own
+def test_the_trials_of_the_audit_warn_nobody(report_of, caplog):
+    """Keras warns of a softmax of a single number, and TensorFlow of functions that are traced often."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        report_of(script("by hand", UNCOMPILED, (OWN, CUBED), NOISY), "--updates", 6)
+    assert [*(str(each) for each in heard if each.category is UserWarning), *caplog.messages] == []
 
 
 HALVED = "share = 1.0\nfor epoch in range(2):\n    share /= 2\n"

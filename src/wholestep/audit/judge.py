@@ -1,6 +1,5 @@
 """The verdict of an audit on its log, stage by stage; the first stage that differs comes first."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +34,7 @@ from wholestep.audit.steps import (
     rates,
     repeated,
 )
-from wholestep.audit.verdict import Verdict
+from wholestep.audit.verdict import Verdict, quiet
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
 from wholestep.model import Objective
 from wholestep.tree import Tree
@@ -107,7 +106,7 @@ class Case:
 
     def judge(self) -> Verdict:
         """Return the verdict, with the layers set to be trained as they were while the loop ran."""
-        with as_then(self.model, self.log):
+        with as_then(self.model, self.log), quiet():
             return self._judge()
 
     def _judge(self) -> Verdict:
@@ -126,10 +125,8 @@ class Case:
             verdict.has_seen = False
             verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
         if verdict.has_seen:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Keras' about a loss that is a hypothesis, not the user's
-                verdict.notes += self._how_it_ran(seen)
-                self._go_through_the_stages(verdict, seen, replay, rows)
+            verdict.notes += self._how_it_ran(seen)
+            self._go_through_the_stages(verdict, seen, replay, rows)
         return verdict
 
     def _begin_late(self, num_trained: int) -> None:

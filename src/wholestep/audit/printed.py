@@ -88,8 +88,8 @@ def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> I
             if (apart := farthest(numbers, wrong)) <= fits:
                 columns = [np.array(each) for each in (numbers, losses.means[-num:], wrong)]
                 proof = of_values("the printed loss", lambda i: f"of pass {num_passes - num + 1 + i}", columns)
-                line, updates = evidence[0].update.pieces[0].called.line, [e.update.number for e in evidence]
-                yield found(name, min(right), line, updates, with_change=apart, proof=proof)
+                updates = [e.update.number for e in evidence]
+                yield found(name, min(right), None, updates, with_change=apart, proof=proof)
                 return
     told = ", ".join(f"{n:.6g}" for n in both[0].means[-num:])
     yield f"The printed loss has no known cause; the mean over all rows, as they were trained on, is {told}."

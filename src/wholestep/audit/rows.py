@@ -91,8 +91,7 @@ def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None
     if 2 * few <= len(pieces) or by_chance >= CHANCE * len(pieces):
         return None
     detail = f"{few} of {len(pieces)} batches hold at most {most} of {num} labels."
-    line, numbers = pieces[0].called.line, windows.numbers
-    return found("batches of few labels", few / len(pieces), line, numbers, detail)
+    return found("batches of few labels", few / len(pieces), None, windows.numbers, detail)
 
 
 def _alike(windows: Windows) -> str:
@@ -151,8 +150,7 @@ def _overlap(windows: Windows, pieces: list[Piece]) -> Found | None:
     if not usual or counts.max() < max(2, MOSTLY * len(shared)):
         return None
     detail = f"{usual} rows of each batch are in the next one too."
-    share, line = usual / len(pieces[0].rows), pieces[0].called.line
-    return found("batches overlap", share, line, windows.numbers, detail)
+    return found("batches overlap", usual / len(pieces[0].rows), None, windows.numbers, detail)
 
 
 def _shared(one: np.ndarray, two: np.ndarray) -> int:
@@ -171,7 +169,7 @@ def _passes(
     if len(whole) < 2 or len({len(each) for each in whole}) > 1:
         yield FEW_PASSES
         return
-    first, line = whole[0], pieces[0].called.line
+    first = whole[0]
     unused = sorted(set(range(rows.num)) - set().union(*whole) - windows.seen)
     window = 1 + max(row - place for each in whole for place, row in enumerate(each))
     are_same = all(set(each) == set(first) for each in whole)
@@ -184,7 +182,7 @@ def _passes(
         elif has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
             yield f"Held out, or forgotten? Never used: {detail}"
         else:
-            yield found("rows never used", len(unused) / rows.num, line, windows.numbers, detail)
+            yield found("rows never used", len(unused) / rows.num, None, windows.numbers, detail)
     elif not unused and window <= rows.num // 2 and first != sorted(first):
         yield f"{BY_NAME['shuffle window'].explanation} It is of {window} of {rows.num} rows."
     elif len(first) < rows.num and not are_same:
@@ -194,7 +192,7 @@ def _passes(
         yield UNSHUFFLED
     elif is_one_order and len(first) > 3:
         detail = f"The passes begin with the rows {some(first)}."
-        yield found("same order every pass", 1.0, line, windows.numbers, detail)
+        yield found("same order every pass", 1.0, None, windows.numbers, detail)
     cut = [sorted(tuple(sorted(p.rows.tolist())) for p in each) for each in passes(pieces)][: len(whole)]
     is_mixed = not is_one_order and len(cut[0]) > 1 and max(map(len, cut[0])) > 1
     if is_mixed and all(each == cut[0] for each in cut):

@@ -36,7 +36,8 @@ _LABELS = ("y", "label", "target", "count", "output")
 _SWAPPED = Likely(
     "The loss gets the model's outputs in place of the labels, `y_true`, which come first. Are its arguments swapped?"
 )
-_UNKNOWN_ROWS = "whether all rows of the data are used, and with their own labels: the data are not known"
+_UNKNOWN_ROWS = "whether all rows of the data are used: the data are not known"
+_FIRST_LABELS = f"{_UNKNOWN_ROWS}, and a row's label is the first that it was given"
 _MOST = 3  # arrays that may be the labels
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
 
@@ -263,8 +264,8 @@ class _Data:
         weights = [each for each in others if each.value is not y and _are_weights(each.value)]
         self.meaning.weights = {each.name: each.value for each in weights}
         weight, weight_name = self._given("weight", x, 1.0)
-        names = ", ".join([*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])])
-        self.meaning.told.append(f"data: {names}, {len(y)} rows")
+        names = [*(named.name for named in chosen), name, *([weight_name] if weight is not None else [])]
+        self.meaning.told.append(f"data: {', '.join(names)}, {len(y)} rows")
         data = nested(self.meaning.watched, x), y
         return data if weight is None else (*data, weight)
 
@@ -284,8 +285,7 @@ class _Data:
         y, name = self._given("label", x)
         if y is not None:
             return y, name
-        (first, *_), others = self.held
-        table, rows = Rows(x), dict[int, np.ndarray]()
+        ((first, *_), others), table, rows = self.held, Rows(x), dict[int, np.ndarray]()
         for each in (label for labels in self.beside.values() for label in labels):
             rows.setdefault(each.called.order, table.find(each.called.inputs))
         pairs = {name: [(rows[each.called.order], each.label) for each in own] for name, own in self.beside.items()}
@@ -323,7 +323,7 @@ class _Data:
             return None
         x, first = once(self.meaning.watched, [each.called.inputs for each in self.labels])
         self.meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
-        self.meaning.unseen.append(_UNKNOWN_ROWS)
+        self.meaning.unseen.append(_FIRST_LABELS)
         data = x, joined(each.label for each in self.labels)[first]
         weights = [each.weight for each in self.labels if each.weight is not None]
         return (*data, joined(weights)[first]) if len(weights) == len(self.labels) else data
@@ -336,8 +336,8 @@ class _Data:
             return None
         x, first = once(self.meaning.watched, [called.inputs for called in used.values()])
         leaves = tree.leaves(x)
-        found = [Named(0, name, joined(each.label for each in own)[first]) for name, own in whole.items()]
-        found = different([*found, *cut(found, leaves[0].shape)])
+        named = [Named(0, name, joined(each.label for each in own)[first]) for name, own in whole.items()]
+        found = different([*named, *cut(named, leaves[0].shape)])
         found = [n for n in found if not any(np.array_equal(n.value, leaf) for leaf in leaves)]
         labels = [n for n in found if not any(word in n.name.lower() for word in _NO_LABELS)]
         labels.sort(key=lambda named: not any(word in named.name.lower() for word in _LABELS))
@@ -348,7 +348,7 @@ class _Data:
         self.meaning.weights = {n.name: n.value for n in found if _are_weights(n.value)}
         names = " or ".join(self.meaning.labels)
         self.meaning.told.append(f"data: what the model was given, with {names}, {len(first)} different rows")
-        self.meaning.unseen.append(_UNKNOWN_ROWS)
+        self.meaning.unseen.append(_FIRST_LABELS)
         return x, labels[0].value
 
     def arrays_alone(self) -> tuple | None:
@@ -364,7 +364,7 @@ class _Data:
         if not self.kept or not self.meaning.is_supposed:
             return None
         x, first = once(self.meaning.watched, self.kept)
-        self.meaning.unseen.append("whether all rows of the data are used: the data are not known")
+        self.meaning.unseen.append(_UNKNOWN_ROWS)
         return self._unlabelled(x, len(first), "what the model was given, without")
 
     def _unlabelled(self, x: Tree, num: int, told: str) -> tuple:

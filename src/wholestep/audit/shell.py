@@ -78,13 +78,15 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
     from wholestep.audit.conclusion import conclude
     from wholestep.audit.report import write_html
     from wholestep.audit.searching import UnknownError
+    from wholestep.audit.verdict import quiet
 
     if ran.scout.elsewhere and not any(each.log.applied for each in ran.scout.watched):
         return _say_unseen(own, [ran.scout.elsewhere, ran.how])
     if not ran.how and _is_by_own_trainer(ran.scout):
         return _say_own(own)
     try:
-        reports = conclude(ran)
+        with quiet():
+            reports = conclude(ran)
     except UnknownError as unknown:
         return _say_unseen(own, [str(unknown), ran.how], is_asking=bool(ran.scout.watched) and not ran.how)
     except WholestepError as error:

@@ -1,6 +1,9 @@
 """The verdict of an audit: its findings, and the stages that were judged."""
 
-from collections.abc import Callable, Iterable
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,3 +82,17 @@ class Verdict:
     def of_gradient(self) -> list[Found]:
         """The causes in the gradient."""
         return [cause for cause in self.causes if cause.stage == "gradient"]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the warnings of Keras and the engine: inside, losses and steps are hypotheses, and not the user's."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
