@@ -8,13 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.meaning import LossObjective, is_masked
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import Piece
-from wholestep.model import Objective
-from wholestep.tree import Tree
 
-_MADE = "penalty", "reference", "rows"  # which an evidence computes once
+_MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
 
 
 class AtOutputs(Evidence):
@@ -39,27 +36,6 @@ class AtOutputs(Evidence):
         """Zeros: the model's own losses are no function of the outputs."""
         return np.zeros_like(self.handed)
 
-    @cached_property
-    def _meant(self) -> list[np.ndarray]:
-        """The derivatives of the loss that was meant, by piece."""
-        return [self._derived(piece, self.meant.objective, self._batch(piece)) for piece in self.update.pieces]
-
-    def gradient(
-        self,
-        i: int,
-        factors: np.ndarray,
-        objective: Objective | None = None,
-        *,
-        penalty: float = 0.0,
-        batch: Tree = None,
-    ) -> np.ndarray:
-        """Return the derivative of one piece, with a factor for each row; by default of the meant objective."""
-        piece = self.update.pieces[i]
-        is_meant = objective is None and batch is None
-        batch = self._batch(piece) if batch is None else batch
-        made = self._meant[i] if is_meant else self._derived(piece, objective or self.meant.objective, batch)
-        return self.pulled(i, made * np.reshape(factors, (-1, *(1 for _ in made.shape[1:]))))
-
     def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
         """Return the derivative by one piece's outputs as one by all outputs."""
         found = np.zeros_like(self.handed)
@@ -78,13 +54,6 @@ class AtOutputs(Evidence):
         shaped = [part.reshape(p.called.outputs[0].shape) for part, p in zip(parts, self.update.pieces, strict=True)]
         return self.of.proven(sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty))
 
-    def _batch(self, piece: Piece) -> Tree:
-        return self.meant.replay.batch(piece)
-
-    def _derived(self, piece: Piece, objective: Objective, batch: Tree) -> np.ndarray:
-        _, labels, *weight = batch
-        return self.meant.replay.derivative(objective, piece.called.outputs[0], labels, *weight)
-
 
 def _taken(piece: Piece) -> np.ndarray:
     """Return the derivative of the loop's loss by a piece's one output."""
@@ -93,17 +62,13 @@ def _taken(piece: Piece) -> np.ndarray:
 
 def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
     """Return the updates by their outputs; None unless their gradients are the derivatives' of the loop's loss."""
-    meant, loss = chosen[0].meant, getattr(chosen[0].meant.objective, "loss", None)
-    is_plain = isinstance(meant.objective, LossObjective) and not getattr(loss, "is_coupled", False)
-    pieces = [piece for e in chosen for piece in e.update.pieces]
-    has_one = all(set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces)
-    if not is_plain or not has_one or is_masked(meant.replay.model) or meant.replay.is_observing:
+    if not all(e.is_by_outputs for e in chosen):
         return None
     found = []
     for e in chosen:
         parts = [e.pulled(i, _taken(piece)) for i, piece in enumerate(e.update.pieces)]
         factors = least(parts, e.handed - e.penalty)[0]
-        if e.apart(factors @ np.stack(parts) + e.penalty) > meant.replay.tolerance.fits:
+        if e.apart(factors @ np.stack(parts) + e.penalty) > e.meant.replay.tolerance.fits:
             return None
         found.append(AtOutputs(e, factors))
     return found

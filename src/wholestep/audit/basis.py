@@ -127,7 +127,7 @@ class Basis:
     def parts(self, form: Form = BASE) -> list[np.ndarray]:
         """Return the part of each piece in the gradient, with the right factors of its rows."""
         if form == BASE:
-            return self._kept(BASE, self.e.pieces)
+            return self.e.parts
         return self._kept(form, lambda: [self._part(form, i, 1.0) for i in range(len(self.sizes))])
 
     def whole(self, form: Form = BASE) -> np.ndarray:
@@ -161,7 +161,7 @@ class Basis:
 
     def forget(self) -> None:
         """Free the results of forms: in a large model each takes as much memory as its gradient."""
-        self._made = {key: made for key, made in self._made.items() if key == BASE}
+        self._made = {}
 
     def _kept(self, key: Any, made: Callable[[], Any]) -> Any:
         if key not in self._made:
@@ -211,10 +211,7 @@ class Basis:
         objective = meant.objective if form.is_at_outputs or form.objective is None else form.objective
 
         def found() -> list[np.ndarray]:
-            terms = [
-                meant.replay.terms(p, objective, self._batch(form, p), training=meant.modes.of(p)).weights
-                for p in e.update.pieces
-            ]
+            terms = [e.terms_of(p, objective, self._batch(form, p)).weights for p in e.update.pieces]
             return [np.where(p.rows[None] == PAD, 0.0, w) for p, w in zip(e.update.pieces, terms, strict=True)]
 
         return self._kept(("weights", form), found)

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from wholestep.audit.meaning import LossObjective, is_masked
 from wholestep.audit.measure import distance
 from wholestep.audit.modes import Modes
-from wholestep.audit.replay import Replay
+from wholestep.audit.replay import Replay, Terms
 from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.model import Objective
 from wholestep.tree import Tree
@@ -28,6 +29,7 @@ class Meant:
         largest: the most pieces of an update. This and the next two are valid once all updates have an `Evidence`.
         full: the weight of the heaviest update, by term.
         has_penalty: whether the model itself has losses.
+        length: the mean length of the rows' gradients that was measured last; 0 for none.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Meant:
         self.place, self.is_scaled = place, is_scaled
         self.largest, self.has_penalty = 1, False
         self.full: np.ndarray | None = None
+        self.is_masked = is_masked(replay.model)
+        self.length = 0.0
 
 
 class Evidence:
@@ -64,10 +68,7 @@ class Evidence:
         self.handed = replay.flat(grads)[self.mask]
         self.norm = float(np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads if g is not None)))
         self.pads = [int(np.count_nonzero(piece.rows == PAD)) for piece in update.pieces]
-        self.terms = [
-            replay.terms(piece, meant.objective, replay.batch(piece), training=meant.modes.of(piece))
-            for piece in update.pieces
-        ]
+        self.terms = [self.terms_of(piece, meant.objective, replay.batch(piece)) for piece in update.pieces]
         self.weights = [
             np.where(piece.rows[None] == PAD, 0.0, terms.weights)
             for piece, terms in zip(update.pieces, self.terms, strict=True)
@@ -77,6 +78,12 @@ class Evidence:
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
         meant.full = self.whole if meant.full is None else np.maximum(meant.full, self.whole)
         self.scale = 0.0
+
+    def terms_of(self, piece: Piece, objective: Objective, batch: Tree) -> Terms:
+        """Return the terms of a loss of one piece."""
+        is_by_outputs = self.is_by_outputs and isinstance(objective, LossObjective)
+        training = self.meant.modes.of(piece)
+        return self.meant.replay.terms(piece, objective, batch, training=training, is_by_outputs=is_by_outputs)
 
     @property
     def factors(self) -> list[np.ndarray]:
@@ -111,10 +118,11 @@ class Evidence:
     @cached_property
     def reference(self) -> np.ndarray:
         """The gradient that was meant."""
-        return sum(self.pieces(), self.penalty)
+        return sum(self.parts, self.penalty)
 
-    def pieces(self) -> list[np.ndarray]:
-        """Return the part of each piece in the gradient that was meant."""
+    @cached_property
+    def parts(self) -> list[np.ndarray]:
+        """The part of each piece in the gradient that was meant."""
         return [self.gradient(i, factors) for i, factors in enumerate(self.factors)]
 
     @cached_property
@@ -131,13 +139,14 @@ class Evidence:
         entries = [(i, entry) for i, part in enumerate(parts) for entry in np.flatnonzero(part).tolist()]
         if not entries or self.scale:
             return
-        some = entries[:: -(-len(entries) // NUM_DRAWN)]
-        whole = sum(float(np.abs(part).sum()) for part in parts)
-        drawn = _NEARLY * whole * float(np.mean([np.linalg.norm(self._one(*entry)) for entry in some]))
-        if len(some) < len(entries) and 8 * drawn > np.linalg.norm(self.reference):
+        most, length = float(np.linalg.norm(self.reference)), _NEARLY * sum(float(np.abs(part).sum()) for part in parts)
+        if 8 * length * self.meant.length > most or not self.meant.length:
+            some = entries[:: -(-len(entries) // NUM_DRAWN)]
+            self.meant.length = float(np.mean([np.linalg.norm(self._one(*entry)) for entry in some]))
+        self.scale = length * self.meant.length
+        if len(entries) > NUM_DRAWN and 8 * self.scale > most:
             sizes = [abs(parts[i].flat[entry]) * np.linalg.norm(self._one(i, entry)) for i, entry in entries]
-            drawn = _NEARLY * float(np.sum(sizes))
-        self.scale = drawn
+            self.scale = _NEARLY * float(np.sum(sizes))
 
     def apart(self, candidate: np.ndarray) -> float:
         """Return the distance of the handed gradient from a candidate, relative to the larger or to its parts."""
@@ -181,6 +190,23 @@ class Evidence:
         full[self.mask] = vector
         return {name: part for name, part in self.meant.replay.parts(full).items() if not np.isnan(part).any()}
 
+    @cached_property
+    def is_by_outputs(self) -> bool:
+        """Whether its gradients are pulled derivatives: of one loss of one output, by which the loop took one too."""
+        objective, pieces = self.meant.objective, self.update.pieces
+        is_plain = isinstance(objective, LossObjective) and not getattr(objective.loss, "is_coupled", False)
+        has_one = all(set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces)
+        return is_plain and has_one and not self.meant.is_masked
+
+    @cached_property
+    def _derived(self) -> list[np.ndarray]:
+        """The derivatives of the loss that was meant by the outputs, by piece."""
+        return [self._derivative(p, self.meant.objective, self.meant.replay.batch(p)) for p in self.update.pieces]
+
+    def _derivative(self, piece: Piece, objective: Objective, batch: Tree) -> np.ndarray:
+        _, labels, *weight = batch
+        return self.meant.replay.derivative(objective, piece.called.outputs[0], labels, *weight)
+
     def gradient(
         self,
         i: int,
@@ -191,11 +217,16 @@ class Evidence:
         batch: Tree = None,
     ) -> np.ndarray:
         """Return the gradient of one piece, with a factor for each row and term; by default of the meant objective."""
-        piece, replay = self.update.pieces[i], self.meant.replay
-        training = self.meant.modes.of(piece)
-        batch = replay.batch(piece) if batch is None else batch
+        piece, is_meant = self.update.pieces[i], objective is None and batch is None
         objective = self.meant.objective if objective is None else objective
-        return replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)[self.mask]
+        batch = self.meant.replay.batch(piece) if batch is None else batch
+        if self.is_by_outputs and isinstance(objective, LossObjective) and not penalty:
+            made = self._derived[i] if is_meant else self._derivative(piece, objective, batch)
+            by_row = np.reshape(factors, (-1, *(1 for _ in made.shape[1:])))
+            return self.pulled(i, np.where(by_row == 0, 0.0, made * by_row))
+        training = self.meant.modes.of(piece)
+        found = self.meant.replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)
+        return found[self.mask]
 
     def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
         """Return the gradient that a derivative by one piece's one output gives."""

@@ -131,7 +131,7 @@ class Search:
                 continue
             ways: dict[str, Callable[[Evidence], np.ndarray]] = {
                 "update": lambda e: e.reference,
-                "batch": lambda e: e.pieces()[-1] * (e.whole[0] / e.weights[-1][0].sum()) + e.penalty,
+                "batch": lambda e: e.parts[-1] * (e.whole[0] / e.weights[-1][0].sum()) + e.penalty,
             }
             for word, way in ways.items():
                 told = Error("the gradient", f"is that of the {word} {steps} before", ("stale gradients",))

@@ -21,7 +21,7 @@ from wholestep.audit.measure import FINE, all_same
 from wholestep.audit.modes import Modes, carried, evaluations, follows, second_passes, state
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read, without_void
-from wholestep.audit.replay import ByPass, Replay, as_then
+from wholestep.audit.replay import ByPass, Replay
 from wholestep.audit.rows import altered, beside, classes, order
 from wholestep.audit.steps import (
     INSIDE,
@@ -34,7 +34,7 @@ from wholestep.audit.steps import (
     rates,
     repeated,
 )
-from wholestep.audit.verdict import Verdict, quiet
+from wholestep.audit.verdict import Verdict, as_then, quiet
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
 from wholestep.model import Objective
 from wholestep.tree import Tree

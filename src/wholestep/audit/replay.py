@@ -1,7 +1,6 @@
 """The port to Keras: a model as a function of recorded values. Another framework needs a `Replay` and `Hooks`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -9,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
-from wholestep.audit.log import Applied, Flags, Log, Values
+from wholestep.audit.log import Applied, Flags, Values
 from wholestep.audit.measure import places, tolerance
 from wholestep.audit.windows import PAD, Piece
 from wholestep.engines import choose
@@ -48,13 +47,14 @@ class Replay:
         num_recurrent: how many of these, the last ones, are the states of recurrent layers.
         are_seeds: of each other variable, whether it is the state of random draws.
         place: which of several derivatives by an output is taken.
+        has_losses: whether the model itself has losses, as its first `outputs` show.
     """
 
     def __init__(
         self, model: keras.Model, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
     ):
         self.model, self.data, self.is_observing, self.by_pass = model, data, is_observing, by_pass
-        self.engine, self.place = choose(), -1
+        self.engine, self.place, self.has_losses = choose(), -1, False
         self.num_rows = len(tree.leaves(data[0])[0])
         self.names = [v.path for v in model.trainable_variables]
         self.shapes = [tuple(v.shape) for v in model.trainable_variables]
@@ -143,6 +143,7 @@ class Replay:
             scope = self._scope(params, buffers)
             with scope:
                 outputs = self.model(self._packed(inputs), training=training)
+                self.has_losses |= bool(self.model.losses)
             return tree.leaves(outputs), self._after(scope, buffers)
 
         program = self._program(("outputs", training), run)
@@ -183,22 +184,33 @@ class Replay:
             return leaf
         return leaf[:, : piece.called.outputs[0].shape[1]] if piece.called.outputs[0].ndim > 1 else leaf
 
-    def terms(self, piece: Piece, objective: Objective, batch: Tree, *, training: bool) -> Terms:
-        """Return the loss of a piece, unreduced."""
+    def terms(self, piece: Piece, objective: Any, batch: Tree, *, training: bool, is_by_outputs: bool = False) -> Terms:
+        """Return the loss of a piece, unreduced.
+
+        Args:
+            is_by_outputs: whether the objective is one loss of the one output: then the model itself need not run.
+        """
         num = len(piece.called.inputs[0])
         found: dict = {}
 
-        def run(params: list, buffers: list, batch: Tree) -> tuple:
-            with self._scope(params, buffers):
-                terms = checked(read(objective(self.model, batch, training), {}).terms, num)
-                penalty = self._penalty()
-                sums = [_by_row(term, num) for term in terms.values()]
+        def summed(outcome: Any) -> list[tuple[Tensor, Tensor]]:
+            terms = checked(read(outcome, {}).terms, num)
             found["terms"] = [(float(t.coefficient), isinstance(t, Mean)) for t in terms.values()]
             found["names"] = tuple(map(str, terms))
+            return [_by_row(term, num) for term in terms.values()]
+
+        def run(params: list, buffers: list, batch: Tree) -> tuple:
+            with self._scope(params, buffers):
+                sums = summed(objective(self.model, batch, training))
+                penalty = self._penalty()
             return ops.stack([s[0] for s in sums]), ops.stack([s[1] for s in sums]), penalty
 
-        program, found = self._program(("terms", training, id(objective), num), run, found)
-        values, weights, penalty = program(piece.called.params, piece.called.buffers, batch)
+        if is_by_outputs and not self.has_losses:
+            parts = summed(objective.of(batch[1], ops.convert_to_tensor(piece.called.outputs[0]), *batch[2:]))
+            values, weights, penalty = *zip(*parts, strict=True), 0.0
+        else:
+            program, found = self._program(("terms", training, id(objective), num), run, found)
+            values, weights, penalty = program(piece.called.params, piece.called.buffers, batch)
         coefficients, divided = (np.array(each) for each in zip(*found["terms"], strict=True))
         return Terms(np.array(values), np.array(weights), coefficients, divided, float(penalty), found["names"])
 
@@ -352,19 +364,6 @@ def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
     return ops.sum(ops.reshape(values, (num, -1)), axis=1), ops.sum(ops.reshape(weights, (num, -1)), axis=1)
 
 
-@contextmanager
-def as_then(model: keras.Model, log: Log) -> Iterator[None]:
-    """Let the layers be set to be trained as at the end of a log, for the time of a `with`."""
-    num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
-    then = log.flags.get(num, []) if num != len(model.trainable_variables) else []
-    now = flags(model) if then else []
-    try:
-        _set(then)
-        yield
-    finally:
-        _set(now)
-
-
 def untrained(model: keras.Model) -> list[keras.Variable]:
     """Return the variables that no gradient moves: the model's own list, and the states of its recurrent layers."""
     states = [getattr(layer, "states", None) for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
@@ -374,12 +373,6 @@ def untrained(model: keras.Model) -> list[keras.Variable]:
 def flags(model: keras.Model) -> Flags:
     """Return every layer with whether it is set to be trained, a model before its parts."""
     return [(layer, layer.trainable) for layer in model._flatten_layers()]
-
-
-def _set(wanted: Flags) -> None:
-    for layer, is_trained in wanted:
-        if layer.trainable != is_trained:
-            layer.trainable = is_trained
 
 
 def engine() -> str:
