@@ -1,7 +1,7 @@
 """The parts of the gradient of one update: vectors, and counts and sets of rows to describe their coefficients."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from wholestep.audit.by_row import NUM_SOLVED
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Form
 from wholestep.audit.windows import PAD, Piece
-from wholestep.tree import Tree
 
 MOST_ROWS = 64  # rows of an update that get a coefficient each
 _OF_ROWS = (
@@ -175,16 +174,13 @@ class Basis:
             return self._of_pairs(form, i, by_row)
         weights = self._weights(form)
         factors = e.counted(weights[i], np.sum([w.sum(axis=1) for w in weights], axis=0)) * by_row
-        _, labels, *weight = self._batch(form, piece)
+        batch, objective = self._batch(form, piece), form.objective or e.meant.objective
         if not form.is_at_outputs:
-            return e.gradient(i, factors, form.objective, batch=self._batch(form, piece))
-        derivative = self._kept(("derivative", form, i), lambda: self._derivative(form, piece, labels, weight))
+            return e.gradient(i, factors, form.objective, batch=batch)
+        made = partial(e.derivative, piece, objective, batch, form.outputs)
+        derivative = self._kept(("derivative", form, i), made)
         chosen = derivative * factors[0].reshape(-1, *(1 for _ in derivative.shape[1:]))
         return e.pulled(i, chosen)
-
-    def _derivative(self, form: Form, piece: Piece, labels: Tree, weight: list[Tree]) -> np.ndarray:
-        objective, (outputs,) = form.objective or self.e.meant.objective, piece.called.outputs
-        return self.e.meant.replay.derivative(objective, outputs, labels, weight[0] if weight else None, form.outputs)
 
     def _of_pairs(self, form: Form, i: int, by_row: Any) -> np.ndarray:
         e, piece = self.e, self.e.update.pieces[i]

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from wholestep.audit.at_outputs import AtOutputs, narrowed
-from wholestep.audit.evidence import Evidence
+from wholestep.audit.evidence import AtOutputs, Evidence, narrowed
 from wholestep.audit.found import numbers_of
 from wholestep.audit.meaning import LossObjective
 from wholestep.audit.ratios import least

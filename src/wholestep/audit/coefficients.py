@@ -13,6 +13,7 @@ import numpy as np
 from wholestep.audit.basis import MOST_ROWS, Basis
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Error, Form
+from wholestep.audit.found import listed
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import MEANT, Reading, least, readings
 
@@ -149,7 +150,7 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
     rows, penalties, befores = _of_rows(level, series), [_RIGHT], [_RIGHT]
     if any("penalty" in each.blocks for each in solved):
         own = _series(solved, "penalty")
-        penalties = own.read(is_plain=True) or [Reading(2.5, _listed(own.numbers), "number", own.numbers)]
+        penalties = own.read(is_plain=True) or [Reading(2.5, listed(own.numbers), "number", own.numbers)]
     has_before = "before" in solved[0].blocks
     if has_before:
         own = _series(solved, "before")
@@ -163,7 +164,7 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
     num_levels = len(set(np.round(series.numbers / np.abs(series.numbers).max(), 2)))
     is_few = level.name != "rows" or num_levels <= max(2, len(series.numbers) // 10)
     if not rows and is_few and level.form == BASE and level.name in _WHOSE:
-        told = f"{_listed(series.numbers / series.meant)} times {MEANT}, {_WHOSE[level.name]}"
+        told = f"{listed(series.numbers / series.meant)} times {MEANT}, {_WHOSE[level.name]}"
         raw = Reading(RAW + 0.5 * (level.name != "the update"), told, "number", series.numbers)
         yield _combined(level, solved, raw, penalties[0], _RIGHT)
 
@@ -272,10 +273,6 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
             errors.append(Error(f"the gradient of {level.name}", told, ("clip per microbatch",), f"{bound:.4g}"))
         yield errors, cost + 1.2, made
         return
-
-
-def _listed(numbers: np.ndarray) -> str:
-    return ", ".join(f"{number:.4g}" for number in numbers[:4]) + (", ..." if len(numbers) > 4 else "")
 
 
 def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False) -> tuple[str, ...]:

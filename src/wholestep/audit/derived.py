@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.families import Loss, Through, are_shares, by_place, losses, mean_of, others
+from wholestep.audit.families import Loss, Through, are_shares, by_place, losses, mean_of, others, shares_of
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Log
 from wholestep.audit.meaning import LossObjective
@@ -133,8 +133,7 @@ def of_other_axis(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
             if labels.dtype.kind not in "iu" or labels.size != len(each.rows):
                 return
             labels = np.eye(each.output.shape[-1])[labels.reshape(-1) % each.output.shape[-1]]
-        shares = np.exp(each.output - each.output.max(0))
-        shares /= shares.sum(0)
+        shares = shares_of(each.output, 0)
         found = _factors(each.derivative, shares * labels.sum(0) - labels)
         if found is None or not _even(found):
             return
@@ -344,10 +343,7 @@ def _classes(derived: list[Derived]) -> list[tuple[np.ndarray, np.ndarray]] | No
             return None
         classes = np.argmin(each.derivative, axis=-1)
         hot = np.eye(each.output.shape[-1])[classes]
-        shares = each.output
-        if not are_shares(shares):
-            shares = np.exp(shares - shares.max(-1, keepdims=True))
-            shares /= shares.sum(-1, keepdims=True)
+        shares = each.output if are_shares(each.output) else shares_of(each.output)
         made = shares - hot
         factors = _factors(each.derivative, made)
         if factors is None or (made.shape[-1] < _FEWEST and not _even(factors)):

@@ -1,13 +1,15 @@
 """The gradient that an update handed to its optimizer, the meant gradient, and the parts of both."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from wholestep.audit.meaning import LossObjective, is_masked
+from wholestep.audit.meaning import LossObjective, Observed, is_masked
 from wholestep.audit.measure import distance
 from wholestep.audit.modes import Modes
+from wholestep.audit.ratios import least
 from wholestep.audit.replay import Replay, Terms
 from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.model import Objective
@@ -15,6 +17,8 @@ from wholestep.tree import Tree
 
 NUM_DRAWN = 4  # rows whose gradients represent those of all rows in an estimate of their size
 _NEARLY = 1e-3
+_PULLED = Observed()
+_MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
 
 
 class Meant:
@@ -201,11 +205,12 @@ class Evidence:
     @cached_property
     def _derived(self) -> list[np.ndarray]:
         """The derivatives of the loss that was meant by the outputs, by piece."""
-        return [self._derivative(p, self.meant.objective, self.meant.replay.batch(p)) for p in self.update.pieces]
+        return [self.derivative(p, self.meant.objective, self.meant.replay.batch(p)) for p in self.update.pieces]
 
-    def _derivative(self, piece: Piece, objective: Objective, batch: Tree) -> np.ndarray:
-        _, labels, *weight = batch
-        return self.meant.replay.derivative(objective, piece.called.outputs[0], labels, *weight)
+    def derivative(self, piece: Piece, objective: Objective, batch: Tree, change: Callable | None = None) -> np.ndarray:
+        """Return the derivative of the sum of the rows' losses by a piece's one output, perhaps changed before them."""
+        weights = batch[2] if len(batch) > 2 else None
+        return self.meant.replay.derivative(objective, piece.called.outputs[0], batch[1], weights, change)
 
     def gradient(
         self,
@@ -221,7 +226,7 @@ class Evidence:
         objective = self.meant.objective if objective is None else objective
         batch = self.meant.replay.batch(piece) if batch is None else batch
         if self.is_by_outputs and isinstance(objective, LossObjective) and not penalty:
-            made = self._derived[i] if is_meant else self._derivative(piece, objective, batch)
+            made = self._derived[i] if is_meant else self.derivative(piece, objective, batch)
             by_row = np.reshape(factors, (-1, *(1 for _ in made.shape[1:])))
             return self.pulled(i, np.where(by_row == 0, 0.0, made * by_row))
         training = self.meant.modes.of(piece)
@@ -230,8 +235,9 @@ class Evidence:
 
     def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
         """Return the gradient that a derivative by one piece's one output gives."""
-        piece = self.update.pieces[i]
-        return self.meant.replay.pulled(piece, [derivative], training=self.meant.modes.of(piece))[self.mask]
+        piece, replay, rows = self.update.pieces[i], self.meant.replay, np.ones((1, len(self.update.pieces[i].rows)))
+        batch = replay.batch(piece)[0], [np.asarray(derivative, "float32")]
+        return replay.gradient(piece, _PULLED, batch, rows, training=self.meant.modes.of(piece))[self.mask]
 
     def _one(self, i: int, entry: int) -> np.ndarray:
         """Return the gradient of one term of one row: the entry is its index in (terms, rows), flat."""
@@ -240,3 +246,63 @@ class Evidence:
         factors = np.zeros(self.weights[i].shape)
         factors.flat[entry] = 1.0
         return self.gradient(i, factors).astype("float32")  # as the engine computes them
+
+
+class AtOutputs(Evidence):
+    """An update as derivatives by the outputs of all its pieces: no form of a loss needs a backward pass.
+
+    Args:
+        of: the same update as gradients.
+        factors: by which the pieces' derivatives count in its gradient.
+    """
+
+    def __init__(self, of: Evidence, factors: np.ndarray):
+        vars(self).update({name: value for name, value in vars(of).items() if name not in _MADE})
+        self.of, self.before, self.scale = of, None, 0.0
+        self._starts = np.cumsum([0, *(p.called.outputs[0].size for p in self.update.pieces)])
+        self.mask = np.ones(int(self._starts[-1]), bool)
+        own = (factor * _taken(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
+        self.handed = np.concatenate([np.ravel(each) for each in own])
+        self.norm = float(np.linalg.norm(self.handed))
+
+    @cached_property
+    def penalty(self) -> np.ndarray:
+        """Zeros: the model's own losses are no function of the outputs."""
+        return np.zeros_like(self.handed)
+
+    def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
+        """Return the derivative by one piece's outputs as one by all outputs."""
+        found = np.zeros_like(self.handed)
+        found[self._starts[i] : self._starts[i + 1]] = np.ravel(derivative)
+        return found
+
+    def cut(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Return no parameters."""
+        return {}
+
+    def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return derivatives that make those of the loop as a gradient of the parameters, and its distance."""
+        if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
+            return made, apart
+        parts = np.split(made, self._starts[1:-1])
+        shaped = [part.reshape(p.called.outputs[0].shape) for part, p in zip(parts, self.update.pieces, strict=True)]
+        return self.of.proven(sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty))
+
+
+def _taken(piece: Piece) -> np.ndarray:
+    """Return the derivative of the loop's loss by a piece's one output."""
+    return np.asarray(piece.called.derivatives[0][-1], "float64")
+
+
+def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
+    """Return the updates by their outputs; None unless their gradients are the derivatives' of the loop's loss."""
+    if not all(e.is_by_outputs for e in chosen):
+        return None
+    found = []
+    for e in chosen:
+        parts = [e.pulled(i, _taken(piece)) for i, piece in enumerate(e.update.pieces)]
+        factors = least(parts, e.handed - e.penalty)[0]
+        if e.apart(factors @ np.stack(parts) + e.penalty) > e.meant.replay.tolerance.fits:
+            return None
+        found.append(AtOutputs(e, factors))
+    return found

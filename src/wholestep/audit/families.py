@@ -163,6 +163,12 @@ def are_shares(out: np.ndarray) -> bool:
     return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
 
 
+def shares_of(logits: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Return the softmax of logits."""
+    powers = np.exp(logits - logits.max(axis, keepdims=True))
+    return powers / powers.sum(axis, keepdims=True)
+
+
 def is_squared(loss: Any) -> bool:
     """Whether it is the mean squared error."""
     name = getattr(getattr(loss, "_function", None), "__name__", "")

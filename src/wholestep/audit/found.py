@@ -128,9 +128,12 @@ def numbers_of(values: np.ndarray) -> str:
     >>> numbers_of(np.array([0.5])), numbers_of(np.arange(6.0))
     ('0.5', '(0, 1, 2, 3, ...)')
     """
-    flat = np.ravel(values)
-    shown = ", ".join(f"{value:.4g}" for value in flat[:_MOST_NUMBERS].tolist())
-    return shown if flat.size == 1 else f"({shown}{', ...' if flat.size > _MOST_NUMBERS else ''})"
+    return listed(values) if np.size(values) == 1 else f"({listed(values)})"
+
+
+def listed(values: np.ndarray) -> str:
+    """Return the first numbers of an array, without brackets."""
+    return some((f"{value:.4g}" for value in np.ravel(values).tolist()), _MOST_NUMBERS)
 
 
 def some(parts: Iterable[object], num: int = 8) -> str:

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from wholestep.audit.at_outputs import narrowed
 from wholestep.audit.by_row import NUM_SOLVED, derivative, on_a_row
 from wholestep.audit.changes import changed
 from wholestep.audit.coefficients import RAW
-from wholestep.audit.evidence import Evidence, Meant
+from wholestep.audit.evidence import Evidence, Meant, narrowed
 from wholestep.audit.explain import Explanation, Search
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, Found, Likely, found, not_known, some

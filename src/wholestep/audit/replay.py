@@ -309,24 +309,6 @@ class Replay:
         (grad,), _ = program(called.params, called.buffers, chosen, self.batch(piece))
         return np.asarray(grad, "float64")
 
-    def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
-        """Return the gradient of the sum of the outputs times the chosen factors, flat."""
-
-        def run(params: list, buffers: list, inputs: list, chosen: list) -> tuple:
-            def total(params: list) -> tuple:
-                with self._scope(params, buffers):
-                    outputs = tree.leaves(self.model(self._packed(inputs), training=training))
-                parts = [ops.sum(ops.cast(o, "float32") * c) for o, c in zip(outputs, chosen, strict=True)]
-                return sum(parts, ops.zeros(())), ops.zeros(())
-
-            return self.engine.ops.differentiate(total, params)
-
-        program = self._program(("pulled", training, len(piece.called.inputs[0])), run)
-        params = [ops.convert_to_tensor(value) for value in piece.called.params]
-        given = [np.asarray(self._scale * leaf, "float32") for leaf in chosen]
-        grads, _ = program(params, piece.called.buffers, piece.called.inputs, given)
-        return self.flat([np.asarray(grad) for grad in grads]) / self._scale
-
     def _penalty(self) -> Tensor:
         return sum((ops.sum(loss) for loss in self.model.losses), ops.zeros(()))
 

@@ -202,7 +202,7 @@ def _search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labe
     meaning.by_pass = named | dict(outputs_beside(loop, meaning.watched.log))
     data = _Data(loop, meaning, calls, labels, beside)
     ways = data.fitted, data.whole_arrays, data.datasets, data.arrays, data.of_losses, data.of_batches
-    for find in (*ways, data.arrays_alone, data.inputs_alone):
+    for find in (*ways, data.inputs_alone):
         try:
             found = find()
         except UnknownError as error:
@@ -351,25 +351,17 @@ class _Data:
         self.meaning.unseen.append(_FIRST_LABELS)
         return x, labels[0].value
 
-    def arrays_alone(self) -> tuple | None:
-        """Find arrays whose rows are the model's inputs, without labels, if no loss of Keras has them."""
-        chosen, _ = self.held
-        if not chosen or not self.meaning.is_supposed:
-            return None
-        x, names = nested(self.meaning.watched, [each.value for each in chosen]), ", ".join(n.name for n in chosen)
-        return self._unlabelled(x, len(chosen[0].value), f"{names}, without")
-
     def inputs_alone(self) -> tuple | None:
-        """Take the model's inputs, without labels, if no loss of Keras has them."""
-        if not self.kept or not self.meaning.is_supposed:
+        """Take the arrays of the model's inputs, or else these, without labels, if no loss of Keras has them."""
+        chosen, _ = self.held
+        if not self.meaning.is_supposed or not (chosen or self.kept):
             return None
-        x, first = once(self.meaning.watched, self.kept)
-        self.meaning.unseen.append(_UNKNOWN_ROWS)
-        return self._unlabelled(x, len(first), "what the model was given, without")
-
-    def _unlabelled(self, x: Tree, num: int, told: str) -> tuple:
-        self.meaning.has_labels = False
-        self.meaning.told.append(f"data: {told} labels, {num} rows")
+        x, names = nested(self.meaning.watched, [n.value for n in chosen]), ", ".join(n.name for n in chosen)
+        if not chosen:
+            x, names = once(self.meaning.watched, self.kept)[0], "what the model was given"
+            self.meaning.unseen.append(_UNKNOWN_ROWS)
+        num, self.meaning.has_labels = len(tree.leaves(x)[0]), False
+        self.meaning.told.append(f"data: {names}, without labels, {num} rows")
         return x, np.zeros(num)
 
 

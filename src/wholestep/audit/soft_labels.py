@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wholestep.audit.families import Soft, are_shares
+from wholestep.audit.families import Soft, are_shares, shares_of
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import least
@@ -67,7 +67,7 @@ def _soft(shape: tuple[int, ...], labels: dict[str, np.ndarray]) -> Iterator[tup
     teachers = {name: y for name, y in labels.items() if y.shape[1:] == shape and y.dtype.kind == "f"}
     for name, logits in teachers.items():
         for own in () if are_shares(logits) else _TEMPERATURES:
-            yield f"the softmax of {name} / {own:g}", _shares(logits / own), own
+            yield f"the softmax of {name} / {own:g}", shares_of(logits / own), own
     yield from ((name, shares, 0.0) for name, shares in teachers.items() if are_shares(shares))
 
 
@@ -77,14 +77,9 @@ def _are_classes(y: np.ndarray, shape: tuple[int, ...]) -> bool:
     return is_one and bool(np.all(y == np.round(y)) and y.min() >= 0 and y.max() < shape[-1])
 
 
-def _shares(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
 def _solved(out: np.ndarray, moved: np.ndarray, one: np.ndarray, two: np.ndarray, divisor: float) -> np.ndarray | None:
     """Return the factors above 0 of both cross entropies, by which they have these derivatives in each row."""
-    parts = [_shares(out) - one, _shares(out / divisor) - two]
+    parts = [shares_of(out) - one, shares_of(out / divisor) - two]
     by_row = [least([part[i] for part in parts], row)[0] for i, row in enumerate(moved)]
     rest = moved - sum(f[:, None] * part for f, part in zip(np.transpose(by_row), parts, strict=True))
     found = np.median(by_row, axis=0)

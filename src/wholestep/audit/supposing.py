@@ -74,7 +74,7 @@ def possible(meaning: Meaning) -> Iterator[Supposed]:
 def _is_same(one: Any, two: Loss) -> bool:
     """Whether two losses differ at most in their name and reduction."""
     configs = [each.get_config() | {"name": "", "reduction": ""} for each in (one, two) if isinstance(each, Loss)]
-    return len(configs) == 2 and configs[0] == configs[1]
+    return len(configs) == 2 and type(one) is type(two) and configs[0] == configs[1]
 
 
 def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solved]:
