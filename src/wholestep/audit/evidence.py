@@ -34,6 +34,7 @@ class Meant:
         full: the weight of the heaviest update, by term.
         has_penalty: whether the model itself has losses.
         length: the mean length of the rows' gradients that was measured last; 0 for none.
+        is_by_outputs: whether gradients are pulled derivatives; None before the first update was looked at.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class Meant:
         self.place, self.is_scaled = place, is_scaled
         self.largest, self.has_penalty = 1, False
         self.full: np.ndarray | None = None
-        self.is_masked = is_masked(replay.model)
-        self.length = 0.0
+        self.is_masked, self.length = is_masked(replay.model), 0.0
+        self.is_by_outputs: bool | None = None
 
 
 class Evidence:
@@ -195,12 +196,31 @@ class Evidence:
         return {name: part for name, part in self.meant.replay.parts(full).items() if not np.isnan(part).any()}
 
     @cached_property
-    def is_by_outputs(self) -> bool:
-        """Whether its gradients are pulled derivatives: of one loss of one output, by which the loop took one too."""
+    def is_plain(self) -> bool:
+        """Whether the loss is one of one output, row by row, by which the loop took a derivative too."""
         objective, pieces = self.meant.objective, self.update.pieces
-        is_plain = isinstance(objective, LossObjective) and not getattr(objective.loss, "is_coupled", False)
+        is_by_row = isinstance(objective, LossObjective) and not getattr(objective.loss, "is_coupled", False)
         has_one = all(set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces)
-        return is_plain and has_one and not self.meant.is_masked
+        return is_by_row and has_one and not self.meant.is_masked
+
+    @cached_property
+    def is_by_outputs(self) -> bool:
+        """Whether its gradients are pulled derivatives, as the loop's are in the first update.
+
+        They are not where Keras' loss takes the logits behind an activation.
+        """
+        if self.meant.is_by_outputs is None and self.is_plain:
+            parts = self.taken() if not self.meant.replay.has_losses else []
+            factors = least(parts, self.handed)[0] if parts else np.zeros(0)
+            is_made = (
+                bool(parts) and distance(self.handed, factors @ np.stack(parts)) <= self.meant.replay.tolerance.fits
+            )
+            self.meant.is_by_outputs = is_made
+        return self.is_plain and bool(self.meant.is_by_outputs)
+
+    def taken(self) -> list[np.ndarray]:
+        """Return the gradients that the derivatives of the loop's loss by the pieces' outputs give."""
+        return [self.pulled(i, _taken(piece)) for i, piece in enumerate(self.update.pieces)]
 
     @cached_property
     def _derived(self) -> list[np.ndarray]:
@@ -258,7 +278,7 @@ class AtOutputs(Evidence):
 
     def __init__(self, of: Evidence, factors: np.ndarray):
         vars(self).update({name: value for name, value in vars(of).items() if name not in _MADE})
-        self.of, self.before, self.scale = of, None, 0.0
+        self.of, self.before, self.scale, self.is_by_outputs = of, None, 0.0, True
         self._starts = np.cumsum([0, *(p.called.outputs[0].size for p in self.update.pieces)])
         self.mask = np.ones(int(self._starts[-1]), bool)
         own = (factor * _taken(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
@@ -296,11 +316,11 @@ def _taken(piece: Piece) -> np.ndarray:
 
 def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
     """Return the updates by their outputs; None unless their gradients are the derivatives' of the loop's loss."""
-    if not all(e.is_by_outputs for e in chosen):
+    if not all(e.is_plain for e in chosen):
         return None
     found = []
     for e in chosen:
-        parts = [e.pulled(i, _taken(piece)) for i, piece in enumerate(e.update.pieces)]
+        parts = e.taken()
         factors = least(parts, e.handed - e.penalty)[0]
         if e.apart(factors @ np.stack(parts) + e.penalty) > e.meant.replay.tolerance.fits:
             return None
