@@ -65,7 +65,7 @@ WITH_XLA = (
 # What these hold does not depend on the engine: data, orders, words, floors, pages. The suite runs them on JAX, apart
 # from what is marked as TensorFlow's `own`; the larger runs have them on both.
 _EITHER = """
-arguments audit_report batches block checkpoint_callbacks checkpoints class_weight cluster common
+arguments audit_report audit_torch batches block checkpoint_callbacks checkpoints class_weight cluster common
 comparisons compilations cut damage data_facts diagnosis ending epochs errors faults feed folder glove house killed
 labels leaves leaving lengths looks names order pieces preprocess readme recipes resume shell single source stopping
 store stream translate_dates tree weights

@@ -129,7 +129,9 @@ def test_imports_go_down_the_floors(path):
         if name.startswith("wholestep.") and not name.endswith("__version__"):
             assert floor(placed(name.removeprefix("wholestep."))) <= here, f"{path.name} imports {name}"
         if name.split(".")[0] in ("jax", "tensorflow", "torch"):
-            assert module_of(path) == "engines" or path.name in ("group.py", "store.py")
+            assert (
+                module_of(path) == "engines" or path.name in ("group.py", "store.py") or path.parent.name == "pytorch"
+            )
         if name.startswith("keras.src"):
             assert path.name in ("building.py", "draws.py", "losses.py", "objective.py")
 
@@ -154,14 +156,19 @@ def is_import(node, room):
 
 PORT_OF_THE_AUDIT = {
     *("chain", "conclusion", "families", "hooks", "loops", "meaning", "probe", "replay", "scout", "searching"),
-    *("source", "surroundings", "watch"),
+    *("surroundings", "watch"),
 }
+OF_A_SCRIPT = {"derived", "script", "shell", "soft_labels", "supposing"}  # of the command, which knows Keras alone
 
 
 def test_only_the_port_of_the_audit_knows_keras():
     """Another framework is put beside these modules; the stages, the explanations and the report stay as they are."""
-    modules = (SOURCE / "audit").glob("*.py")
+    modules = [*(SOURCE / "audit").rglob("*.py")]
     assert {p.stem for p in modules if any(n.split(".")[0] == "keras" for n in imports(p))} == PORT_OF_THE_AUDIT
+    own = {f"wholestep.audit.{name}" for name in PORT_OF_THE_AUDIT}
+    others = [p for p in modules if p.stem not in OF_A_SCRIPT | PORT_OF_THE_AUDIT or p.parent.name == "pytorch"]
+    for path in (p for p in others if p.stem != "__init__"):
+        assert not own & {*imports(path)}, path.name
 
 
 def targets(node):
@@ -214,6 +221,8 @@ def test_examples_in_docstrings_run(path):
     name = ".".join(("wholestep", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
     if ENGINE_OF.get(path.name, keras.backend.backend()) != keras.backend.backend():
         return
+    if path.parent.name == "pytorch":
+        pytest.importorskip("torch")
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert failed == 0
 

@@ -49,7 +49,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use: `wholestep launch` starts other processes and needs no Keras itself."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    backend.check()
+    if name != "audit":  # which may be of a loop without Keras
+        backend.check()
     home = import_module(f"wholestep.{_HOMES[name]}")
     globals()[name] = value = home if _HOMES[name] == name else getattr(home, name)  # a callable package
     return value

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from wholestep.errors import BatchError, message
@@ -28,14 +27,25 @@ def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Tree:
         return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))  # as most batches are
     if isinstance(tree, np.ndarray):
         return function(tree, *others)
-    return keras.tree.map_structure(lambda *at: None if at[0] is None else function(*at), tree, *others)
+    if tree is None:
+        return None
+    return _keras().map_structure(lambda *at: None if at[0] is None else function(*at), tree, *others)
 
 
 def leaves(tree: Tree) -> list:
     """Return the leaves in their flattening order."""
-    if type(tree) is tuple:
+    if tree is None:
+        return []
+    if type(tree) in (tuple, list):
         return [leaf for part in tree for leaf in leaves(part)]
-    return [tree] if isinstance(tree, np.ndarray) else [leaf for leaf in keras.tree.flatten(tree) if leaf is not None]
+    return [tree] if isinstance(tree, np.ndarray) else [leaf for leaf in _keras().flatten(tree) if leaf is not None]
+
+
+def _keras() -> Any:
+    """Return the trees of Keras, which is imported where data are nested."""
+    import keras
+
+    return keras.tree
 
 
 def name(path: tuple, root: str = "batch") -> str:
@@ -49,7 +59,7 @@ def name(path: tuple, root: str = "batch") -> str:
 
 def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Tensor]]:
     """Return (name, leaf) for every leaf."""
-    return [(name(path, root), leaf) for path, leaf in keras.tree.flatten_with_path(tree) if leaf is not None]
+    return [(name(path, root), leaf) for path, leaf in _keras().flatten_with_path(tree) if leaf is not None]
 
 
 def num_rows(tree: Tree, root: str = "batch") -> int:

@@ -1,6 +1,8 @@
 """The audit: run your loop, and read its faults. Calling the package calls `wholestep.audit.watch.audit`."""
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from inspect import Signature, signature
 from types import ModuleType
 from typing import Any
@@ -18,6 +20,37 @@ class _Audit(ModuleType):
     def call(self, *arguments: Any, **others: Any) -> Any:
         """Return `wholestep.audit.watch.audit.call` of the arguments."""
         return self._own().call(*arguments, **others)
+
+    def torch(
+        self, model: Any, data: Any, loss: Any = None, *, learning_rate: float | Callable[[int], Any] | None = None
+    ) -> AbstractContextManager:
+        """Watch a plain training loop of PyTorch, and report its faults, by name and with proof.
+
+        Nothing of the training changes. Looked at are loops on the CPU, in one process, that call the module and an
+        optimizer of PyTorch; not `torch.compile`, `autocast`, a `GradScaler`, and several devices.
+
+        Args:
+            model: the module that the loop trains, as it is called.
+            data: (x, y), tensors or arrays as the module and the loss get them, or a map-style dataset of such pairs.
+            loss: the loss that is meant: a loss of `torch.nn` or `torch.nn.functional`, or a function of outputs and
+                labels that returns a value for each row, or (values, weights); None for the one loss of PyTorch that
+                the loop calls.
+            learning_rate: the rate that is meant: a number, or a function of the number of the update, from 0.
+
+        Yields:
+            A `wholestep.audit.report.Report`, complete after the `with`: print it, or read its `causes`.
+
+        Raises:
+            SpecificationError: the module, the data or the loss cannot be audited. Nothing has been hooked.
+
+        Example:
+            with ws.audit.torch(model, data=(x, y), loss=torch.nn.MSELoss()) as report:
+                train()
+            print(report)
+        """
+        from wholestep.audit.pytorch.watch import watched
+
+        return watched(model, data, loss, learning_rate=learning_rate)
 
     @property
     def __signature__(self) -> Signature:

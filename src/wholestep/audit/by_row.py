@@ -4,7 +4,7 @@ import numpy as np
 
 from wholestep.audit.evidence import AtOutputs, Evidence, narrowed
 from wholestep.audit.found import numbers_of
-from wholestep.audit.meaning import LossObjective
+from wholestep.audit.port import OneLoss
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD
 
@@ -62,7 +62,7 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
     replay, objective = e.meant.replay, e.meant.objective
     labels = replay.data[1]
     outputs = [piece.called.outputs for piece in e.update.pieces]
-    if not isinstance(objective, LossObjective) or replay.data[2] is not None or not hasattr(labels, "shape"):
+    if not isinstance(objective, OneLoss) or replay.data[2] is not None or not hasattr(labels, "shape"):
         return None
     labels = np.asarray(labels)
     _, first = np.unique(labels.reshape(len(labels), -1), axis=0, return_index=True)

@@ -1,6 +1,6 @@
 """Changes of a gradient after it was summed: of single variables, and clips, which may be intended."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, found
 from wholestep.audit.log import clips_of
-from wholestep.audit.measure import SOLVED, distance
+from wholestep.audit.measure import ROUNDED, SOLVED, distance
 
 _NAMES = "clipnorm", "global_clipnorm", "clipvalue"
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient
@@ -117,6 +117,41 @@ def changed(everything: list[Evidence]) -> tuple[str, float]:
         if (apart := max(distance(handed, made) for handed, made in lists)) <= fits:
             return "centralised (the mean over the inputs is taken off)", apart
     return ("clipped variable by variable" if apart <= fits else ""), apart
+
+
+def added(everything: list[Evidence]) -> tuple[float, str, float] | None:
+    """Return (a factor, of what, the distance then) if the weights or their signs are added to the references, or None.
+
+    They may be added to some of the variables alone, as to the kernels.
+    """
+    for told, of in (("the weights", np.positive), ("the signs of the weights", np.sign)):
+        if (found := _added(everything, of)) is not None:
+            return found[0], told, found[1]
+    return None
+
+
+def _added(everything: list[Evidence], of: Callable) -> tuple[float, float] | None:
+    found: list[tuple[float, float]] = []  # of a variable in an update: (factor, squared length)
+    floor = [ROUNDED * max(float(np.linalg.norm(e.reference)), e.scale) for e in everything]
+    made = []
+    for e, least in zip(everything, floor, strict=True):
+        weights = e.cut(of(e.meant.replay.flat([*e.update.applied.params])[e.mask]))
+        handed, meant = e.cut(e.handed), e.cut(e.reference)
+        parts = []
+        for name, own in weights.items():
+            size = float(own @ own)
+            factor = float((handed[name] - meant[name]) @ own) / size if size else 0.0
+            factor = factor if abs(factor) * size**0.5 > least else 0.0
+            found += [(factor, size)] * (factor != 0)
+            parts.append(meant[name] + factor * own)
+        made.append(np.concatenate(parts))
+    if not found:
+        return None
+    factors, sizes = np.transpose(found)
+    usual = float(np.average(factors, weights=sizes))
+    apart = max(e.apart(each) for e, each in zip(everything, made, strict=True))
+    is_one = bool(np.all(np.abs(factors - usual) * sizes**0.5 <= max(floor) + SOLVED * np.abs(usual) * sizes**0.5))
+    return (usual, apart) if is_one and apart <= everything[0].meant.replay.tolerance.fits else None
 
 
 def _centred(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

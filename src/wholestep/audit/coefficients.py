@@ -5,6 +5,7 @@ handed = sum_s a_s g_s + b p + q before, with s a whole update, its pieces or it
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import reduce
 from itertools import product
 from typing import NamedTuple
 
@@ -273,6 +274,31 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
             errors.append(Error(f"the gradient of {level.name}", told, ("clip per microbatch",), f"{bound:.4g}"))
         yield errors, cost + 1.2, made
         return
+
+
+def clipped_in_turn(bases: list[Basis]) -> Iterator[Said]:
+    """Yield that the sum so far is shortened to one norm whenever a microbatch is added, in several updates."""
+    lengths = [float(np.linalg.norm(basis.e.handed)) for basis in bases if len(basis.sizes) > 1]
+    bound = max(lengths, default=0.0)
+    if sum(length >= (1 - _SAME) * bound for length in lengths) < 2:
+        return
+    for is_even in (False, True):  # of a sum by rows, or of a mean of the pieces' means
+        made, is_other = [], False
+        for basis in bases:
+            shares = basis.e.whole[0] / (len(basis.sizes) * basis.counts["the weight of the own microbatch"])
+            own = shares[basis.starts] if is_even else np.ones(len(basis.sizes))
+            parts = [share * part for share, part in zip(own, basis.parts(), strict=True)]
+            total = reduce(lambda one, two: _shortened(one + two, bound), parts, 0 * basis.e.handed)
+            is_other |= basis.e.apart(_shortened(np.sum(parts, axis=0), bound)) > SOLVED
+            made.append(total + basis.e.penalty)
+        if is_other:
+            told = f"is clipped to the norm {bound:.4g} whenever a microbatch is added"
+            yield [Error("the gradient", told, ("clip per microbatch",))], 1.2, [*made]
+
+
+def _shortened(vector: np.ndarray, bound: float) -> np.ndarray:
+    size = float(np.linalg.norm(vector))
+    return vector * (bound / size) if size > bound else vector
 
 
 def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from wholestep.audit.found import Finding, found
 from wholestep.audit.log import Values
 from wholestep.audit.measure import FINE, all_same, distance, same
-from wholestep.audit.replay import Replay
+from wholestep.audit.port import Port
 from wholestep.audit.steps import as_vector, written
 from wholestep.audit.windows import Update, Windows
 
@@ -17,7 +17,7 @@ _FINER = 3  # times that the neighbourhood of the best decay is searched again
 NUM_KEPT = 300  # updates and microbatches whose weights may be averaged
 
 
-def ends(replay: Replay, before: list[np.ndarray], now: Values, seen: Windows) -> Iterator[Finding]:
+def ends(replay: Port, before: list[np.ndarray], now: Values, seen: Windows) -> Iterator[Finding]:
     """Yield the findings on the values that the loop left in the model.
 
     Args:
@@ -38,7 +38,7 @@ def ends(replay: Replay, before: list[np.ndarray], now: Values, seen: Windows) -
     yield from lost_statistics(replay, now, whole)
 
 
-def lost_statistics(replay: Replay, now: Values, updates: list[Update]) -> Iterator[Finding]:
+def lost_statistics(replay: Port, now: Values, updates: list[Update]) -> Iterator[Finding]:
     """Yield the finding on statistics that the loop moved, and that the model does not have after it."""
     first, last = (updates[i].pieces[i].called.buffers for i in (0, -1))
     if not len(first) == len(last) == len(now.buffers):

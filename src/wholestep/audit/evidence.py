@@ -6,18 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.audit.meaning import LossObjective, Observed, is_masked
 from wholestep.audit.measure import distance
 from wholestep.audit.modes import Modes
+from wholestep.audit.port import OneLoss, Port, Terms
 from wholestep.audit.ratios import least
-from wholestep.audit.replay import Replay, Terms
 from wholestep.audit.windows import PAD, Piece, Update
-from wholestep.model import Objective
 from wholestep.tree import Tree
 
 NUM_DRAWN = 4  # rows whose gradients represent those of all rows in an estimate of their size
 _NEARLY = 1e-3
-_PULLED = Observed()
 _MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
 
 
@@ -39,8 +36,8 @@ class Meant:
 
     def __init__(
         self,
-        replay: Replay,
-        objective: Objective,
+        replay: Port,
+        objective: Any,
         modes: Modes,
         place: dict[int, tuple[int, int]],
         is_scaled: bool,
@@ -50,7 +47,7 @@ class Meant:
         self.place, self.is_scaled = place, is_scaled
         self.largest, self.has_penalty = 1, False
         self.full: np.ndarray | None = None
-        self.is_masked, self.length = is_masked(replay.model), 0.0
+        self.is_masked, self.length = replay.is_masked, 0.0
         self.is_by_outputs: bool | None = None
 
 
@@ -84,9 +81,9 @@ class Evidence:
         meant.full = self.whole if meant.full is None else np.maximum(meant.full, self.whole)
         self.scale = 0.0
 
-    def terms_of(self, piece: Piece, objective: Objective, batch: Tree) -> Terms:
+    def terms_of(self, piece: Piece, objective: Any, batch: Tree) -> Terms:
         """Return the terms of a loss of one piece."""
-        is_by_outputs = self.is_by_outputs and isinstance(objective, LossObjective)
+        is_by_outputs = self.is_by_outputs and isinstance(objective, OneLoss)
         training = self.meant.modes.of(piece)
         return self.meant.replay.terms(piece, objective, batch, training=training, is_by_outputs=is_by_outputs)
 
@@ -133,7 +130,7 @@ class Evidence:
     @cached_property
     def rows(self) -> list[np.ndarray]:
         """The gradient of each row: by piece (terms x rows, parameters)."""
-        return [np.stack([self._one(i, entry) for entry in range(w.size)]) for i, w in enumerate(self.weights)]
+        return [np.stack(self._some(i, [*range(w.size)])) for i, w in enumerate(self.weights)]
 
     def measure(self) -> None:
         """Let distances be relative to the sum of the rows' lengths, where the gradients of rows nearly cancel.
@@ -147,10 +144,10 @@ class Evidence:
         most, length = float(np.linalg.norm(self.reference)), _NEARLY * sum(float(np.abs(part).sum()) for part in parts)
         if 8 * length * self.meant.length > most or not self.meant.length:
             some = entries[:: -(-len(entries) // NUM_DRAWN)]
-            self.meant.length = float(np.mean([np.linalg.norm(self._one(*entry)) for entry in some]))
+            self.meant.length = float(np.mean([np.linalg.norm(self._some(i, [entry])) for i, entry in some]))
         self.scale = length * self.meant.length
         if len(entries) > NUM_DRAWN and 8 * self.scale > most:
-            sizes = [abs(parts[i].flat[entry]) * np.linalg.norm(self._one(i, entry)) for i, entry in entries]
+            sizes = [abs(parts[i].flat[entry]) * np.linalg.norm(self._some(i, [entry])) for i, entry in entries]
             self.scale = _NEARLY * float(np.sum(sizes))
 
     def apart(self, candidate: np.ndarray) -> float:
@@ -199,7 +196,7 @@ class Evidence:
     def is_plain(self) -> bool:
         """Whether the loss is one of one output, row by row, by which the loop took a derivative too."""
         objective, pieces = self.meant.objective, self.update.pieces
-        is_by_row = isinstance(objective, LossObjective) and not getattr(objective.loss, "is_coupled", False)
+        is_by_row = isinstance(objective, OneLoss) and not getattr(objective.loss, "is_coupled", False)
         has_one = all(set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces)
         return is_by_row and has_one and not self.meant.is_masked
 
@@ -227,7 +224,7 @@ class Evidence:
         """The derivatives of the loss that was meant by the outputs, by piece."""
         return [self.derivative(p, self.meant.objective, self.meant.replay.batch(p)) for p in self.update.pieces]
 
-    def derivative(self, piece: Piece, objective: Objective, batch: Tree, change: Callable | None = None) -> np.ndarray:
+    def derivative(self, piece: Piece, objective: Any, batch: Tree, change: Callable | None = None) -> np.ndarray:
         """Return the derivative of the sum of the rows' losses by a piece's one output, perhaps changed before them."""
         weights = batch[2] if len(batch) > 2 else None
         return self.meant.replay.derivative(objective, piece.called.outputs[0], batch[1], weights, change)
@@ -236,7 +233,7 @@ class Evidence:
         self,
         i: int,
         factors: np.ndarray,
-        objective: Objective | None = None,
+        objective: Any = None,
         *,
         penalty: float = 0.0,
         batch: Tree = None,
@@ -245,7 +242,7 @@ class Evidence:
         piece, is_meant = self.update.pieces[i], objective is None and batch is None
         objective = self.meant.objective if objective is None else objective
         batch = self.meant.replay.batch(piece) if batch is None else batch
-        if self.is_by_outputs and isinstance(objective, LossObjective) and not penalty:
+        if self.is_by_outputs and isinstance(objective, OneLoss) and not penalty:
             made = self._derived[i] if is_meant else self.derivative(piece, objective, batch)
             by_row = np.reshape(factors, (-1, *(1 for _ in made.shape[1:])))
             return self.pulled(i, np.where(by_row == 0, 0.0, made * by_row))
@@ -255,17 +252,25 @@ class Evidence:
 
     def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
         """Return the gradient that a derivative by one piece's one output gives."""
-        piece, replay, rows = self.update.pieces[i], self.meant.replay, np.ones((1, len(self.update.pieces[i].rows)))
-        batch = replay.batch(piece)[0], [np.asarray(derivative, "float32")]
-        return replay.gradient(piece, _PULLED, batch, rows, training=self.meant.modes.of(piece))[self.mask]
+        piece = self.update.pieces[i]
+        return self.meant.replay.pulled(piece, [derivative], training=self.meant.modes.of(piece))[self.mask]
 
-    def _one(self, i: int, entry: int) -> np.ndarray:
-        """Return the gradient of one term of one row: the entry is its index in (terms, rows), flat."""
-        if not self.weights[i].flat[entry]:
-            return np.zeros(len(self.handed), "float32")
-        factors = np.zeros(self.weights[i].shape)
-        factors.flat[entry] = 1.0
-        return self.gradient(i, factors).astype("float32")  # as the engine computes them
+    def _some(self, i: int, entries: list[int]) -> list[np.ndarray]:
+        """Return gradients of one term of one row each: an entry is its index in (terms, rows), flat."""
+        zeros, shape = np.zeros(len(self.handed), "float32"), self.weights[i].shape
+        found = {entry: zeros for entry in entries if not self.weights[i].flat[entry]}
+        others = [entry for entry in entries if entry not in found]
+        factors = [np.reshape(np.arange(np.prod(shape)) == entry, shape).astype("float64") for entry in others]
+        found |= zip(others, self._by_factors(i, factors), strict=True)
+        return [found[entry] for entry in entries]
+
+    def _by_factors(self, i: int, factors: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the gradient of one piece by several factors of its rows and terms, as the engine computes it."""
+        piece, replay, meant = self.update.pieces[i], self.meant.replay, self.meant
+        if self.is_by_outputs:
+            return [self.gradient(i, each).astype("float32") for each in factors]
+        given = piece, meant.objective, replay.batch(piece), factors
+        return [g[self.mask].astype("float32") for g in replay.gradients(*given, training=meant.modes.of(piece))]
 
 
 class AtOutputs(Evidence):

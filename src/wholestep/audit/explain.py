@@ -10,7 +10,7 @@ import numpy as np
 from wholestep.audit import by_row
 from wholestep.audit.basis import MOST_ROWS, Basis
 from wholestep.audit.changes import by_variable
-from wholestep.audit.coefficients import RAW, SPARE, Level, solve
+from wholestep.audit.coefficients import RAW, SPARE, Level, clipped_in_turn, solve
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.forms import BASE, Error, Form, forms, mixtures
 from wholestep.audit.measure import SOLVED
@@ -61,6 +61,8 @@ class Search:
         self._stale()
         self._by_term()
         self._by_piece(BASE)
+        for errors, cost, made in clipped_in_turn(self.bases):
+            self._add(errors, cost, made)
 
     def _of_forms(self) -> None:
         evidence = [basis.e for basis in self.bases]

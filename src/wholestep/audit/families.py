@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
+from wholestep.audit.outputs import are_shares
 from wholestep.tree import Tensor, Tree
 
 Loss = keras.losses.Loss
@@ -158,11 +159,6 @@ def name_of(loss: object) -> str:
     return getattr(function, "__name__", None) or type(loss).__name__
 
 
-def are_shares(out: np.ndarray) -> bool:
-    """Whether the numbers of each place are probabilities."""
-    return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
-
-
 def shares_of(logits: np.ndarray, axis: int = -1) -> np.ndarray:
     """Return the softmax of logits."""
     powers = np.exp(logits - logits.max(axis, keepdims=True))
@@ -223,11 +219,12 @@ def _sigmoid(outputs: Tensor) -> Tensor:
     return 1 / (1 + ops.exp(-outputs))
 
 
-def unsmoothed(loss: Any) -> tuple[keras.losses.Loss, float] | None:
-    """Return (the loss without label smoothing, its smoothing), of dense labels; None if it takes no smoothing."""
+def unsmoothed(loss: Any) -> tuple[keras.losses.Loss, float, bool] | None:
+    """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
     if type(loss).__name__ == "SparseCategoricalCrossentropy":
-        return keras.losses.CategoricalCrossentropy(loss.get_config()["from_logits"], reduction=loss.reduction), 0.0
+        dense = keras.losses.CategoricalCrossentropy(loss.get_config()["from_logits"], reduction=loss.reduction)
+        return dense, 0.0, True
     if not hasattr(loss, "label_smoothing"):
         return None
     config = loss.get_config()
-    return type(loss).from_config(config | {"label_smoothing": 0.0}), float(config.get("label_smoothing", 0.0))
+    return type(loss).from_config(config | {"label_smoothing": 0.0}), float(config.get("label_smoothing", 0.0)), False

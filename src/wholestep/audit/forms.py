@@ -9,11 +9,9 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.families import changes, flipped, is_squared, others, swapped, unsmoothed
-from wholestep.audit.meaning import LossObjective, is_masked
 from wholestep.audit.measure import SOLVED
+from wholestep.audit.port import OneLoss, Port
 from wholestep.audit.windows import PAD, Piece
-from wholestep.model import Objective
 
 _MOST_STEPS = 2  # rows or places by which labels and weights may be shifted
 
@@ -42,31 +40,29 @@ class Form:
         labels: a function of the labels.
         weights: of an update, a piece and the sample weights of the data, the weights of the rows.
         has_pads: whether rows that fill up a batch count.
+        is_bare: whether the objective is the same loss without the mask that the model makes.
         is_of_pairs: whether each output meets the labels of all rows of its batch.
     """
 
     errors: tuple[Error, ...] = ()
-    objective: Objective | None = None
+    objective: Any = None
     outputs: Callable | None = None
     rows: Callable[[Evidence, Piece], np.ndarray] | None = None
     labels: Callable | None = None
     weights: Callable[[Evidence, Piece, np.ndarray], np.ndarray] | None = None
     has_pads: bool = False
+    is_bare: bool = False
     is_of_pairs: bool = False
 
     @property
     def is_at_outputs(self) -> bool:
         """Whether the derivative by the outputs is enough: no program of the model is traced for it."""
-        return self.outputs is not None or isinstance(self.objective, _AtOutputs)
+        return self.outputs is not None or (self.objective is not None and not self.is_bare)
 
     def with_(self, other: "Form") -> "Form":
         """Return a form with the errors of both."""
         values = {f.name: getattr(other, f.name) or getattr(self, f.name) for f in fields(self)}
         return Form(**(values | {"errors": self.errors + other.errors}))
-
-
-class _AtOutputs(LossObjective):
-    """Another loss than the meant loss."""
 
 
 BASE = Form()
@@ -96,18 +92,18 @@ def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
         yield from _along()
     if data[2] is not None and not has_own:
         yield from _weights(meant.replay.num_rows)
-    if not isinstance(objective, LossObjective):
+    if not isinstance(objective, OneLoss):
         return
-    if is_masked(meant.replay.model):
+    if meant.replay.is_masked:
         told = Error("the mask", "is left out", ("mask ignored",))
-        yield Form((told,), objective=LossObjective(loss, is_masked=False))
+        yield Form((told,), objective=meant.replay.objective(loss, is_masked=False), is_bare=True)
     elif _is_plain(meant, evidence):
-        yield from _losses(objective, evidence[0].update.pieces[0].called.outputs[0].shape[-1], data[1])
+        yield from _losses(meant.replay, loss, evidence[0].update.pieces[0].called.outputs[0].shape[-1], data[1])
 
 
 def _is_plain(meant: Meant, evidence: list[Evidence]) -> bool:
     """Whether the loss is a function of one output and its labels, row by row, so that another may be in its place."""
-    is_coupled = getattr(meant.objective.loss, "is_coupled", False)  # type: ignore[attr-defined]
+    is_coupled = getattr(meant.objective.loss, "is_coupled", False)
     has_one = all(len(p.called.outputs) == 1 for e in evidence for p in e.update.pieces)
     return has_one and hasattr(meant.replay.data[1], "shape") and not is_coupled
 
@@ -163,37 +159,37 @@ def _weights(num: int) -> Iterator[Form]:
         yield Form((Error("the sample weights", predicate, (name,) if name else ()),), weights=way)
 
 
-def _losses(objective: LossObjective, width: int, labels: Any) -> Iterator[Form]:
+def _losses(replay: Port, loss: Any, width: int, labels: Any) -> Iterator[Form]:
     """Yield other losses that take such labels, and the loss of outputs after one more function."""
-    loss = objective.loss
-    if (other := flipped(loss)) is not None:
+    losses, objective = replay.losses, replay.objective
+    if (other := losses.flipped(loss)) is not None:
         told = Error("the loss", "takes from_logits the other way", ("from_logits",))
-        yield Form((told,), objective=_AtOutputs(other))
-    for name, change, is_own in changes(loss, width):
+        yield Form((told,), objective=objective(other))
+    for name, change, is_own in losses.changes(loss, width):
         told = Error("the outputs", f"go through one more {name}", ("softmax twice",) * is_own)
         yield Form((told,), outputs=change)
     told = Error("the loss", "gets labels and outputs in the other order")
-    yield Form((told,), objective=_AtOutputs(swapped(loss)))
-    for name, other in others(loss, labels):
-        yield Form((Error("the loss", f"is {name} instead of {loss.name}"),), objective=_AtOutputs(other))
+    yield Form((told,), objective=objective(losses.swapped(loss)))
+    for name, other in losses.others(loss, labels):
+        yield Form((Error("the loss", f"is {name} instead of {loss.name}"),), objective=objective(other))
 
 
 def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
     """Yield the losses with numbers in them: smoothed labels, labels and outputs of another scale or origin."""
-    objective, loss = meant.objective, getattr(meant.objective, "loss", None)
-    if not isinstance(objective, LossObjective) or is_masked(meant.replay.model) or not _is_plain(meant, evidence):
+    objective, loss, losses = meant.objective, getattr(meant.objective, "loss", None), meant.replay.losses
+    if not isinstance(objective, OneLoss) or meant.replay.is_masked or not _is_plain(meant, evidence):
         return
-    if (plain := unsmoothed(loss)) is not None:
-        yield _smoothed(
-            *plain, evidence[0].update.pieces[0].called.outputs[0].shape[-1], "Sparse" in type(loss).__name__
-        )
-    if is_squared(loss):
+    if (plain := losses.unsmoothed(loss)) is not None:
+        other, own, is_sparse = plain
+        num = evidence[0].update.pieces[0].called.outputs[0].shape[-1]
+        yield _smoothed(meant.replay.objective(other), own, num, is_sparse)
+    if losses.is_squared(loss):
         constant = [partial(np.full_like, fill_value=value) for value in (0, 1)]
         yield Mixture((BASE, *(Form((Error("labels", "constant"),), labels=labels) for labels in constant)), _scaled)
 
 
-def _smoothed(plain: Any, own: float, num: int, is_sparse: bool) -> Mixture:
-    full, eye = _AtOutputs(plain), np.eye(num, dtype="float32")
+def _smoothed(full: OneLoss, own: float, num: int, is_sparse: bool) -> Mixture:
+    eye = np.eye(num, dtype="float32")
 
     def hot(labels: np.ndarray) -> np.ndarray:
         return eye[np.reshape(labels, -1).astype(int)] if is_sparse else labels

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from wholestep.audit.by_row import NUM_SOLVED, derivative, on_a_row
-from wholestep.audit.changes import changed
+from wholestep.audit.changes import added, changed
 from wholestep.audit.coefficients import RAW
 from wholestep.audit.evidence import Evidence, Meant, narrowed
 from wholestep.audit.explain import Explanation, Search
@@ -14,7 +14,6 @@ from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, Found, Likely, found, not_known, some
 from wholestep.audit.log import Line
 from wholestep.audit.proof import proved
-from wholestep.audit.source import line_of_loss
 from wholestep.audit.windows import PAD, Update
 
 _IN_THE_LOSS = "padding", "padded places", "mean of row", "divided by the weights", "divided by the rows"
@@ -52,7 +51,7 @@ _ON_REPLICAS = {  # explanations where each part of an update is a replica's
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[Evidence]]:
     """Return (findings, evidence) on the gradients of these updates."""
-    everything = _evidence(meant, updates)
+    everything = _evidence(meant, [u for u in updates if any(g is not None for g in u.applied.grads)])
     if any(not np.all(np.isfinite(e.handed + e.reference)) for e in everything):
         return _of_finite(meant, everything)
     if zeroed := _zeroed(meant, everything):
@@ -68,6 +67,8 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
     chosen = [*_spread(differing, NUM_DIFFERING), *_spread(alike, NUM_ALIKE)]
     for e in chosen:
         e.measure()
+    if not meant.has_penalty and (plus := added(everything)) is not None:
+        return [_of_weights(meant, differing, *plus)], everything
     explanations, how = _explained(meant, chosen, everything)
     if how:
         told = f"Gradients are {how} before the optimizer gets them; but for that they are right."
@@ -75,6 +76,17 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
     if not explanations and meant.replay.is_observing:
         return [], everything
     return list(_told(explanations, chosen) if explanations else [_located(differing)]), everything
+
+
+def _of_weights(meant: Meant, differing: list[Evidence], factor: float, of: str, apart: float) -> Finding:
+    """Return the finding on gradients with the weights or their signs, times a factor, added."""
+    told = f"The gradients are those of the loss that was meant plus {factor:.4g} times {of}, as a penalty gives"
+    decay = meant.replay.decay(meant.optimizer)
+    if not decay or "signs" in of:
+        return f"{told}. Is that meant?"
+    detail = f"{told}; the optimizer's weight_decay is {decay:.6g}."
+    numbers, line = [e.update.number for e in differing], differing[0].update.applied.line
+    return found("decayed twice", max(e.without for e in differing), line, numbers, detail, with_change=apart)
 
 
 def _of_finite(meant: Meant, everything: list[Evidence]) -> tuple[list[Finding], list[Evidence]]:
@@ -162,7 +174,7 @@ def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]
         name for other in fitting if other.cost <= best.cost + _FEW for error in other.errors for name in error.causes
     }
     for error in best.errors:
-        sentence, line = f"{str(error)[0].upper()}{str(error)[1:]}.", _line_of(error, last.update)
+        sentence, line = f"{str(error)[0].upper()}{str(error)[1:]}.", _line_of(error, last)
         if not error.causes:
             name, fix = next(each for quantity, each in _UNLISTED.items() if error.quantity.startswith(quantity))
             yield Found(name, "gradient", sentence, fix, without, best.apart, line, tuple(numbers), "", proof)
@@ -186,7 +198,7 @@ def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
     fix = _OF_WEIGHTS if is_weighed else cause.fix if cause.name == _SUMMED else _OF_ROWS
     told = _ON_REPLICAS[cause.name].format("weights" if is_weighed else "rows")
     detail = f"{cause.explanation} {cause.detail}".strip() if told else cause.detail
-    line = line_of_loss(updates[-1].pieces[-1].called.line) or cause.line
+    line = evidence[-1].meant.replay.line_of_loss(updates[-1].pieces[-1].called) or cause.line
     return replace(cause, fix=fix, explanation=told or cause.explanation, detail=detail, line=line)
 
 
@@ -208,18 +220,20 @@ def _located(differing: list[Evidence]) -> Found:
         told = f"the variables that differ: {off}"
     explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
     numbers, proof = [each.update.number for each in differing], proved(differing[-1], None)
-    without, line = max(each.without for each in differing), line_of_loss(e.update.pieces[-1].called.line)
+    without, line = max(each.without for each in differing), e.meant.replay.line_of_loss(e.update.pieces[-1].called)
     cause = not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)
     return replace(cause, detail=detail)
 
 
-def _line_of(error: Error, update: Update) -> Line | None:
+def _line_of(error: Error, e: Evidence) -> Line | None:
     """Return the user's line of an error: where the loss is computed, if that is wrong, or else the optimizer step."""
+    update, replay = e.update, e.meant.replay
     names = _IN_THE_LOSS if len(update.pieces) > 1 else (*_IN_THE_LOSS, *_IN_THE_LOSS_OF_ONE)
     is_named = any(name.startswith(names) for name in error.causes[:1])
     is_of_loss = is_named or not error.quantity.startswith(_NOT_OF_THE_LOSS)
     is_penalty = error.quantity == "the penalty"
-    line = line_of_loss(update.pieces[-1].called.line, is_penalty=is_penalty) if is_of_loss and update.pieces else None
+    is_known = is_of_loss and bool(update.pieces)
+    line = replay.line_of_loss(update.pieces[-1].called, is_penalty=is_penalty) if is_known else None
     return line or update.applied.line
 
 

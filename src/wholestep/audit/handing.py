@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +11,8 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Finding, Likely, found, some
 from wholestep.audit.log import Applied, Called
 from wholestep.audit.measure import FINE, same
-from wholestep.audit.replay import Replay
+from wholestep.audit.port import Port
 from wholestep.audit.windows import Piece, Update
-from wholestep.model import Objective
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
 _ZEROS = "The gradient that is handed over for a trainable variable is zero in every update: something makes it so."
@@ -30,8 +30,8 @@ def _these(names: list[str]) -> str:
 
 
 def left_out(
-    replay: Replay,
-    objective: Objective,
+    replay: Port,
+    objective: Any,
     updates: list[Update],
     steps: list[Applied],
     before: list[np.ndarray],
@@ -80,12 +80,13 @@ def left_out(
     if bare and 2 * len(still) >= num and not has_others:
         part = "Half" if 2 * len(still) == num else "Most"
         got = f"{len(still)} of {num} variables get no gradient, {some(still)}"
-        yield Likely(f"{part} of the model is never trained: {got}. If that is meant, set `layer.trainable = False`.")
+        yield Likely(f"{part} of the model is never trained: {got}. If that is meant, set `{replay.freezing}`.")
     else:
-        yield from so(BY_NAME["variable left out"].explanation, bare)
+        told = so(BY_NAME["variable left out"].explanation, bare)
+        yield from map(Likely, told) if replay.are_forgotten(bare) else told
 
 
-def _is_meant(replay: Replay, steps: list[Applied], missing: list[int], i: int) -> bool:
+def _is_meant(replay: Port, steps: list[Applied], missing: list[int], i: int) -> bool:
     """Whether a variable was meant to be trained, and not left out by choice.
 
     It was, if it is handed over with None for a gradient, or if a larger one of its layer is trained.
@@ -95,7 +96,7 @@ def _is_meant(replay: Replay, steps: list[Applied], missing: list[int], i: int) 
     return any(i in step.lost for step in steps) or any(sizes[j] > sizes[i] for j in beside)
 
 
-def frozen(replay: Replay, objective: Objective, updates: list[Update], has_others: bool) -> Iterator[Finding]:
+def frozen(replay: Port, objective: Any, updates: list[Update], has_others: bool) -> Iterator[Finding]:
     """Yield the finding on variables that are set to be frozen, and move against their gradient all the same.
 
     Args:
@@ -123,7 +124,7 @@ def frozen(replay: Replay, objective: Objective, updates: list[Update], has_othe
         yield found("frozen variable trained", max(shares), line, sorted(numbers), _these(names))
 
 
-def _cosine(replay: Replay, objective: Objective, i: int, moved: tuple[Piece, Piece]) -> float:
+def _cosine(replay: Port, objective: Any, i: int, moved: tuple[Piece, Piece]) -> float:
     """Return the cosine between a move of a frozen variable from one pass to the next and the fall of the loss."""
     old, new = (np.asarray(piece.called.buffers[i], "float64") for piece in moved)
     grad = replay.of_frozen(moved[0], objective, i, training=True)
@@ -131,7 +132,7 @@ def _cosine(replay: Replay, objective: Objective, i: int, moved: tuple[Piece, Pi
     return float(np.vdot(old - new, grad)) / size if size else 0.0
 
 
-def _shares(replay: Replay, objective: Objective, updates: list[Update], before: list[np.ndarray]) -> np.ndarray:
+def _shares(replay: Port, objective: Any, updates: list[Update], before: list[np.ndarray]) -> np.ndarray:
     """Return the length of each variable's gradient as a share of the whole; NaN if it cannot be computed.
 
     The gradient is of the sum over rows, and of the model's own losses as often.
@@ -147,14 +148,14 @@ def _shares(replay: Replay, objective: Objective, updates: list[Update], before:
     return np.array(sizes) / size if 0 < size < np.inf else np.full(len(sizes), np.nan)
 
 
-def _first(replay: Replay, before: list[np.ndarray]) -> Piece:
+def _first(replay: Port, before: list[np.ndarray]) -> Piece:
     """Return a forward pass on the first rows of the data, as none was seen."""
     inputs = [np.asarray(leaf)[:NUM_ROWS] for leaf in tree.leaves(replay.data[0])]
     now = replay.values()
     return Piece(Called(0, inputs, [], before, now.buffers if now else [], True, None), np.arange(len(inputs[0])))
 
 
-def _moving(replay: Replay, updates: list[Update], before: list[np.ndarray], *, is_known: bool) -> set[int]:
+def _moving(replay: Port, updates: list[Update], before: list[np.ndarray], *, is_known: bool) -> set[int]:
     """Return the variables that move, perhaps by something else.
 
     All may, if not all steps are known and no weight has moved in the end.

@@ -15,7 +15,7 @@ from wholestep import tree
 from wholestep.audit.found import Likely
 from wholestep.audit.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
 from wholestep.audit.measure import places
-from wholestep.audit.replay import engine, flags, untrained
+from wholestep.audit.replay import Replay, flags, untrained
 from wholestep.audit.source import is_in_fit, is_in_trainer, line_of_user
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines import Listener
@@ -51,7 +51,7 @@ class Hooks:
         """Record to the log inside; afterwards every attribute is the object that it was, also after an error."""
         owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
         scaling = keras.optimizers.LossScaleOptimizer
-        self.log.is_stateless = engine() == "jax"
+        self.log.is_stateless = Replay.engine() == "jax"
         with self.listener.listening(self._asked), ExitStack() as stack:
             stack.callback(self._close)
             self._hook(self.model)

@@ -16,12 +16,12 @@ from wholestep.audit.found import Finding, Found, Likely, many
 from wholestep.audit.gradients import gradients
 from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.log import Applied, Called, Log, Values
-from wholestep.audit.meaning import LossObjective, NoLoss, Observed, across, constant, misfits
 from wholestep.audit.measure import FINE, all_same
 from wholestep.audit.modes import Modes, carried, evaluations, follows, second_passes, state
+from wholestep.audit.outputs import across, constant
+from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read, without_void
-from wholestep.audit.replay import ByPass, Replay
 from wholestep.audit.rows import altered, beside, classes, order
 from wholestep.audit.steps import (
     INSIDE,
@@ -34,19 +34,13 @@ from wholestep.audit.steps import (
     rates,
     repeated,
 )
-from wholestep.audit.verdict import Verdict, as_then, quiet
+from wholestep.audit.verdict import Verdict, quiet
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
-from wholestep.model import Objective
 from wholestep.tree import Tree
 
 CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
 _NUM_TRIED = 3  # updates by which one of several derivatives is chosen
-_OUTLINED = (
-    "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before the audit "
-    "cannot be opened: call the audit before its first step. Nor are updates seen that no forward pass of this model "
-    "has begun"
-)
 _AT_FIRST = Likely(
     "The weights move, but every gradient is taken at the weights of the beginning, also when rows come again. Take it "
     "at the weights that the update before has made."
@@ -73,6 +67,7 @@ class Case:
     """The input of a verdict.
 
     Args:
+        port: of the model's framework.
         data: (x, y, sample_weight) as they were when the loop began.
         schedule: the learning rate that is meant, if it is known.
         before: the model's weights when the loop began.
@@ -87,9 +82,10 @@ class Case:
         compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
     """
 
+    port: type[Port]
     model: Any
     data: tuple[Tree, Tree, Tree]
-    objective: Objective
+    objective: Any
     schedule: Schedule | None
     log: Log
     before: list[np.ndarray]
@@ -106,7 +102,7 @@ class Case:
 
     def judge(self) -> Verdict:
         """Return the verdict, with the layers set to be trained as they were while the loop ran."""
-        with as_then(self.model, self.log), quiet():
+        with self.port.as_then(self.model, self.log), quiet():
             return self._judge()
 
     def _judge(self) -> Verdict:
@@ -114,7 +110,7 @@ class Case:
             self.schedule = None  # the compiled optimizer's, which is not the loop's
         is_observing = isinstance(self.objective, Observed)
         rows = Rows(self.data[0])
-        replay = Replay(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
+        replay = self.port(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
         self._begin_late(len(replay.names))
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
         seen = windows(self.log, rows)
@@ -127,6 +123,9 @@ class Case:
         if verdict.has_seen:
             verdict.notes += self._how_it_ran(seen)
             self._go_through_the_stages(verdict, seen, replay, rows)
+        else:
+            verdict.notes += [note for note in self.log.notes if isinstance(note, Likely)]
+        verdict.causes = list(map(self.port.said, verdict.causes))
         return verdict
 
     def _begin_late(self, num_trained: int) -> None:
@@ -144,14 +143,14 @@ class Case:
             first = next(each for each in late.called if each.is_whole)
             self.log, self.before, self.printed, self.is_late = late, first.params, [], True
 
-    def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Replay, rows: Rows) -> None:
+    def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         modes, twice, is_scaled = Modes(), repeated(seen.updates), bool(self.log.scaled)
         for update in seen.updates:
             if update.is_known and update.number not in twice:
                 modes.note(replay, update)
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer)
         verdict.seen = seen = read(meant, seen, rows, self.data)
-        verdict.notes += _by_hand(seen)
+        verdict.notes += _by_hand(seen, replay.framework)
         verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
@@ -168,11 +167,11 @@ class Case:
                 f"the outputs of updates {', '.join(map(str, modes.unlike[:6]))} are not those of the model in either "
             )
             told += "mode: what comes after them"
-            verdict.unseen.append(f"{told} (draws outside of Keras' seeds? code outside of the model?)")
+            verdict.unseen.append(f"{told} (draws outside of its seeds? code outside of the model?)")
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
         bare = [replace(u, pieces=[]) if u.number in seen.stale else u for u in steps]
         is_own = bool(bare) and all(u.applied.optimizer == id(self.optimizer) for u in bare)
-        decay = getattr(self.optimizer, "weight_decay", None) if is_own else None
+        decay = replay.decay(self.optimizer) if is_own else None
         moved = verdict.look("what moves between updates", between, bare, decay)
         inside = [each for each in moved if isinstance(each, Found) and each.name in INSIDE]
         moving = {number for cause in inside for number in cause.updates}
@@ -200,10 +199,8 @@ class Case:
     def _of_outputs(self, verdict: Verdict) -> Iterator[Finding]:
         outputs = [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
         yield from constant(outputs)
-        if verdict.evidence and isinstance(self.objective, LossObjective):
-            *_, last = self.model._flatten_layers()
-            activation = getattr(getattr(last, "activation", None), "__name__", "")
-            yield from misfits(self.objective.given, outputs, activation)
+        if verdict.evidence and isinstance(self.objective, OneLoss):
+            yield from verdict.evidence[0].meant.replay.misfits(self.objective, outputs)
 
     def _how_it_ran(self, seen: Windows) -> Iterator[str]:
         if seen.stale:
@@ -217,7 +214,7 @@ class Case:
         if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
             yield f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up."
 
-    def _left_out(self, replay: Replay, seen: Windows) -> Iterator[Finding]:
+    def _left_out(self, replay: Port, seen: Windows) -> Iterator[Finding]:
         """Yield the findings on variables that nothing moves, and on frozen ones that something does."""
         given = replay, self.objective, seen.updates
         has_others = self.log.has_others or len({step.optimizer for step in self.log.applied}) > 1
@@ -287,7 +284,7 @@ class Case:
         elif seen.is_rated and self.schedule is not None:
             yield from rates(seen.updates, self.schedule, FINE.differs)
 
-    def _say_what_was_seen(self, verdict: Verdict, seen: Windows, replay: Replay, rows: Rows) -> None:
+    def _say_what_was_seen(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         num = sum(piece.is_known for piece in seen.pieces)
         verdict.looked_at = f"{many(len(seen.updates), 'update')} of {many(num, 'batch', 'batches')} of the data"
         verdict.has_seen = bool(seen.updates) and num > 0
@@ -308,7 +305,7 @@ class Case:
         if not seen.updates and not verdict.unseen:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
-            told = _OUTLINED if has_moved else "any update: no optimizer step was made, and no weight moved"
+            told = self.port.outlined if has_moved else "any update: no optimizer step was made, and no weight moved"
             verdict.unseen.append(told)
             verdict.notes += [_AT_FIRST] * (has_moved and _stays(seen.pieces))
 
@@ -354,8 +351,8 @@ def _is_proven(carried: Found, verdict: Verdict) -> bool:
     return bool(own) and all(e.without <= differs or e.update.number in of_known for e in own)
 
 
-def _by_hand(seen: Windows) -> list[str]:
-    """Return a note if no optimizer of Keras moves the weights, with the rate if it is known."""
+def _by_hand(seen: Windows, framework: str) -> list[str]:
+    """Return a note if no optimizer of the framework moves the weights, with the rate if it is known."""
     if not seen.is_by_hand:
         return []
     rates = [u.applied.learning_rate for u in seen.updates]
@@ -368,4 +365,4 @@ def _by_hand(seen: Windows) -> list[str]:
     )
     told = f", here {told}{seen.rule.told}" if seen.rule is not None else ""
     note = [seen.rule.note] if seen.rule is not None and seen.rule.note else []
-    return [f"The weights are moved by no optimizer of Keras: an update is any move of them{told}.", *note]
+    return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *note]

@@ -14,6 +14,7 @@ OWN_TRAINER = (
     "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
     "`trainer.explain()` shows how they run"
 )
+_ROOM, _ROOM_BY_SIZE = 100_000_000, 5  # bytes, and times the size of a model
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, and whether each is set to be trained
 
@@ -48,6 +49,7 @@ class Called:
     Attributes:
         differentiated: whether a gradient was taken; None if it is not known.
         derivatives: the gradients of the loop's losses by the output's leaves, in the order in which they were taken.
+        setting: all else that a port needs to run it again.
     """
 
     order: int
@@ -59,6 +61,7 @@ class Called:
     line: Line | None
     replica: int = 0
     derivatives: dict[int, list[np.ndarray]] = field(default_factory=dict, compare=False)
+    setting: Any = field(default=None, compare=False)
 
     @property
     def is_whole(self) -> bool:
@@ -78,6 +81,7 @@ class Applied:
         built: the model's parameters that the optimizer has slots of, by index.
         lost: the parameters that were handed over with None for a gradient, by index.
         kind: the class of the optimizer.
+        setting: all else that a port needs to make it again.
     """
 
     order: int
@@ -97,6 +101,7 @@ class Applied:
     built: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     kind: str = ""
+    setting: Any = field(default=None, compare=False)
 
     @property
     def is_whole(self) -> bool:
@@ -137,6 +142,17 @@ class Values(NamedTuple):
 
     params: list[np.ndarray]
     buffers: list[np.ndarray]
+
+
+def room(num_weights: int) -> int:
+    """Return the number of updates of a model that a log keeps with all numbers.
+
+    40, or as many as fit in 100 MB or in five times the model's size: an update keeps the weights once.
+
+    >>> room(4), room(25_000_000)
+    (40, 5)
+    """
+    return int(np.clip(_ROOM // (4 * max(num_weights, 1)), _ROOM_BY_SIZE, MOST))
 
 
 @dataclass

@@ -7,22 +7,22 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
-from wholestep.audit.families import Function, are_shares, name_of
+from wholestep.audit import port
+from wholestep.audit.families import Function, name_of
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import SOLVED
+from wholestep.audit.outputs import ENOUGH, are_shares
+from wholestep.audit.port import OneLoss
+from wholestep.audit.weighing import NUM_PROBES, shares
 from wholestep.errors import SpecificationError, message
 from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Sum, Term, Whole, unpack, unreduced
 from wholestep.tree import Tree
 
-NUM_PROBES, NUM_WEIGHED, NUM_COUPLED = 3, 512, 4
-_ENOUGH = 16  # numbers: all of fewer logits may lie between 0 and 1
+NUM_COUPLED = 4
 
 
-def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[int, ...]) -> np.ndarray | None:
+def _shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[int, ...]) -> np.ndarray | None:
     """Return the rows' weights in a function that returns one number for a batch; None if they are equal.
-
-    A masked mean gives a row with more places more weight: the number of two rows lies between the numbers of each
-    alone. Weights are measured with random outputs, and are assumed to depend on the labels alone.
 
     Args:
         data: (x, y, sample_weight).
@@ -31,36 +31,12 @@ def shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[i
     loss, (_, labels, weight) = getattr(objective, "loss", None), data
     if not isinstance(loss, Function) or weight is not None or not hasattr(labels, "shape"):
         return None
-    draw = np.random.default_rng(0)
-    probes = draw.uniform(0.05, 0.95, (NUM_PROBES, 2, *outputs[1:])).astype("float32")
-    num = len(labels)
 
     def value(rows: list[int], outputs: np.ndarray) -> float:
         found = keras.ops.convert_to_numpy(loss.whole(labels[rows], outputs))
         return float(found) if np.ndim(found) == 0 else float("nan")
 
-    def weigh(row: int, anchor: int) -> float:
-        ratios = []
-        for one, two in probes:
-            first, other = value([anchor], one[None]), value([row], two[None])
-            both = value([anchor, row], np.stack([one, two]))
-            ratios.append((first - both, both - other))
-        above, below = np.transpose(ratios)
-        return float(above @ below / (below @ below)) if np.all(np.isfinite(ratios)) and below.any() else 0.0
-
-    some = range(num) if num <= NUM_WEIGHED else draw.permutation(num)[:NUM_WEIGHED].tolist()
-    anchor = next((row for row in some if np.isfinite(value([row], probes[0, :1]))), None)
-    if anchor is None:
-        return None
-    found = np.array([weigh(row, anchor) for row in some])
-    if (
-        num > NUM_WEIGHED
-        or np.all(np.abs(found - 1) < SOLVED)
-        or not np.all(np.isfinite(found))
-        or found.min() < -SOLVED
-    ):
-        return None
-    return np.where(np.abs(found) < SOLVED, 0.0, found).astype("float32")
+    return shares(value, len(labels), outputs[1:])
 
 
 def _couples(loss: Function, labels: Tree, outputs: Tree) -> bool:
@@ -94,7 +70,7 @@ def _couples(loss: Function, labels: Tree, outputs: Tree) -> bool:
     return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
 
 
-class LossObjective(Objective):
+class LossObjective(OneLoss, Objective):
     """One Keras loss, on the model's one output, by the mask that the model makes or without."""
 
     def __init__(self, loss: keras.losses.Loss, *, is_masked: bool = True):
@@ -203,7 +179,7 @@ def weighed(
         objective.loss.is_coupled = _couples(objective.loss, labels, symbol)
         if objective.loss.is_coupled:
             return data, objective
-    found = shares(objective, data, symbol.shape) if hasattr(symbol, "shape") else None
+    found = _shares(objective, data, symbol.shape) if hasattr(symbol, "shape") else None
     if found is None:
         return data, objective
     return (*data[:2], found), LossObjective(objective.loss.with_weights())
@@ -222,7 +198,7 @@ def is_masked(model: keras.Model) -> bool:
     return any(getattr(layer, "mask_zero", isinstance(layer, keras.layers.Masking)) for layer in layers)
 
 
-class NoLoss(Objective):
+class NoLoss(port.NoLoss, Objective):
     """Placeholder for an unknown loss: gradients are not judged."""
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Mean:
@@ -231,7 +207,7 @@ class NoLoss(Objective):
         return Mean(ops.zeros(ops.shape(output)[:1]))
 
 
-class Observed(Objective):
+class Observed(port.Observed, Objective):
     """The loop's own loss, of which the derivative by the outputs is known: it is in the batch in place of labels."""
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Sum:
@@ -258,7 +234,7 @@ def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> li
     config = loss.get_config() if isinstance(loss, keras.losses.Loss) else getattr(loss, "keywords", {})
     name = name_of(loss)
     many = [out for out in outputs if out.ndim > 1]
-    if "crossentropy" not in name.lower() or sum(map(np.size, many)) < _ENOUGH:
+    if "crossentropy" not in name.lower() or sum(map(np.size, many)) < ENOUGH:
         return []
     is_binary = "binary" in name.lower()
     has_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
@@ -272,30 +248,3 @@ def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> li
         return [Likely(told) if is_certain and keras.backend.backend() != "tensorflow" else told]
     told = f"{name} takes {kind}, and gets others: is from_logits=True missing?"
     return [Likely(told) if is_binary or any(out.min() < 0 for out in many) else told]
-
-
-def across(outputs: list[np.ndarray]) -> list[str]:
-    """Return a note if the outputs are probabilities over the rows of each batch, and not over the classes.
-
-    >>> across([np.array([[0.9, 0.2], [0.1, 0.8]])] * 8)[0][:59]
-    'The outputs of each class add up to 1 over the rows of a ba'
-    """
-    whole = [out for out in outputs if out.ndim == 2 and min(out.shape) > 1]
-    many = [np.exp(out) if out.max() <= 0 else out for out in whole]
-    if sum(map(np.size, many)) < _ENOUGH or not all(are_shares(out.T) and not are_shares(out) for out in many):
-        return []
-    told = "The outputs of each class add up to 1 over the rows of a batch, and those of a row do not: the softmax is "
-    return [Likely(f"{told}taken along the wrong axis. `axis=-1` is meant.")]
-
-
-def constant(outputs: list[np.ndarray]) -> list[str]:
-    """Return a note if all outputs are one number, in every row.
-
-    >>> constant([np.ones((4, 1))] * 4)
-    ['All outputs are 1, in every row of every update: is it a softmax of a single number? That takes a sigmoid.']
-    """
-    many = np.concatenate([np.ravel(out) for out in outputs] or [np.zeros(0)])
-    if many.size < _ENOUGH or np.any(many != many[0]):
-        return []
-    told = "is it a softmax of a single number? That takes a sigmoid." if many[0] == 1 else "do they see the inputs?"
-    return [Likely(f"All outputs are {many[0]:g}, in every row of every update: {told}")]

@@ -9,7 +9,7 @@ import numpy as np
 from wholestep.audit.found import Finding, Likely, Proof, found, of_values
 from wholestep.audit.log import Called, Line, Log
 from wholestep.audit.measure import all_same, distance
-from wholestep.audit.replay import Replay
+from wholestep.audit.port import Port
 from wholestep.audit.windows import PAD, Piece, Update, Windows
 
 _FEW = 3  # evaluations whose mode is compared
@@ -35,7 +35,7 @@ class Modes:
         """Whether a forward pass ran in training mode."""
         return self._training[piece.called.order]
 
-    def note(self, replay: Replay, update: Update) -> None:
+    def note(self, replay: Port, update: Update) -> None:
         """Compare the outputs of an update's forward passes with both modes."""
         fits, differs = replay.tolerance
         for piece in update.pieces:
@@ -65,7 +65,7 @@ class Modes:
             yield found("inference mode", max(training), line, numbers, with_change=apart, proof=self._proof)
 
 
-def state(replay: Replay, modes: Modes, updates: list[Update]) -> Iterator[Finding]:
+def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding]:
     """Yield the findings on statistics and seeds that a forward pass moves, and the next pass does not begin with."""
     updates = [u for u in updates if u.is_known and all(modes.of(p) for p in u.pieces)]
     if not updates:
@@ -87,7 +87,7 @@ def state(replay: Replay, modes: Modes, updates: list[Update]) -> Iterator[Findi
     yield from thrown_away or _thrown_away("state of one microbatch", modes, inside, last_line, statistics + seeds)
 
 
-def follows(replay: Replay, pieces: list[Piece]) -> list[bool]:
+def follows(replay: Port, pieces: list[Piece]) -> list[bool]:
     """Return, for each batch that begins with the states of the batch before, whether its rows follow that one's.
 
     They do if each row is as far behind the row at its place in the batch before as all others.
@@ -147,18 +147,18 @@ def second_passes(log: Log, seen: Windows) -> Iterator[Finding]:
         yield found("second pass in training mode", share, line, [u.number for u, *_ in moving])
 
 
-def evaluations(replay: Replay, log: Log, seen: Windows) -> Iterator[Finding]:
+def evaluations(replay: Port, log: Log, seen: Windows) -> Iterator[Finding]:
     """Yield a note if forward passes without gradient, on rows of no update, ran in training mode."""
     used = {piece.called.order for piece in seen.pieces}
     own = [called for called in log.called if called.differentiated is False and called.order not in used]
     line = in_training(replay, own)
     if line is not None:
         told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
-        told += "takes the batch's statistics, and moves its own. If it is an evaluation, call the model with "
-        yield f"{told}`training=False`.{line}"
+        told += "takes the batch's statistics, and moves its own. If it is an evaluation, "
+        yield f"{told}{replay.evaluating}.{line}"
 
 
-def in_training(replay: Replay, calls: list[Called]) -> str | None:
+def in_training(replay: Port, calls: list[Called]) -> str | None:
     """Return the line of the first forward pass, of a few, that ran in training mode, where that matters."""
     fits, differs = replay.tolerance
     for called in [called for called in calls if called.is_whole][:_FEW]:

@@ -1,77 +1,81 @@
-"""The port to Keras: a model as a function of recorded values. Another framework needs a `Replay` and `Hooks`."""
+"""Keras behind the port of the audit: a model as a function of recorded values."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from wholestep import tree
-from wholestep.audit.log import Applied, Flags, Values
-from wholestep.audit.measure import places, tolerance
-from wholestep.audit.windows import PAD, Piece
+from wholestep.audit import families
+from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
+from wholestep.audit.meaning import LossObjective, Observed, is_masked, misfits
+from wholestep.audit.port import ByPass, OneLoss, Port, Terms
+from wholestep.audit.source import line_of_loss
+from wholestep.audit.windows import Piece
 from wholestep.engines import choose
 from wholestep.model import Mean, Objective, Term, Whole, checked, read
 from wholestep.tree import Tensor, Tree
 
-ByPass = dict[int, tuple[np.ndarray, ...]]
+_PULLED = Observed()
 
 
-class Terms(NamedTuple):
-    """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
+class Replay(Port):
+    """A Keras model as a function of recorded values."""
 
-    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term. `penalty` is the sum
-    of the model's own losses.
-    """
-
-    values: np.ndarray
-    weights: np.ndarray
-    coefficients: np.ndarray
-    divided: np.ndarray
-    penalty: float
-    names: tuple[str, ...]
-
-
-class Replay:
-    """A model as a function of values: nothing of the model is read or moved.
-
-    Args:
-        data: (x, y, sample_weight), the last one perhaps None.
-        is_observing: whether batches have the derivatives of the loop's loss in place of labels.
-        by_pass: the labels, and the weights if there are some, by the order of a pass, where they belong to no row.
-
-    Attributes:
-        names, shapes, sizes: of the trainable variables.
-        names_of_others: of the other variables.
-        num_recurrent: how many of these, the last ones, are the states of recurrent layers.
-        are_seeds: of each other variable, whether it is the state of random draws.
-        place: which of several derivatives by an output is taken.
-        has_losses: whether the model itself has losses, as its first `outputs` show.
-    """
+    framework = "Keras"
+    evaluating = "call the model with `training=False`"
+    freezing = "layer.trainable = False"
+    outlined = (
+        "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before the audit "
+        "cannot be opened: call the audit before its first step. Nor are updates seen that no forward pass of this "
+        "model has begun"
+    )
+    losses = families
 
     def __init__(
         self, model: keras.Model, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
     ):
-        self.model, self.data, self.is_observing, self.by_pass = model, data, is_observing, by_pass
-        self.engine, self.place, self.has_losses = choose(), -1, False
-        self.num_rows = len(tree.leaves(data[0])[0])
-        self.names = [v.path for v in model.trainable_variables]
-        self.shapes = [tuple(v.shape) for v in model.trainable_variables]
-        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
+        super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
+        self.has_losses = False  # of its layers, as its first `outputs` show
+        layers = model._flatten_layers()
+        dtypes = [layer.compute_dtype for layer in layers]
+        self._measure([(v.path, tuple(v.shape)) for v in model.trainable_variables], dtypes)
         self._others = untrained(model)
         self.names_of_others = [v.path for v in self._others]
         self.num_recurrent = len(self._others) - len(model.non_trainable_variables)
         self.are_seeds = ["seed" in name.split("/")[-1] for name in self.names_of_others]
-        self._kept = list(map(places, self.sizes))
-        self.is_in_part = any(chosen is not None for chosen in self._kept)
+        self.is_masked = is_masked(model)
+        self.is_sparse = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
+        self._ops, self._traced = (engine := choose()).ops, engine.programs.traced
         self._programs: dict[Any, Any] = {}
-        dtypes = [layer.compute_dtype for layer in model._flatten_layers()]
-        self.is_half = any("float16" in dtype for dtype in dtypes)
-        self.is_sparse = any(isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers())
-        self.tolerance = tolerance(dtypes)
         # Small gradients are zeros in float16: they are computed of a larger loss, and divided.
         self._scale = 1024.0 if "float16" in dtypes else 1.0
+
+    @staticmethod
+    def engine() -> str:
+        """Return the name of the engine."""
+        return str(keras.backend.backend())
+
+    @staticmethod
+    def as_then(model: keras.Model, log: Log) -> AbstractContextManager[None]:
+        """Let the layers be set to be trained as at the end of a log, for the time of a `with`."""
+        return _as_then(model, log)
+
+    def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
+        """Return the line that computes the loss of a pass, or adds its penalty; None where it cannot be read."""
+        return line_of_loss(called.line, is_penalty=is_penalty)
+
+    def objective(self, loss: Any, *, is_masked: bool = True) -> LossObjective:
+        """Return a Keras loss as an objective, by the mask that the model makes or without."""
+        return LossObjective(loss, is_masked=is_masked)
+
+    def misfits(self, objective: OneLoss, outputs: list[np.ndarray]) -> list[str]:
+        """Return a note if a cross entropy takes logits and gets probabilities, or the other way round."""
+        *_, last = self.model._flatten_layers()
+        return misfits(objective.given, outputs, getattr(getattr(last, "activation", None), "__name__", ""))
 
     def values(self) -> Values | None:
         """Return the model's present values; None if the loop has given them away."""
@@ -119,23 +123,6 @@ class Replay:
             other.apply(tensors, variables)
         return [np.array(ops.convert_to_numpy(v)) for v in variables]
 
-    def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
-        """Return gradients as one vector, a missing one as zeros; of large parameters the entries at some places.
-
-        A large gradient may be passed in whole, or as a log keeps it.
-        """
-        parts = []
-        for size, grad, kept in zip(self.sizes, grads, self._kept, strict=True):
-            num = size if kept is None else len(kept)
-            part = np.zeros(num) if grad is None else np.reshape(grad, -1)
-            parts.append((part if len(part) == num else part[kept]).astype("float64"))
-        return np.concatenate(parts)
-
-    def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Cut such a vector into the parameters."""
-        sizes = [size if kept is None else len(kept) for size, kept in zip(self.sizes, self._kept, strict=True)]
-        return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
-
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return (leaves of the output, the model's other values afterwards) of a forward pass."""
 
@@ -149,40 +136,6 @@ class Replay:
         program = self._program(("outputs", training), run)
         outputs, buffers = program(piece.called.params, piece.called.buffers, piece.called.inputs)
         return [np.asarray(leaf) for leaf in outputs], [np.asarray(leaf) for leaf in buffers]
-
-    def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Tree:
-        """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
-
-        Args:
-            shift: the number of rows by which the labels are moved.
-            labels: the rows whose labels are used, if they are others.
-        """
-        if self.is_observing:
-            known = piece.called.derivatives
-            own = [known.get(i, [0 * out])[self.place] for i, out in enumerate(piece.called.outputs)]
-            return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in own]
-        if self.by_pass is not None:
-            return self._packed(piece.called.inputs), *self.by_pass[piece.called.order]
-        rows = np.where(piece.rows == PAD, 0, piece.rows)
-        shifted = np.roll(rows if labels is None else labels, shift)
-
-        def taken(leaf: Any) -> np.ndarray:
-            chosen = np.asarray(leaf)[shifted]
-            chosen[np.roll(piece.rows == PAD, shift)] = 0  # as in padding
-            return self._as_wide(chosen, piece)
-
-        batch = self._packed(piece.called.inputs), tree.map_leaves(taken, self.data[1])
-        if self.data[2] is None:
-            return batch
-        return *batch, tree.map_leaves(lambda leaf: self._as_wide(np.asarray(leaf)[rows], piece), self.data[2])
-
-    def _as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
-        """Return labels or weights of rows as wide as the outputs, where the batch is narrower than the data."""
-        pairs = zip(tree.leaves(self.data[0]), piece.called.inputs, strict=False)
-        is_narrow = any(np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs)
-        if not is_narrow or leaf.ndim < 2 or not piece.called.outputs:
-            return leaf
-        return leaf[:, : piece.called.outputs[0].shape[1]] if piece.called.outputs[0].ndim > 1 else leaf
 
     def terms(self, piece: Piece, objective: Any, batch: Tree, *, training: bool, is_by_outputs: bool = False) -> Terms:
         """Return the loss of a piece, unreduced.
@@ -240,7 +193,7 @@ class Replay:
                 total = ops.sum(ops.where(factors == 0, ops.zeros_like(sums), sums) * factors) + penalty * own
                 return total, own
 
-            return self.engine.ops.differentiate(loss, params)
+            return self._ops.differentiate(loss, params)
 
         program, _ = self._program(("gradient", training, id(objective), num), run, {})
         given = np.asarray(self._scale * factors, "float32"), np.float32(self._scale * penalty)
@@ -272,14 +225,14 @@ class Replay:
                 values = ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0])
                 return values, given[0]
 
-            return self.engine.ops.differentiate(total, given)
+            return self._ops.differentiate(total, given)
 
         def by_change(given: list, factors: Tensor) -> tuple:
             def total(given: list) -> tuple:
                 changed = ops.cast(change(given[0]), "float32")  # type: ignore[misc]
                 return ops.sum(changed * factors), changed
 
-            return self.engine.ops.differentiate(total, given)
+            return self._ops.differentiate(total, given)
 
         # A program for each loss and one for each change, not one for each pair.
         given = [ops.convert_to_tensor(np.asarray(outputs, "float32"))]
@@ -301,7 +254,7 @@ class Replay:
                     total = sum((ops.sum(_by_row(term, num)[0]) for term in terms.values()), ops.zeros(()))
                 return total, total
 
-            return self.engine.ops.differentiate(loss, chosen)
+            return self._ops.differentiate(loss, chosen)
 
         program = self._program(("frozen", training, id(objective), num, i), run)
         called = piece.called
@@ -309,12 +262,13 @@ class Replay:
         (grad,), _ = program(called.params, called.buffers, chosen, self.batch(piece))
         return np.asarray(grad, "float64")
 
+    def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the outputs times the chosen factors, flat."""
+        batch = self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in chosen]
+        return self.gradient(piece, _PULLED, batch, np.ones((1, len(piece.called.inputs[0]))), training=training)
+
     def _penalty(self) -> Tensor:
         return sum((ops.sum(loss) for loss in self.model.losses), ops.zeros(()))
-
-    def _packed(self, inputs: list) -> Tree:
-        leaves = iter(inputs)
-        return tree.map_leaves(lambda _: next(leaves), self.data[0])
 
     def _scope(self, params: list, buffers: list) -> keras.StatelessScope:
         held = [*zip(self.model.trainable_variables, params, strict=True)]
@@ -328,7 +282,7 @@ class Replay:
     def _program(self, key: Any, function: Callable, kept: dict | None = None) -> Any:
         """Return the traced function of this key, with the values kept by its first trace."""
         if key not in self._programs:
-            traced = self.engine.programs.traced(function)
+            traced = self._traced(function)
             self._programs[key] = traced if kept is None else (traced, kept)
         return self._programs[key]
 
@@ -346,6 +300,19 @@ def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
     return ops.sum(ops.reshape(values, (num, -1)), axis=1), ops.sum(ops.reshape(weights, (num, -1)), axis=1)
 
 
+@contextmanager
+def _as_then(model: keras.Model, log: Log) -> Iterator[None]:
+    """Let the layers be set to be trained as at the end of a log, for the time of a `with`."""
+    num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
+    then = log.flags.get(num, []) if num != len(model.trainable_variables) else []
+    now = flags(model) if then else []
+    try:
+        _set(then)
+        yield
+    finally:
+        _set(now)
+
+
 def untrained(model: keras.Model) -> list[keras.Variable]:
     """Return the variables that no gradient moves: the model's own list, and the states of its recurrent layers."""
     states = [getattr(layer, "states", None) for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
@@ -357,9 +324,10 @@ def flags(model: keras.Model) -> Flags:
     return [(layer, layer.trainable) for layer in model._flatten_layers()]
 
 
-def engine() -> str:
-    """Return the name of the engine."""
-    return str(keras.backend.backend())
+def _set(wanted: Flags) -> None:
+    for layer, is_trained in wanted:
+        if layer.trainable != is_trained:
+            layer.trainable = is_trained
 
 
 def values(model: keras.Model) -> Values | None:

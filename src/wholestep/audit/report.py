@@ -16,7 +16,6 @@ from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.pictures import Picture, assert_drawable, can_draw, pictures
 from wholestep.audit.proof import HIDDEN
-from wholestep.audit.replay import engine
 from wholestep.errors import SpecificationError, message
 
 WITH_FAULT = "reference with this fault"
@@ -144,10 +143,11 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return the report as data: dicts, lists, strings, numbers and None, as docs/audit.md lists them."""
         verdict = self._judged()
+        assert self._case is not None
         lines = [cause.line and cause.line._asdict() | {"text": cause.line.text} for cause in verdict.causes]
         causes = [asdict(cause) | {"line": line} for cause, line in zip(verdict.causes, lines, strict=True)]
         facts = {name: getattr(verdict, name) for name in ("has_seen", "has_loss", "judged", "looked_at")}
-        facts |= {"engine": engine(), "first_line": self.first_line, "causes": causes}
+        facts |= {"engine": self._case.port.engine(), "first_line": self.first_line, "causes": causes}
         return _plain(facts | {"notes": verdict.notes, "unseen": verdict.unseen, "taken": self.taken})
 
     def html(self, path: str | os.PathLike[str]) -> None:
@@ -180,7 +180,9 @@ class Report:
         return [(title, lines) for title, lines in every if lines]
 
     def _looked_at(self) -> str:
-        return f"Looked at {self._judged().looked_at}, on {engine()}."
+        verdict = self._judged()
+        assert self._case is not None
+        return f"Looked at {verdict.looked_at}, on {self._case.port.engine()}."
 
     def __str__(self) -> str:
         if self._case is None:

@@ -7,16 +7,15 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, wraps
+from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
 from wholestep.audit.log import Line
-from wholestep.engines import running
 from wholestep.errors import WholestepError
 
 TRAINING = "fit", "train_on_batch", "gradient", "grad", "value_and_grad", "stateless_apply", "apply_gradients"
@@ -28,11 +27,10 @@ _PLAIN = (
     *(ast.expr_context, ast.operator, ast.unaryop),
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
-_PACKAGE, _KERAS = Path(__file__).parent.parent, str(Path(keras.__file__).parent)
+_PACKAGE, _KERAS = Path(__file__).parent.parent, str(Path(getattr(find_spec("keras"), "origin", "")).parent)
 _RUNNER = str(_PACKAGE / "audit" / "script.py")
 _COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
-_PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
-LIBRARIES = (str(Path(keras.__file__).parent.parent), str(_PACKAGE), *_PATHS)
+LIBRARIES = str(Path(_KERAS).parent), str(_PACKAGE), *map(sysconfig.get_path, ("purelib", "platlib", "stdlib"))
 _NUMPY = str(Path(np.__file__).parent)
 
 
@@ -41,6 +39,8 @@ def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
     line = _innermost_line(stack)
     main = threading.main_thread()
     if line is None and threading.current_thread() is not main:  # a replica's thread, for which the main one waits
+        from wholestep.engines import running  # Keras is imported by then
+
         line = _innermost_line(running(sys._current_frames().get(main.ident or 0)))
     return line
 

@@ -136,6 +136,7 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
         ("schedule by microbatch", before[:-1]),
         ("schedule by microbatch", before[1:] - before[1]),
         ("schedule by microbatch", before[1:] - 1),
+        ("schedule by microbatch", before[1:]),
     ):
         if (apart := farthest(used, changed := at(numbers))) <= fits:
             proof = of_values("the learning rate", lambda i: f"of update {updates[i].number}", [used, meant, changed])
@@ -198,7 +199,7 @@ def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
         made = in_part(a.applied.params_after)
         if b.follows(a) and not all_same(new, made):
             (lost if all_same(new, in_part(a.applied.params)) else moved).append((a, b, made, new))
-    if 2 * len(lost) > len(updates) - 1:
+    if lost and 2 * len(lost) > len(updates) - 1:
         without = max(distance(new, made) for *_, made, new in lost)
         yield found("update thrown away", without, lost[0][0].applied.line, [a.number for a, *_ in lost])
         return

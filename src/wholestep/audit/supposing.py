@@ -11,7 +11,8 @@ from wholestep.audit.derived import Derived, Solved, by_logits, passes, solved
 from wholestep.audit.families import Loss, Through, losses, mean_of, name_of, picked
 from wholestep.audit.log import Called
 from wholestep.audit.meaning import ByRow, NoLoss, Observed
-from wholestep.audit.replay import ByPass, Replay
+from wholestep.audit.port import ByPass
+from wholestep.audit.replay import Replay
 from wholestep.audit.searching import Meaning, once, reconstructs
 from wholestep.audit.surroundings import is_padded
 from wholestep.audit.windows import PAD, Rows

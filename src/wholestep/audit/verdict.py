@@ -9,8 +9,6 @@ from typing import Any
 
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Finding, Found
-from wholestep.audit.log import Flags, Log
-from wholestep.audit.replay import flags
 from wholestep.audit.rows import FEW_PASSES
 from wholestep.audit.windows import Windows
 
@@ -98,22 +96,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-@contextmanager
-def as_then(model: Any, log: Log) -> Iterator[None]:
-    """Let the layers be set to be trained as at the end of a log, for the time of a `with`."""
-    num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
-    then = log.flags.get(num, []) if num != len(model.trainable_variables) else []
-    now = flags(model) if then else []
-    try:
-        _set(then)
-        yield
-    finally:
-        _set(now)
-
-
-def _set(wanted: Flags) -> None:
-    for layer, is_trained in wanted:
-        if layer.trainable != is_trained:
-            layer.trainable = is_trained

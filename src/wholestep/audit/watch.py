@@ -9,20 +9,19 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit import log as logs
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
-from wholestep.audit.log import MOST, Log
+from wholestep.audit.log import Log
 from wholestep.audit.meaning import meant, weighed
 from wholestep.audit.probe import call
-from wholestep.audit.replay import values
+from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule
 from wholestep.audit.stop import COMMAND, Enough
 from wholestep.engines import listener
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
-
-_ROOM, _ROOM_BY_SIZE = 100_000_000, 5  # bytes, and times the size of a model
 
 
 class _Unentered(AbstractContextManager):
@@ -166,13 +165,10 @@ def watched(
 def room(model: keras.Model) -> int:
     """Return the number of updates of a model that a log keeps with all numbers.
 
-    40, or as many as fit in 100 MB or in five times the model's size: an update keeps the weights once.
-
     >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     40
     """
-    num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    return int(np.clip(_ROOM // (4 * max(num, 1)), _ROOM_BY_SIZE, MOST))
+    return logs.room(sum(int(np.prod(v.shape)) for v in model.trainable_variables))
 
 
 def case(
@@ -202,7 +198,7 @@ def case(
     if before is None:
         now = values(model)
         before = now.params if now else []
-    made = Case(model, given, objective, schedule, log, before, optimizer=own, is_told=optimizer is not None)
+    made = Case(Replay, model, given, objective, schedule, log, before, optimizer=own, is_told=optimizer is not None)
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)
     return made

@@ -1,0 +1,62 @@
+"""Why does my PyTorch loop learn slowly? Audit it: the labels have shape (N,), the outputs (N, 1).
+
+`MSELoss` then compares each output with the labels of all rows of its batch: the model learns the mean of the labels.
+
+1. the loop as written, audited: one cause, and the line to change;
+2. the same loop with the fix that the audit proposes: no cause.
+
+    pip install 'wholestep[torch]'
+    python examples/audit_torch.py        (no Keras, JAX or TensorFlow is imported)
+"""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import wholestep as ws
+
+NUM_ROWS, BATCH_SIZE, NUM_EPOCHS = 120, 32, 2
+
+
+def main():
+    """Audit the loop as written and mended; return both reports."""
+    torch.manual_seed(0)
+    x = torch.randn(NUM_ROWS, 4)
+    y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + 0.1 * torch.randn(NUM_ROWS)
+    return [audited("as written", as_written, x, y), audited("with that fix", mended, x, y)]
+
+
+def audited(title, loss, x, y):
+    """Run a loop that minimises `loss` under an audit, and print the report."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    with ws.audit.torch(model, data=(x, y), loss=nn.MSELoss()) as report:
+        train(model, loss, x, y)
+    print(f"---- the loop {title} ----\n{report}\n")
+    return report
+
+
+# ---- the loop ----
+
+
+def as_written(output, y):
+    return nn.MSELoss()(output, y)
+
+
+def mended(output, y):
+    return nn.MSELoss()(output.squeeze(-1), y)
+
+
+def train(model, loss, x, y):
+    """Train for a few epochs, in a new order each."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = DataLoader(TensorDataset(x, y), batch_size=BATCH_SIZE, shuffle=True)
+    for _ in range(NUM_EPOCHS):
+        model.train()
+        for batch, labels in loader:
+            optimizer.zero_grad()
+            loss(model(batch), labels).backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

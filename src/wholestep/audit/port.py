@@ -1,0 +1,290 @@
+"""The port: all that the stages ask of a framework. `audit.replay` has it for Keras, `audit.pytorch` for PyTorch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from wholestep import tree
+from wholestep.audit.found import Found
+from wholestep.audit.log import Applied, Called, Line, Log, Values
+from wholestep.audit.measure import Tolerance, places, tolerance
+from wholestep.audit.windows import PAD, Piece
+from wholestep.tree import Tree
+
+ByPass = dict[int, tuple[np.ndarray, ...]]
+
+
+class OneLoss:
+    """An objective of one loss of the model's one output. Its `given` is the user's argument."""
+
+    loss: Any
+    given: Any
+
+
+class NoLoss:
+    """An objective in place of an unknown loss: gradients are not judged."""
+
+
+class Observed:
+    """An objective that is the loop's own loss: its derivative by the outputs is in batches in place of labels."""
+
+
+class Losses(Protocol):
+    """The losses of a framework, and the relatives that one may be mistaken for."""
+
+    def is_squared(self, loss: Any) -> bool:
+        """Whether it is the mean squared error."""
+
+    def flipped(self, loss: Any) -> Any:
+        """Return a loss that takes probabilities for logits or the other way; None if there is none."""
+
+    def swapped(self, loss: Any) -> Any:
+        """Return a loss that gets outputs and labels in the other order."""
+
+    def others(self, loss: Any, labels: Any) -> Iterator[tuple[str, Any]]:
+        """Yield (in words, loss) for the other losses that take such labels."""
+
+    def changes(self, loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
+        """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
+
+    def unsmoothed(self, loss: Any) -> tuple[Any, float, bool] | None:
+        """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
+
+
+class Terms(NamedTuple):
+    """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
+
+    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term. `penalty` is the sum
+    of the model's own losses.
+    """
+
+    values: np.ndarray
+    weights: np.ndarray
+    coefficients: np.ndarray
+    divided: np.ndarray
+    penalty: float
+    names: tuple[str, ...]
+
+
+class Port(ABC):
+    """A model as a function of recorded values: nothing of the model is moved.
+
+    Args:
+        model: the model that a loop trains.
+        data: (x, y, sample_weight), the last one perhaps None.
+        is_observing: whether batches have the derivatives of the loop's loss in place of labels.
+        by_pass: the labels, and the weights if there are some, by the order of a pass, where they belong to no row.
+
+    Attributes:
+        framework: its name, in words.
+        evaluating: how a model is called to evaluate it, in words.
+        freezing: how a layer is set not to be trained, in words.
+        outlined: why weights may move while no update is seen, in words.
+        losses: its losses.
+        names, shapes, sizes: of the trainable variables.
+        names_of_others: of the other variables.
+        num_recurrent: how many of these, the last ones, are the states of recurrent layers.
+        are_seeds: of each other variable, whether it is the state of random draws.
+        is_masked: whether a layer of the model makes a mask.
+        is_sparse: whether some gradients are of a few rows of a table.
+        has_losses: whether layers of the model have losses, as its first `outputs` show.
+        place: which of several derivatives by an output is taken.
+    """
+
+    framework: str
+    evaluating: str
+    freezing: str
+    outlined: str
+    losses: Losses
+    names_of_others: list[str]
+    num_recurrent = 0
+    are_seeds: list[bool]
+    is_masked = False
+    is_sparse = False
+    has_losses = False
+
+    def __init__(
+        self, model: Any, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
+    ):
+        self.model, self.data, self.is_observing, self.by_pass = model, data, is_observing, by_pass
+        self.place = -1
+        self.num_rows = len(tree.leaves(data[0])[0])
+
+    def _measure(self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]) -> None:
+        """Take the names and shapes of the trainable variables, and the dtypes in which is computed."""
+        self.names, self.shapes = [name for name, _ in named], [shape for _, shape in named]
+        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
+        self._kept = list(map(places, self.sizes))
+        self.is_in_part = any(chosen is not None for chosen in self._kept)
+        self.is_half = any("float16" in dtype for dtype in dtypes)
+        self.tolerance: Tolerance = tolerance(dtypes)
+
+    @staticmethod
+    @abstractmethod
+    def engine() -> str:
+        """Return the name of the engine, for reports."""
+
+    @staticmethod
+    @abstractmethod
+    def as_then(model: Any, log: Log) -> AbstractContextManager[None]:
+        """Let the variables be set to be trained as at the end of a log, for the time of a `with`."""
+
+    @staticmethod
+    def said(cause: Found) -> Found:
+        """Return a cause with its explanation and fix in the framework's words."""
+        return cause
+
+    @abstractmethod
+    def values(self) -> Values | None:
+        """Return the model's present values; None if they cannot be read."""
+
+    @abstractmethod
+    def beside(self, i: int) -> list[int]:
+        """Return the trainable variables of the layer that has the i-th one."""
+
+    @abstractmethod
+    def frozen(self) -> list[int]:
+        """Return the other variables that would be trained if their layer were set to be trainable."""
+
+    @abstractmethod
+    def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
+        """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots.
+
+        Later steps continue with the slots of the step before. None if another optimizer made the steps, or if their
+        numbers are not complete.
+        """
+
+    @abstractmethod
+    def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return (leaves of the output, the model's other values afterwards) of a forward pass."""
+
+    @abstractmethod
+    def terms(self, piece: Piece, objective: Any, batch: Tree, *, training: bool, is_by_outputs: bool = False) -> Terms:
+        """Return the loss of a piece, unreduced.
+
+        Args:
+            is_by_outputs: whether the objective is one loss of the one output: then the model itself need not run.
+        """
+
+    @abstractmethod
+    def gradient(
+        self, piece: Piece, objective: Any, batch: Tree, factors: np.ndarray, *, training: bool, penalty: float = 0.0
+    ) -> np.ndarray:
+        """Return the gradient of the sum of factors (terms, rows) times values and weights, flat.
+
+        Args:
+            penalty: the factor of the model's own losses.
+        """
+
+    @abstractmethod
+    def derivative(
+        self,
+        objective: Any,
+        outputs: np.ndarray,
+        labels: Tree,
+        weights: Tree = None,
+        change: Callable | None = None,
+        *,
+        is_once: bool = False,
+    ) -> np.ndarray:
+        """Return the derivative of the sum of the rows' losses by a model's one output.
+
+        Args:
+            objective: a `OneLoss`.
+            change: a function that the outputs go through before the loss.
+            is_once: whether the objective is used a few times only, and not worth a program.
+        """
+
+    @abstractmethod
+    def of_frozen(self, piece: Piece, objective: Any, i: int, *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
+
+    @abstractmethod
+    def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the outputs times the chosen factors, flat."""
+
+    def decay(self, optimizer: Any) -> float | None:
+        """Return the weight decay of an optimizer, if it has one."""
+        return getattr(optimizer, "weight_decay", None)
+
+    def are_forgotten(self, chosen: list[int]) -> bool:
+        """Whether such variables are hardly left out by choice."""
+        return False
+
+    @abstractmethod
+    def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
+        """Return the line that computes the loss of a pass, or adds its penalty; None where it cannot be read."""
+
+    @abstractmethod
+    def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:
+        """Return a loss as an objective, by the mask that the model makes or without."""
+
+    @abstractmethod
+    def misfits(self, objective: Any, outputs: list[np.ndarray]) -> list[str]:
+        """Return a note if the loss takes logits and gets probabilities, or the other way round."""
+
+    def gradients(
+        self, piece: Piece, objective: Any, batch: Tree, factors: list[np.ndarray], *, training: bool
+    ) -> Iterator[np.ndarray]:
+        """Yield the gradient by each of several factors."""
+        for each in factors:
+            yield self.gradient(piece, objective, batch, each, training=training)
+
+    def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
+        """Return gradients as one vector, a missing one as zeros; of large parameters the entries at some places.
+
+        A large gradient may be passed in whole, or as a log keeps it.
+        """
+        parts = []
+        for size, grad, kept in zip(self.sizes, grads, self._kept, strict=True):
+            num = size if kept is None else len(kept)
+            part = np.zeros(num) if grad is None else np.reshape(grad, -1)
+            parts.append((part if len(part) == num else part[kept]).astype("float64"))
+        return np.concatenate(parts)
+
+    def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Cut such a vector into the parameters."""
+        sizes = [size if kept is None else len(kept) for size, kept in zip(self.sizes, self._kept, strict=True)]
+        return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
+
+    def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Tree:
+        """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
+
+        Args:
+            shift: the number of rows by which the labels are moved.
+            labels: the rows whose labels are used, if they are others.
+        """
+        if self.is_observing:
+            known = piece.called.derivatives
+            own = [known.get(i, [0 * out])[self.place] for i, out in enumerate(piece.called.outputs)]
+            return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in own]
+        if self.by_pass is not None:
+            return self._packed(piece.called.inputs), *self.by_pass[piece.called.order]
+        rows = np.where(piece.rows == PAD, 0, piece.rows)
+        shifted = np.roll(rows if labels is None else labels, shift)
+
+        def taken(leaf: Any) -> np.ndarray:
+            chosen = np.asarray(leaf)[shifted]
+            chosen[np.roll(piece.rows == PAD, shift)] = 0  # as in padding
+            return self._as_wide(chosen, piece)
+
+        batch = self._packed(piece.called.inputs), tree.map_leaves(taken, self.data[1])
+        if self.data[2] is None:
+            return batch
+        return *batch, tree.map_leaves(lambda leaf: self._as_wide(np.asarray(leaf)[rows], piece), self.data[2])
+
+    def _as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
+        """Return labels or weights of rows as wide as the outputs, where the batch is narrower than the data."""
+        pairs = zip(tree.leaves(self.data[0]), piece.called.inputs, strict=False)
+        is_narrow = any(np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs)
+        if not is_narrow or leaf.ndim < 2 or not piece.called.outputs:
+            return leaf
+        return leaf[:, : piece.called.outputs[0].shape[1]] if piece.called.outputs[0].ndim > 1 else leaf
+
+    def _packed(self, inputs: list) -> Tree:
+        """Return the leaves of an input in the structure of the data."""
+        leaves = iter(inputs)
+        return tree.map_leaves(lambda _: next(leaves), self.data[0])

@@ -1,0 +1,327 @@
+"""The watch on a module and on all optimizers, by PyTorch's own hooks, for the time of a `with`."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from wholestep.audit.found import Likely
+from wholestep.audit.log import Applied, Called, Line, Log, Other
+from wholestep.audit.measure import all_same, in_part
+from wholestep.audit.pytorch.state import Random, array, modes, split, trained, unpacked, untrained
+from wholestep.audit.source import line_of_user
+
+_BARE = Likely(
+    "No parameter has a gradient when the optimizer makes its step, although gradients are taken: is `zero_grad()` "
+    "called between `backward()` and `step()`?"
+)
+_CUT = Likely(
+    "No gradient reaches the model: the loss is cut off from its outputs (`detach()`, `.item()`, `.data`, a new "
+    "`torch.tensor(...)`, `no_grad()`?), or `backward()` is missing."
+)
+_OF_OTHERS = Likely(
+    "Gradients are taken, and the optimizers that make steps have none of the model's parameters: were they made of "
+    "another model, or before this one was whole?"
+)
+_STEPLESS = Likely("Gradients are taken, and no optimizer makes a step: is `optimizer.step()` missing?")
+_SEEDED = Likely(
+    "Every forward pass begins with the same random state, so that each has the same dropout masks. Call "
+    "`torch.manual_seed` once, before the loop."
+)
+_FEW = 3  # passes by which random states are compared
+_CAST = "forward passes under `torch.autocast`: they are not computed again"
+_CLOSURE = "optimizer steps that run the model more than once, by a closure"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a forward pass needs beside its values: the arguments' structure, the modes, the random state.
+
+    `flags`: which parameters were set to be trained, by the order of `named_parameters`; `dtypes`: of the
+    inputs; `output`: packs the leaves of the output;
+    `lines`: that call a loss after the pass, or `backward`;
+    `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
+    """
+
+    packed: Callable[[list], Any]
+    modes: tuple[bool, ...]
+    random: Random
+    flags: tuple[bool, ...]
+    dtypes: tuple[torch.dtype, ...] = ()
+    output: Callable[[list], Any] = list
+    has_graph: bool = False
+    draws: bool = False
+    lines: list[Line] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """All that an optimizer step needs beside its values.
+
+    Attributes:
+        places: of each of the optimizer's parameters that is one of the model's: its group, its place there, its index.
+        groups: the options of each group.
+        slots: of each slot: the index of its parameter, its name, and whether it is a plain number.
+    """
+
+    places: list[tuple[int, int, int]]
+    groups: list[dict[str, Any]]
+    slots: list[tuple[int, str, bool]]
+
+
+@dataclass
+class _Begun:
+    """The beginning of a forward pass that runs."""
+
+    args: list[np.ndarray]
+    params: list[np.ndarray]
+    buffers: list[np.ndarray]
+    setting: Setting
+    is_cast: bool
+
+
+@dataclass
+class Watcher:
+    """Writes the forward passes of a module and the steps of all optimizers to a log.
+
+    Args:
+        num_inputs: of the module's arguments, how many have the rows of the data.
+
+    Attributes:
+        optimizers: those that move a parameter of the module, in the order of their first steps.
+        is_waiting: whether a gradient was taken since the last step.
+    """
+
+    module: nn.Module
+    log: Log
+    num_inputs: int
+    optimizers: list[Optimizer] = field(default_factory=list)
+    is_waiting: bool = False
+    _running: list[_Begun] = field(default_factory=list)
+    _differentiated: set[int] = field(default_factory=set)
+    _steps: dict[int, int] = field(default_factory=dict)
+    _before: dict[int, tuple] = field(default_factory=dict)
+    _others: list[Optimizer] = field(default_factory=list)  # kept, so that no two have one id
+    _order: Iterator[int] = field(default_factory=itertools.count)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Record to the log inside; afterwards PyTorch is as it was, also after an error."""
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            for handle in (
+                register_module_forward_pre_hook(self._begin),
+                register_module_forward_hook(self._end, with_kwargs=True),
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ):
+                stack.callback(handle.remove)
+            yield
+
+    def _close(self) -> None:
+        """Sort the log, and mark the passes of which a gradient was taken."""
+        self.log.close()
+        called = [replace(each, differentiated=self._is_differentiated(each)) for each in self.log.called]
+        self.log.called[:], self.log.applied[:] = called, _together(self.log.applied, called)
+        self.log.notes.update(dict.fromkeys(self._notes()))
+
+    def _is_differentiated(self, called: Called) -> bool | None:
+        """Whether a gradient was taken of a pass; if of none, those that have a graph are not known."""
+        is_known = bool(self._differentiated) or not called.setting.has_graph
+        return called.order in self._differentiated if is_known else None
+
+    def _notes(self) -> Iterator[str]:
+        """Yield the faults of a loop whose gradients and steps do not meet, or whose draws are always the same."""
+        steps = [step for step in self.log.applied if step.is_whole]
+        is_bare = not any(g is not None and np.any(g) for step in steps for g in step.grads)
+        if steps and not self._differentiated and any(called.setting.has_graph for called in self.log.called):
+            yield _CUT
+        elif self._differentiated and not self.log.applied and self._has_stayed():
+            yield _OF_OTHERS if self.log.has_others else _STEPLESS
+        elif self._differentiated and steps and is_bare:
+            yield _BARE
+        own = [each.setting for each in self.log.called if each.differentiated and each.setting.draws]
+        if len(own) >= _FEW and all(torch.equal(each.random.of_torch, own[0].random.of_torch) for each in own):
+            yield _SEEDED
+
+    def _has_stayed(self) -> bool:
+        """Whether no weight has moved."""
+        whole = [called for called in self.log.called if called.is_whole]
+        return bool(whole) and all_same(whole[0].params, [array(p) for _, p in trained(self.module)])
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        if module is not self.module or not self.log.is_open:
+            return
+        flags = tuple(p.requires_grad for p in module.parameters())
+        setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags)
+        params, buffers = ([array(v) for _, v in group] for group in (trained(module), untrained(module)))
+        is_cast = torch.is_autocast_enabled("cpu")
+        self._running.append(_Begun(list(map(array, unpacked(args).leaves)), params, buffers, setting, is_cast))
+
+    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if module is not self.module or not self._running:
+            return
+        begun, nest, out = self._running.pop(), unpacked((args, kwargs)), unpacked(output)
+        chosen, rest = split(nest.leaves, self.num_inputs)
+        every = [*begun.args, *map(array, nest.leaves[len(begun.args) :])]  # args as they were before the pass
+        inputs = [every[i] for i in chosen]
+
+        def packed(leaves: list) -> Any:
+            own = dict(zip(chosen, leaves, strict=True))
+            return nest.packed([own.get(i, leaf) for i, leaf in enumerate(rest)])
+
+        order, is_kept = next(self._order), self.log.wants(inputs) and not begun.is_cast
+        if begun.is_cast:
+            self.log.unseen[_CAST] = None
+        kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if is_kept else ([], [], [])
+        draws = not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch)
+        has_graph = any(leaf.grad_fn is not None for leaf in out.leaves)
+        setting = replace(begun.setting, packed=packed, output=out.packed, draws=draws, has_graph=has_graph)
+        setting = replace(setting, dtypes=tuple(nest.leaves[i].dtype for i in chosen))
+        called = Called(order, inputs, *kept, None, line_here(), setting=setting)
+        self.log.add(called)
+        if not out.leaves:
+            self.log.unseen[f"a {type(output).__name__}, which the model returns: it holds no tensor that is found"] = (
+                None
+            )
+        for i, leaf in enumerate(out.leaves):
+            if leaf.grad_fn is not None:
+                leaf.register_hook(self._heard(called, i))
+
+    def _heard(self, called: Called, i: int) -> Callable[[Tensor], None]:
+        """Return a hook that keeps the derivative by a pass's i-th output."""
+
+        def heard(derivative: Tensor) -> None:
+            self._differentiated.add(called.order)
+            self.note_line(called)
+            self.is_waiting = True
+            if self.log.is_open and called.is_whole:
+                called.derivatives.setdefault(i, []).append(array(derivative))
+
+        return heard
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.log.is_open or not self.is_own(optimizer):
+            return
+        self._before[id(optimizer)] = (*self._states(optimizer), self._grads(optimizer), len(self.log.called))
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.log.is_open:
+            return
+        if id(optimizer) not in self._before:
+            self._others.append(optimizer)
+            self.log.has_others = True
+            self.log.add(Other(next(self._order)))
+            return
+        self.is_waiting = False
+        if all(optimizer is not other for other in self.optimizers):
+            self.optimizers.append(optimizer)
+        params, slots, rates, grads, num_called = self._before.pop(id(optimizer))
+        inside = self.log.called[num_called:]
+        if inside:  # the closure has taken the gradient
+            grads = self._grads(optimizer)
+        params_after, slots_after, _ = self._states(optimizer)
+        count = self.num_steps(optimizer)
+        self._steps[id(optimizer)] = count + 1
+        states = grads, params, slots, params_after, slots_after
+        if len(inside) > 1:
+            self.log.unseen[_CLOSURE] = None
+            self._differentiated -= {called.order for called in inside[1:]}
+        if len(inside) > 1 or not self.log.wants_step(0):
+            states = [], [], [], [], []
+        rate = float(optimizer.param_groups[rates.places[0][0]]["lr"])
+        lost = tuple(i for _, _, i in rates.places if grads[i] is None)
+        built = tuple(sorted(i for _, _, i in rates.places))
+        self.log.add(
+            Applied(
+                *(next(self._order), id(optimizer), *states, rate, count, line_here()),
+                built=built,
+                lost=lost,
+                kind=type(optimizer).__name__,
+                setting=rates,
+            )
+        )
+
+    def note_line(self, called: Called | None = None) -> None:
+        """Note that this line computes the loss of a pass, or takes its gradient; by default of the last pass."""
+        called = self.log.called[-1] if called is None and self.log.called else called
+        if called is not None and (line := line_here()) is not None:
+            called.setting.lines.append(line)
+
+    def num_steps(self, optimizer: Optimizer) -> int:
+        """Return the number of steps of an optimizer that were seen."""
+        return self._steps.get(id(optimizer), 0)
+
+    def is_own(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer moves a parameter of the module."""
+        own = {id(p) for _, p in trained(self.module)}
+        return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+    def _grads(self, optimizer: Optimizer) -> list[np.ndarray | None]:
+        """Return the gradients that the optimizer has of the module's parameters, of large ones in part."""
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        grads = [p.grad if id(p) in own else None for _, p in trained(self.module)]
+        return [None if g is None else in_part([array(g)])[0] for g in grads]
+
+    def _states(self, optimizer: Optimizer) -> tuple[list[np.ndarray], list[np.ndarray], Rates]:
+        """Return (the module's parameters, the optimizer's slots of them, the rest)."""
+        own = {id(p): i for i, (_, p) in enumerate(trained(self.module))}
+        groups = optimizer.param_groups
+        every = [(g, at, p) for g, group in enumerate(groups) for at, p in enumerate(group["params"])]
+        places = [(g, at, own[id(p)]) for g, at, p in every if id(p) in own]
+        slots = [
+            (own[id(p)], name, value)
+            for _, _, p in every
+            if id(p) in own
+            for name, value in optimizer.state.get(p, {}).items()
+            if isinstance(value, Tensor | int | float)
+        ]
+        arrays = [array(v) if isinstance(v, Tensor) else np.asarray(v) for *_, v in slots]
+        options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        params = in_part([array(p) for _, p in trained(self.module)])
+        return (
+            params,
+            in_part(arrays),
+            Rates(places, options, [(i, name, not isinstance(v, Tensor)) for i, name, v in slots]),
+        )
+
+
+def _together(steps: list[Applied], called: list[Called]) -> list[Applied]:
+    """Return the steps; those of several optimizers on different parameters, without a pass in between, are one."""
+    found: list[Applied] = []
+    passes = [each.order for each in called]
+    for step in steps:
+        last = found[-1] if found else None
+        if (
+            last is None
+            or any(last.order < order < step.order for order in passes)
+            or set(last.built) & set(step.built)
+        ):
+            found.append(step)
+            continue
+        grads = [b if a is None else a for a, b in zip(last.grads, step.grads, strict=False)]
+        built, lost = (tuple(sorted({*a, *b})) for a, b in ((last.built, step.built), (last.lost, step.lost)))
+        slots, after = [*last.slots, *step.slots], [*last.slots_after, *step.slots_after]
+        last = replace(last, grads=grads, params_after=step.params_after, slots=slots, slots_after=after)
+        found[-1] = replace(last, built=built, lost=lost)
+    return found
+
+
+def line_here() -> Line | None:
+    """Return the innermost line of the user's code that runs."""
+    return line_of_user(_stack(sys._getframe(1)))
+
+
+def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back

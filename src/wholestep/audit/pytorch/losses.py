@@ -1,0 +1,294 @@
+"""Losses of PyTorch and functions with their reduction taken apart, and their relatives."""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wholestep.audit.port import Observed, OneLoss
+from wholestep.audit.pytorch.state import unpacked
+from wholestep.audit.weighing import shares
+from wholestep.errors import SpecificationError, message
+from wholestep.tree import Tree
+
+_BY_ELEMENT = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss),
+    *(nn.KLDivLoss, nn.SoftMarginLoss),
+)
+_BY_CLASS = nn.CrossEntropyLoss, nn.NLLLoss
+_BY_ROW = nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss
+FUNCTIONS: dict[Callable, type[nn.Module]] = {
+    functional.mse_loss: nn.MSELoss,
+    functional.l1_loss: nn.L1Loss,
+    functional.smooth_l1_loss: nn.SmoothL1Loss,
+    functional.huber_loss: nn.HuberLoss,
+    functional.binary_cross_entropy: nn.BCELoss,
+    functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    functional.poisson_nll_loss: nn.PoissonNLLLoss,
+    functional.kl_div: nn.KLDivLoss,
+    functional.soft_margin_loss: nn.SoftMarginLoss,
+    functional.cross_entropy: nn.CrossEntropyLoss,
+    functional.nll_loss: nn.NLLLoss,
+    functional.multi_margin_loss: nn.MultiMarginLoss,
+    functional.multilabel_margin_loss: nn.MultiLabelMarginLoss,
+    functional.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
+}
+_SAME = 1e-4  # relative, of a batch's number and the mean of its rows' numbers
+
+
+class ByRow(NamedTuple):
+    """A loss by row: values times weights, and weights, each (rows,); whether their sum is divided by the weights'."""
+
+    values: Tensor
+    weights: Tensor
+    is_divided: bool
+
+
+class Loss:
+    """A loss of PyTorch on outputs and labels, unreduced. Its reduction is the divisor, not a part of the values.
+
+    >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
+    >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
+    >>> by_row.weights.tolist(), by_row.is_divided
+    ([1.0, 0.0, 1.0], True)
+    """
+
+    is_coupled = False
+
+    def __init__(self, given: nn.Module):
+        self.given, self.name = given, type(given).__name__
+        self._bare = copy.deepcopy(given)
+        self._bare.reduction = "none"
+
+    def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
+        """Return the loss of a model's output by row."""
+        out = outputs if isinstance(outputs, Tensor) else _first(outputs)
+        labels = self._fitting(out, torch.as_tensor(labels))
+        values = self._bare(out, labels)
+        how = self.given.reduction
+        if isinstance(self.given, _BY_CLASS):
+            weights = self._weights(out, labels)
+        else:
+            if how in ("sum", "batchmean"):
+                values = values.flatten(1).sum(1) if values.ndim > 1 else values
+            elif values.ndim > 1 and isinstance(self.given, _BY_ELEMENT):
+                values = values.mean(-1)
+            weights = torch.ones(values.shape)
+        values = torch.where(weights == 0, torch.zeros_like(values), values)
+        values, weights = (each.reshape(len(out), -1).sum(1) for each in (values, weights))
+        return ByRow(values, weights, how != "sum")
+
+    def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
+        """Return the weight of each label: of its class, 0 for a label that is ignored."""
+        if labels.is_floating_point():
+            return torch.ones(labels[:, 0].shape)
+        ignored = labels == self.given.ignore_index
+        own = self.given.weight
+        by_class = torch.ones(out.shape[1]) if own is None else own.detach().float()
+        return torch.where(ignored, 0.0, by_class[torch.where(ignored, 0, labels)])
+
+    def _fitting(self, out: Tensor, labels: Tensor) -> Tensor:
+        """Return labels in the shape and dtype that the loss takes with such outputs."""
+        if not isinstance(self.given, (*_BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)):
+            return labels.to(out.dtype).reshape(out.shape) if labels.numel() == out.numel() else labels.to(out.dtype)
+        if labels.ndim == out.ndim and labels.shape == out.shape and isinstance(self.given, nn.CrossEntropyLoss):
+            return labels.to(out.dtype)
+        if isinstance(self.given, nn.MultiLabelMarginLoss):
+            return labels.long()
+        return (labels.reshape(len(out), *out.shape[2:]) if labels.ndim == out.ndim else labels).long()
+
+
+class Function:
+    """A function of outputs and labels that returns a value for each row or place, or one number for a batch.
+
+    It may return (values, weights) as well. Places with labels whose values are all zero, as those of ignored labels
+    are, have no weight. One number is taken as the mean or the sum of those of the rows alone, by their weights if the
+    function shows some; if it is neither, it is `is_coupled`.
+    """
+
+    has_own_weights = False
+
+    def __init__(self, function: Callable):
+        self.given, self.name = function, getattr(function, "__name__", type(function).__name__)
+        self.is_coupled, self._is_divided = False, True
+
+    def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
+        """Return the loss of a model's output by row; weights are those that the function shows."""
+        num = len(outputs if isinstance(outputs, Tensor) else _first(outputs))
+        labels = _as_tensors(labels)
+        found = self.whole(outputs, labels)
+        if isinstance(found, tuple):
+            values, own = (torch.as_tensor(each) for each in found)
+            own = own.broadcast_to(values.shape).to(values.dtype)
+            return ByRow((values * own).reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
+        if found.ndim:
+            own = _unmasked(found, labels)
+            return ByRow(found.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
+        if self.is_coupled or not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
+            return self._coupled(found, num)
+        own = torch.ones(num) if weights is None else torch.as_tensor(weights, dtype=found.dtype)
+        alone = torch.stack([self.whole(outputs[i : i + 1], labels[i : i + 1]) for i in range(num)])
+        alone = own * torch.where(own == 0, 0.0, alone)
+        near, total = _SAME * max(float(alone.detach().abs().sum()), 1e-30), float(alone.detach().sum())
+        if num > 1 and own.sum():
+            is_mean, is_sum = (abs(float(found) * n - total) <= near * max(n, 1) for n in (float(own.sum()), 1))
+            self._is_divided, self.is_coupled = is_mean, not (is_mean or is_sum)
+        return self._coupled(found, num) if self.is_coupled else ByRow(alone, own, self._is_divided)
+
+    def whole(self, outputs: Any, labels: Any) -> Any:
+        """Return the function's result, of labels with the rank of the outputs."""
+        if isinstance(outputs, Tensor) and isinstance(labels, Tensor):
+            labels = _aligned(outputs, labels)
+        return self.given(outputs, labels)
+
+    def shares(self, labels: Tree, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Return the weight of each row, by its label, in the number of a batch; None if all are equal."""
+        if not isinstance(labels, np.ndarray):
+            return None
+
+        def value(rows: list[int], outputs: np.ndarray) -> float:
+            found = self.whole(torch.as_tensor(outputs), torch.as_tensor(labels[rows]))
+            return float(found) if isinstance(found, Tensor) and not found.ndim else float("nan")
+
+        return shares(value, len(labels), shape)
+
+    def has_parameters(self, outputs: Any, labels: Tree) -> bool:
+        """Whether the result has a gradient by anything else than the outputs: by weights, which may move."""
+        given = unpacked(outputs)
+        leaves = [leaf.detach() for leaf in given.leaves]
+        with torch.enable_grad():
+            found = self.whole(given.packed(leaves), _as_tensors(labels))
+        return any(isinstance(each, Tensor) and each.requires_grad for each in unpacked(found).leaves)
+
+    def _coupled(self, found: Tensor, num: int) -> ByRow:
+        """Return a number for a batch as its first row's."""
+        first = (torch.arange(num) == 0).to(found.dtype)
+        return ByRow(first * found, first, True)
+
+
+def _unmasked(values: Tensor, labels: Any) -> Tensor:
+    """Return 1 for each value, and 0 where labels are ignored: the values of all places with such a label are zero."""
+    if not isinstance(labels, Tensor) or labels.shape != values.shape or labels.is_floating_point() or values.ndim < 2:
+        return torch.ones_like(values)
+    ignored = set(labels[values == 0].tolist()) - set(labels[values != 0].tolist())
+    return (~torch.isin(labels, torch.tensor(sorted(ignored), dtype=labels.dtype))).to(values.dtype)
+
+
+class Objective(OneLoss):
+    """One loss on the model's one output."""
+
+    def __init__(self, loss: Any):
+        self.loss, self.given = loss, loss.given
+
+    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
+        """Return the loss of outputs by row."""
+        return self.loss.of(outputs, labels, *weights)
+
+
+class LoopsOwn(Observed):
+    """The loop's own loss, of which the derivative by the outputs is known."""
+
+    def of(self, outputs: Any, labels: list, *weights: Any) -> ByRow:
+        """Return the outputs times the derivatives, by row: their sum has the gradient of the loop's loss."""
+        pairs = list(zip(unpacked(outputs).leaves, map(torch.as_tensor, labels), strict=True))
+        num = len(pairs[0][0])
+        parts = [(o * d).reshape(num, -1).sum(1) for o, d in pairs if o.is_floating_point()]
+        return ByRow(sum(parts[1:], parts[0]), torch.ones(num), False)
+
+
+def meant(loss: Any) -> Loss | Function:
+    """Return the loss that is meant, taken apart.
+
+    Raises:
+        SpecificationError: it is not a loss of outputs and labels.
+    """
+    arguments = loss.keywords if isinstance(loss, partial) and not loss.args else {}
+    function = loss.func if isinstance(loss, partial) and not loss.args else loss
+    if isinstance(function, Callable) and function in FUNCTIONS:  # type: ignore[arg-type]
+        loss = FUNCTIONS[function](**arguments)
+    if isinstance(loss, (*_BY_ELEMENT, *_BY_CLASS, *_BY_ROW)):
+        return Loss(loss)
+    if isinstance(loss, nn.modules.loss._Loss) or not callable(loss):
+        must = "loss must be a loss of outputs and labels that the audit knows, or a function of both."
+        attempt = "loss=lambda outputs, labels: ..., which returns a value for each row."
+        raise SpecificationError(message(must, getattr(type(loss), "__name__", loss), attempt))
+    return Function(loss)
+
+
+def _first(outputs: Any) -> Tensor:
+    """Return the first floating tensor of a model's output."""
+    return next(leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point())
+
+
+def _as_tensors(labels: Tree) -> Any:
+    return tuple(map(_as_tensors, labels)) if isinstance(labels, tuple | list) else torch.as_tensor(labels)
+
+
+def _aligned(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return labels with the rank of the outputs, where one of both has a last axis of one."""
+    if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
+        return labels.unsqueeze(-1)
+    return labels.squeeze(-1) if labels.ndim == outputs.ndim + 1 and labels.shape[-1] == 1 else labels
+
+
+class Family:
+    """The relatives of losses: those that a loss may be mistaken for."""
+
+    @staticmethod
+    def is_squared(loss: Any) -> bool:
+        """Whether it is the mean squared error."""
+        return isinstance(loss.given, nn.MSELoss)
+
+    @staticmethod
+    def flipped(loss: Any) -> Loss | None:
+        """Return the cross entropy of two classes with logits for probabilities, or the other way round."""
+        own = loss.given
+        if isinstance(own, nn.BCEWithLogitsLoss) and own.pos_weight is None:
+            return Loss(nn.BCELoss(own.weight, reduction=own.reduction))
+        return Loss(nn.BCEWithLogitsLoss(own.weight, own.reduction)) if isinstance(own, nn.BCELoss) else None
+
+    @staticmethod
+    def swapped(loss: Any) -> Function:
+        """Return a loss that gets outputs and labels in the other order."""
+        return Function(lambda outputs, labels: _unreduced(loss, labels.to(outputs.dtype), outputs))
+
+    @staticmethod
+    def others(loss: Any, labels: Any) -> Iterator[tuple[str, Loss]]:
+        """Yield (in words, loss) for the other losses that take such labels."""
+        reduction = getattr(loss.given, "reduction", "mean")
+        is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
+        if getattr(loss.given, "weight", None) is not None:
+            bare = copy.deepcopy(loss.given)
+            bare.weight = None
+            yield f"{loss.name} without its weights", Loss(bare)
+        for kind in (*_BY_ELEMENT, *_BY_CLASS, nn.MultiMarginLoss):
+            if kind is not type(loss.given) and (is_whole or kind not in (nn.NLLLoss, nn.MultiMarginLoss)):
+                how = "mean" if reduction == "batchmean" else reduction
+                yield f"{kind.__name__}()", Loss(kind(reduction=how))
+
+    @staticmethod
+    def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
+        """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
+        functions: dict[str, Callable] = {}
+        if width > 1:
+            functions = {name: partial(getattr(torch, name), dim=1) for name in ("softmax", "log_softmax")}
+        functions |= {name: getattr(torch, name) for name in ("sigmoid", "tanh", "relu", "exp", "square")}
+        own = "sigmoid" if "BCE" in loss.name else "softmax"
+        yield from ((name, function, name == own) for name, function in functions.items())
+
+    @staticmethod
+    def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
+        """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
+        own = loss.given
+        if not isinstance(own, nn.CrossEntropyLoss) or own.weight is not None:
+            return None
+        return Loss(nn.CrossEntropyLoss(reduction=own.reduction)), own.label_smoothing, True
+
+
+def _unreduced(loss: Any, outputs: Tensor, labels: Tensor) -> Tensor:
+    return loss.of(outputs, labels).values

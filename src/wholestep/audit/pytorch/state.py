@@ -1,0 +1,125 @@
+"""The values of a module beside its code: parameters, buffers, modes, and the random state."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wholestep.audit.log import Values
+
+
+class Random(NamedTuple):
+    """The state of the generators that a forward pass may draw from, on the CPU."""
+
+    of_torch: Tensor
+    of_numpy: Any
+    of_python: Any
+
+    @staticmethod
+    def now() -> "Random":
+        """Return the present state."""
+        return Random(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    def set(self) -> None:
+        """Let the generators continue from this state."""
+        torch.set_rng_state(self.of_torch)
+        np.random.set_state(self.of_numpy)
+        random.setstate(self.of_python)
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Inside, draws move no random state of the user's."""
+    before = Random.now()
+    try:
+        yield
+    finally:
+        before.set()
+
+
+class Nest(NamedTuple):
+    """Arguments or outputs without their tensors: `packed(leaves)` puts tensors in their places."""
+
+    packed: Callable[[list], Any]
+    leaves: list[Tensor]
+
+
+def unpacked(nest: Any) -> Nest:
+    """Take tensors out of tuples, lists and dicts; those of a dict come in the order of its names.
+
+    >>> nest = unpacked({"b": torch.ones(1), "a": (torch.zeros(1), 5)})
+    >>> nest.leaves, nest.packed([1, 2])
+    ([tensor([0.]), tensor([1.])], {'b': 2, 'a': (1, 5)})
+    """
+    if isinstance(nest, Tensor):
+        return Nest(lambda leaves: leaves[0], [nest])
+    if isinstance(nest, dict):
+        names = sorted(nest, key=str)
+        parts = unpacked([nest[name] for name in names])
+
+        def as_dict(leaves: list) -> Any:
+            found = dict(zip(names, parts.packed(leaves), strict=True))
+            ordered = {name: found[name] for name in nest}
+            return ordered if type(nest) is dict else type(nest)(ordered)
+
+        return Nest(as_dict, parts.leaves)
+    if isinstance(nest, tuple | list):
+        every = [unpacked(part) for part in nest]
+
+        def as_sequence(leaves: list) -> Any:
+            rest, found = list(leaves), []
+            for part in every:
+                found.append(part.packed(rest[: len(part.leaves)]))
+                rest = rest[len(part.leaves) :]
+            return type(nest)(*found) if hasattr(nest, "_fields") else type(nest)(found)
+
+        return Nest(as_sequence, [leaf for part in every for leaf in part.leaves])
+    return Nest(lambda leaves: nest, [])
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """Return a copy of a tensor as an array, of one in bfloat16 as float32."""
+    plain = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
+
+
+def split(leaves: list[Tensor], num: int) -> tuple[list[int], list[Tensor]]:
+    """Return (which tensors have rows, as many as `num` at most, the others as copies or None in the place of those).
+
+    >>> split([torch.ones(4, 2), torch.ones(1, 2), torch.ones(4)], 1)
+    ([0], [None, tensor([[1., 1.]]), tensor([1., 1., 1., 1.])])
+    """
+    alike = [i for i, leaf in enumerate(leaves) if leaf.ndim and leaves[0].ndim and len(leaf) == len(leaves[0])]
+    chosen = alike[:num] if len(leaves) > num else [*range(len(leaves))]
+    return chosen, [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(leaves)]
+
+
+def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that a gradient is taken of, each once."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def untrained(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the frozen parameters, and then the buffers."""
+    frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+    return [*frozen, *module.named_buffers()]
+
+
+def values(module: nn.Module) -> Values:
+    """Return copies of all values."""
+    return Values(*([array(value) for _, value in group] for group in (trained(module), untrained(module))))
+
+
+def modes(module: nn.Module) -> tuple[bool, ...]:
+    """Return of each part, the module itself first, whether it is in training mode."""
+    return tuple(part.training for part in module.modules())
+
+
+def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
+    """Set the mode of each part by itself."""
+    for part, is_training in zip(module.modules(), wanted, strict=True):
+        part.training = is_training

@@ -1,0 +1,191 @@
+"""`ws.audit.torch`: a loop runs under PyTorch's hooks, and a report names its faults."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset, TensorDataset
+
+from wholestep import tree
+from wholestep.audit.judge import Case
+from wholestep.audit.log import Log, room
+from wholestep.audit.pytorch.calls import Calls
+from wholestep.audit.pytorch.hooks import Watcher
+from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, Objective, meant
+from wholestep.audit.pytorch.replay import Replay
+from wholestep.audit.pytorch.state import array, trained, unpacked, untouched, values
+from wholestep.audit.report import Report
+from wholestep.audit.steps import Schedule
+from wholestep.audit.windows import Piece
+from wholestep.errors import SpecificationError, message
+from wholestep.tree import Tree
+
+_LONGEST = 200  # letters of an error
+_MANY = "the form of the loss: the loop calls several. Pass the one that is meant: loss=..."
+_NONE = (
+    "the form of the loss: the loop calls none of PyTorch's losses. Pass a function: loss=lambda outputs, labels: ..."
+)
+_OWN = "the form of the loss: it has parameters of its own, which may move"
+
+
+@contextmanager
+def watched(
+    model: nn.Module, data: Any, loss: Any, *, learning_rate: float | Callable[[int], Any] | None = None
+) -> Iterator[Report]:
+    """Run the body of a `with` under hooks; see `wholestep.audit.torch`."""
+    _check(model)
+    given, told, schedule = rows_of(data), None if loss is None else meant(loss), _schedule(learning_rate)
+    log, report = Log(), Report()
+    before = values(model).params
+    log.room = room(sum(p.numel() for _, p in trained(model)))
+    log.begin(before)
+    watcher = Watcher(model, log, len(tree.leaves(given[0])))
+    calls = Calls(watcher)
+    try:
+        with watcher.on(), calls.on():
+            yield report
+    except BaseException:
+        report.fail()
+        raise
+    own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
+    schedule = schedule if learning_rate is not None else calls.schedule()
+    _try(model, given, log)
+    with untouched():
+        given, objective = _known(told, given, calls, report)
+    report.close(Case(Replay, model, given, objective, schedule, log, before, optimizer=own, ended=values(model)))
+
+
+def _try(model: nn.Module, data: tuple, log: Log) -> None:
+    """Leave out the record if a pass cannot be run again, and say why."""
+    called = next((each for each in reversed(log.called) if each.is_whole), None)
+    if called is None:
+        return
+    try:
+        with Replay.as_then(model, log):
+            Replay(model, data).outputs(Piece(called, np.zeros(0, int)), training=called.setting.modes[0])
+    except Exception as error:  # the model's own
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+        log.unseen[f"the updates: a copy of the model does not run a pass again ({told})"] = None
+        log.called.clear()
+        log.applied.clear()
+
+
+def _known(loss: Loss | Function | None, data: tuple, calls: Calls, report: Report) -> tuple[tuple, Any]:
+    """Return (the data with the weights that the loss shows, the objective), from the passes that were seen."""
+    log = calls.log
+    if loss is None:
+        found = [*calls.losses.values()]
+        if len(found) != 1:
+            log.unseen[_MANY if found else _NONE] = None
+            return data, LoopsOwn()
+        report.taken.append(f"loss: {found[0].given}, as the loop calls it")
+        return data, Objective(found[0])
+    called = next((each for each in log.called if each.is_whole), None)
+    if called is None or not isinstance(loss, Function):
+        return data, Objective(loss)
+    outputs = called.setting.output(list(map(torch.as_tensor, called.outputs)))
+    num = len(called.inputs[0])
+    labels = tree.map_leaves(lambda leaf: leaf[:num], data[1])
+    if loss.has_parameters(outputs, labels):
+        log.unseen[_OWN] = None
+        return data, LoopsOwn()
+    if isinstance(outputs, Tensor) and (weights := loss.shares(data[1], outputs.shape[1:])) is not None:
+        loss.of(outputs, labels, weights[:num])
+        loss.is_coupled |= not weights[:num].any()
+        loss.has_own_weights = not loss.is_coupled
+        return (*data[:2], None if loss.is_coupled else weights), Objective(loss)
+    return data, Objective(loss)
+
+
+def _check(model: Any) -> None:
+    """Refuse what cannot be watched."""
+    if not isinstance(model, nn.Module):
+        must, attempt = "ws.audit.torch needs a PyTorch module.", "ws.audit.torch(model, data=(x, y), loss=loss_fn)."
+        raise SpecificationError(message(must, type(model).__name__, attempt))
+    if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
+        must, attempt = "The model must have all its parameters.", "call it once before the audit, on a batch."
+        raise SpecificationError(message(must, "one with lazy layers", attempt))
+    devices = {str(value.device) for value in [*model.parameters(), *model.buffers()]} - {"cpu"}
+    if devices:
+        must, attempt = "The audit of PyTorch looks at modules on the CPU.", "model.to('cpu')."
+        raise SpecificationError(message(must, f"one on {', '.join(sorted(devices))}", attempt))
+    if not trained(model):
+        must, attempt = "The model must have parameters to train.", "audit the module that the optimizer trains."
+        raise SpecificationError(message(must, "none that requires a gradient", attempt))
+
+
+def rows_of(data: Any) -> tuple[Tree, Tree, None]:
+    """Return (x, y, None) as arrays: of tensors or arrays, or of all items of a map-style dataset.
+
+    Raises:
+        SpecificationError: these are no rows of inputs and labels.
+    """
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict)):
+        with untouched():
+            items = [data[i] for i in range(len(data))]
+        if not items or any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
+            raise _no_rows("a dataset of other items")
+        data = tuple(_stacked([item[part] for item in items]) for part in (0, 1))
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise _no_rows(f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__)
+    x, y = (_arrays(part) for part in data)
+    lengths = {len(leaf) if leaf.ndim else 0 for leaf in (*_leaves(x), *_leaves(y))}
+    if len(lengths) != 1 or 0 in lengths:
+        raise _no_rows(f"arrays of {', '.join(map(str, sorted(lengths)))} rows")
+    return x, y, None
+
+
+def _leaves(part: Tree) -> tuple:
+    return part if isinstance(part, tuple) else (part,)
+
+
+def _arrays(part: Any) -> Tree:
+    """Return an array, or a tuple of the arrays in a nest."""
+    if isinstance(part, np.ndarray | Tensor):
+        return array(torch.as_tensor(part))
+    leaves = unpacked(_tensors(part)).leaves
+    if not leaves:
+        raise _no_rows(type(part).__name__)
+    return tuple(map(array, leaves))
+
+
+def _tensors(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: _tensors(value) for name, value in part.items()}
+    if isinstance(part, tuple | list):
+        return [_tensors(value) for value in part]
+    return torch.as_tensor(part) if isinstance(part, np.ndarray) else part
+
+
+def _stacked(rows: list[Any]) -> Any:
+    """Return the items of a dataset as one array for each leaf."""
+    if isinstance(rows[0], dict):
+        return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
+    if isinstance(rows[0], tuple | list):
+        return [_stacked([row[i] for row in rows]) for i in range(len(rows[0]))]
+    try:
+        return torch.stack([torch.as_tensor(row) for row in rows])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise _no_rows("rows of different shapes") from error
+
+
+def _no_rows(received: str) -> SpecificationError:
+    must = "data must be (x, y), tensors or arrays of equally many rows, or a map-style dataset of such pairs."
+    return SpecificationError(message(must, received, "data=(x, y), or data=TensorDataset(x, y)."))
+
+
+def _schedule(learning_rate: Any) -> Schedule | None:
+    if learning_rate is None:
+        return None
+    if callable(learning_rate):
+        return lambda number: float(learning_rate(number))
+    if not isinstance(learning_rate, int | float):
+        must, attempt = "learning_rate must be a number or a function of the update.", "learning_rate=1e-3."
+        raise SpecificationError(message(must, type(learning_rate).__name__, attempt))
+    return lambda number: float(learning_rate)

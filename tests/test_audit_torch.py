@@ -1,0 +1,308 @@
+"""The audit of plain PyTorch loops: each fault by its name, its right twin without one, and training as it was."""
+
+import copy
+import random
+import re
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if find_spec("triton") is not None:  # its library and TensorFlow's end a process that loads both
+    pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
+torch = pytest.importorskip("torch")
+
+import torch_right  # noqa: E402
+from test_examples import load  # noqa: E402
+from torch import nn  # noqa: E402
+from torch_loops import Loop, plain  # noqa: E402
+
+import wholestep as ws  # noqa: E402
+from wholestep.audit.causes import CAUSES  # noqa: E402
+from wholestep.audit.found import Found  # noqa: E402
+from wholestep.audit.pytorch.words import said  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(  # PyTorch's own words about two of the faults
+    "ignore:.*target size", "ignore:Detected call of `lr_scheduler.step"
+)
+
+
+def audited(**given):
+    """Return the report on a loop."""
+    loop = Loop(**given)
+    with ws.audit.torch(loop.model, data=(loop.x, loop.y), loss=loop.loss) as report:
+        loop.train()
+    report.printed(loss=loop.shown)
+    return report
+
+
+def linear(width=1):
+    torch.manual_seed(1)
+    return nn.Linear(3, width)
+
+
+WINDOW = {"window": 3}  # six microbatches in a pass
+UNEVEN = {"window": 4}  # the last window of a pass has two
+DECAYED = {"options": {"lr": 0.05, "weight_decay": 0.01}}
+MUTANTS = {  # the fault, its name or the beginning of the note that the report begins with; without it the twin
+    "broadcast": ({}, "broadcast"),
+    "never zeroed": ({}, "not reset"),
+    "zeroed in every microbatch": (WINDOW, "only the last microbatch"),
+    "never divided": (WINDOW, "summed over microbatches"),
+    "mean of means": (WINDOW, "mean of means"),
+    "full window": (UNEVEN, "divided by a full window"),
+    "eval": ({}, "inference mode"),
+    "train once": ({}, "inference mode"),
+    "softmax": ({"of_classes": True}, "softmax twice"),
+    "layer left out": ({}, "Trainable, but no gradient of it reaches the optimizer. These are 4.weight, 4.bias."),
+    "clip after the step": ({"clip": 0.5}, "The gradients are clipped after the optimizer step"),
+    "clip per microbatch": ({"clip": 0.5, **WINDOW}, "clip per microbatch"),
+    "step first": ({"model": linear}, "stale gradients"),
+    "same order": ({}, "same order every pass"),
+    "labels shifted": ({}, "labels shifted"),
+    "labels shuffled": ({}, "labels of other rows"),
+    "schedule per microbatch": ({"schedule": True, **WINDOW}, "schedule by microbatch"),
+    "schedule first": ({"schedule": True}, "schedule one ahead"),
+    "decay by hand": (DECAYED, "decayed twice"),
+    "penalty by hand": (DECAYED, "decayed twice"),
+    "summed": ({}, "never divided"),
+    "last window dropped": (UNEVEN, "last window dropped"),
+    "prints the last batch": ({}, "printed: last batch"),
+    "twice": ({}, "applied twice"),
+    "zeroed before the step": ({}, "No parameter has a gradient when the optimizer makes its step"),
+    "cut off": ({}, "No gradient reaches the model"),
+    "no step": ({}, "Gradients are taken, and no optimizer makes a step"),
+    "optimizer of a copy": ({}, "Gradients are taken, and the optimizers that make steps have none"),
+    "seeded in each batch": ({}, "Every forward pass begins with the same random state"),
+    "optimizer in each epoch": ({"optimizer": torch.optim.Adam}, "optimizer re-created"),
+}
+
+
+@pytest.mark.parametrize("fault", MUTANTS)
+def test_a_fault_has_its_name(fault):
+    given, name = MUTANTS[fault]
+    report = audited(faults=(fault,), **given)
+    assert [cause.name for cause in report.causes] == ([] if name[0].isupper() else [name]), report
+    assert report.first_line.lower().startswith(name.lower())
+
+
+@pytest.mark.parametrize("fault", MUTANTS)
+def test_its_right_twin_has_none(fault):
+    report = audited(**MUTANTS[fault][0])
+    assert report.causes == [], report
+    assert report.first_line.startswith("Nothing found in"), report
+    assert not report.unseen, report
+
+
+@pytest.mark.parametrize("name", torch_right.LOOPS)
+def test_a_right_loop_has_no_cause(name):
+    model, data, loss, train = torch_right.LOOPS[name]()
+    with ws.audit.torch(model, data=data, loss=loss) as report:
+        train()
+    assert report.causes == [], report
+    assert not report.has_likely, report
+    assert report.is_judged is (name not in torch_right.UNJUDGED), report
+    assert bool(report.unseen) is (name in torch_right.UNSEEN), report
+
+
+def state_after(loop, optimizers):
+    return {
+        "values": {name: value.clone() for name, value in loop.model.state_dict().items()},
+        "grads": [None if p.grad is None else p.grad.clone() for p in loop.model.parameters()],
+        "modes": [part.training for part in loop.model.modules()],
+        "trained": [p.requires_grad for p in loop.model.parameters()],
+        "slots": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers],
+        "random": (torch.get_rng_state(), np.random.get_state()[1], random.getstate()),
+        "shown": loop.shown,
+    }
+
+
+def equal(one, two):
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(equal, one, two))
+    return bool(np.array_equal(np.asarray(one), np.asarray(two))) and type(one) is type(two)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"optimizer": torch.optim.Adam}, {"clip": 0.5, "schedule": True, **WINDOW}, {"faults": ("broadcast", "eval")}],
+    ids=["adam", "window", "faults"],
+)
+def test_training_is_the_same_bit_for_bit(given):
+    states = []
+    for is_audited in (False, True):
+        loop, optimizers = Loop(**given), []
+        random.seed(3)
+        np.random.seed(3)
+
+        def make(*arguments, optimizers=optimizers, loop=loop, **options):
+            optimizers.append(given.get("optimizer", torch.optim.SGD)(*arguments, **options))
+            return optimizers[-1]
+
+        loop.optimizer = make
+        if is_audited:
+            with ws.audit.torch(loop.model, data=(loop.x, loop.y), loss=loop.loss) as report:
+                loop.train()
+            before = state_after(loop, optimizers)
+            str(report)
+            assert equal(before, state_after(loop, optimizers))
+        else:
+            loop.train()
+        states.append(state_after(loop, optimizers))
+    assert equal(*states)
+
+
+def test_pytorch_is_as_it_was_after_an_audit():
+    hooks = [import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")]
+    names = "_global_forward_hooks", "_global_forward_pre_hooks", "_global_optimizer_pre_hooks"
+    held = nn.functional.cross_entropy, nn.utils.clip_grad_value_, torch.optim.lr_scheduler.LRScheduler.step
+    loop = Loop()
+    with pytest.raises(ZeroDivisionError), ws.audit.torch(loop.model, (loop.x, loop.y), loop.loss):
+        raise ZeroDivisionError
+    assert not any(vars(home).get(name) for home in hooks for name in names)
+    now = nn.functional.cross_entropy, nn.utils.clip_grad_value_, torch.optim.lr_scheduler.LRScheduler.step
+    assert all(a is b for a, b in zip(held, now, strict=True))
+
+
+def test_a_loss_is_found_in_the_loop():
+    loop = Loop(faults=("broadcast",))
+    with ws.audit.torch(loop.model, data=(loop.x, loop.y)) as report:
+        loop.train()
+    assert [cause.name for cause in report.causes] == ["broadcast"]
+    assert report.taken == ["loss: MSELoss(), as the loop calls it"]
+
+
+def test_without_a_known_loss_its_form_is_not_judged():
+    loop = Loop(faults=("never zeroed",), loss=lambda out, y: ((out - y) ** 2).mean())
+    with ws.audit.torch(loop.model, data=(loop.x, loop.y)) as report:
+        loop.train()
+    assert [cause.name for cause in report.causes] == ["not reset"]
+    assert not report.is_judged
+
+
+def test_a_dataset_is_read_row_by_row():
+    loop = Loop(faults=("broadcast",), model=plain)
+    data = torch.utils.data.TensorDataset(loop.x, loop.y)
+    for given in (data, torch.utils.data.Subset(data, range(len(data)))):
+        with ws.audit.torch(loop.model, given, loop.loss) as report:
+            loop.train()
+        assert [cause.name for cause in report.causes] == ["broadcast"]
+
+
+def test_rows_in_the_order_of_the_data_are_a_note():
+    report = audited(faults=("in the order of the data",))
+    assert report.causes == []
+    assert report.notes == ["Every pass takes the rows in the order of the data: they are not shuffled."]
+
+
+def test_an_evaluation_in_training_mode_is_a_note():
+    report = audited(faults=("evaluated in training mode",))
+    assert report.causes == []
+    assert "`model.eval()` before it" in report.notes[0]
+
+
+def test_a_module_that_cannot_be_copied_is_not_judged():
+    class Locked(nn.Linear):
+        lock = None
+
+        def forward(self, x):
+            self.lock = threading.Lock()
+            return super().forward(x)
+
+    loop = Loop(model=lambda width: Locked(3, width))
+    with ws.audit.torch(loop.model, (loop.x, loop.y), loop.loss) as report:
+        loop.train()
+    assert report.first_line == "Nothing can be said: no update on rows of the data was seen."
+    assert "a copy of the model does not run a pass again" in report.unseen[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": "a model"}, "needs a PyTorch module"),
+        ({"data": [1, 2, 3]}, "data must be"),
+        ({"data": (torch.ones(3, 2), torch.ones(4))}, "arrays of 3, 4 rows"),
+        ({"loss": "mse"}, "loss must be"),
+        ({"loss": nn.CTCLoss()}, "CTCLoss"),
+        ({"learning_rate": "fast"}, "learning_rate must be"),
+        ({"model": nn.LazyLinear(1)}, "lazy layers"),
+        ({"model": nn.ReLU()}, "parameters to train"),
+        ({"model": nn.Linear(3, 1, device="meta")}, "on the CPU"),
+    ],
+)
+def test_it_refuses_what_it_cannot_watch(given, told):
+    every = {"model": plain(), "data": (torch.ones(4, 3), torch.ones(4)), "loss": nn.MSELoss()} | given
+    with pytest.raises(ws.SpecificationError, match=told), ws.audit.torch(**every):
+        pass
+
+
+def test_fixes_are_in_the_words_of_pytorch():
+    others = re.compile(r"tf\.|[Kk]eras|jax|model\.losses|stateless|training=|tape|strategy")
+    for cause in CAUSES:
+        found = said(Found(cause.name, cause.stage, cause.explanation, cause.fix, 1.0, 0.0, None, (1,)))
+        assert cause.name in NOT_OF_PYTORCH or not others.search(found.explanation + found.fix), cause.name
+
+
+NOT_OF_PYTORCH = {  # of masks, several outputs, sample weights, replicas, losses of layers and traces
+    *("mask ignored", "weights ignored", "weights squared", "weights averaged apart", "weights of other rows"),
+    *("summed over replicas", "divided by the replicas twice", "penalty forgotten", "penalty once per microbatch"),
+    *("penalty once per replica", "penalty added twice", "penalty divided", "loss scale frozen in a trace"),
+    *("clip forgotten", "clipped otherwise", "rate frozen in a trace", "printed: without penalty"),
+    *("other loss weights", "loss weights ignored", "output left out", "padding trained on", "padding counted"),
+}
+
+
+def test_the_example_names_the_fault_and_its_fix_mends_it(capsys):
+    written, mended = load("audit_torch").main()
+    assert [cause.name for cause in written.causes] == ["broadcast"]
+    assert "squeeze(-1)" in written.causes[0].fix
+    assert mended.causes == mended.notes == mended.unseen == []
+    assert "Nothing found in " in capsys.readouterr().out
+
+
+def test_the_loop_of_the_page_has_the_fault_that_the_page_says():
+    page = (Path(__file__).parent.parent / "docs" / "audit.md").read_text()
+    (block,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "import torch" in each)
+    names = {}
+    exec(compile(block, "audit.md", "exec"), names)
+    assert [cause.name for cause in names["report"].causes] == ["broadcast"]
+
+
+WITHOUT_KERAS = """
+import sys, warnings
+sys.modules |= dict.fromkeys(("keras", "jax", "tensorflow"))  # so that their import fails
+warnings.simplefilter("ignore")
+import torch_right
+import wholestep as ws
+from torch_loops import Loop
+
+for name in ("short_batches_of_text", "generator", "two_heads_and_an_input_without_rows"):
+    model, data, loss, train = torch_right.LOOPS[name]()
+    with ws.audit.torch(model, data, loss) as report:
+        train()
+    assert not report.causes and report.has_seen, report
+for fault in ("broadcast", "never zeroed", "labels shuffled", "summed"):
+    loop = Loop(faults=(fault,))
+    with ws.audit.torch(loop.model, (loop.x, loop.y), loop.loss) as report:
+        loop.train()
+    assert len(report.causes) == 1 and report.as_json()["engine"] == "torch", report
+"""
+
+
+def test_it_needs_no_keras():
+    home = Path(__file__).parent
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_KERAS], capture_output=True, text=True, cwd=home)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_pytorch_is_not_imported_otherwise():
+    code = "import sys, wholestep as ws; ws.audit, ws.Trainer; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
