@@ -210,7 +210,7 @@ def _located(differing: list[Evidence]) -> Found:
         far = np.argsort(-np.abs(solved - should))[:3]
         shown = ", ".join(f"{solved[i]:.3g} instead of {should[i]:.3g}" for i in far)
         told = (
-            "the model, the tape and the variables are right, so it is in the loss: its derivative by the outputs is "
+            "the model and the variables are right, so it is in the loss: its derivative by the outputs is "
             f"{shown}, where they differ most"
         )
         detail = on_a_row(e, solved, should)

@@ -190,9 +190,7 @@ class Watcher:
         called = Called(order, inputs, *kept, None, line_here(), setting=setting)
         self.log.add(called)
         if not out.leaves:
-            self.log.unseen[f"a {type(output).__name__}, which the model returns: it holds no tensor that is found"] = (
-                None
-            )
+            self.log.unseen[f"an output of type {type(output).__name__}, in which no tensor is found"] = None
         for i, leaf in enumerate(out.leaves):
             if leaf.grad_fn is not None:
                 leaf.register_hook(self._heard(called, i))
