@@ -2,6 +2,7 @@
 
 import sys
 from operator import itemgetter
+from typing import Any
 
 import keras
 from keras.optimizers import Optimizer
@@ -156,7 +157,8 @@ def check_data(x: Data, y: Tree, sample_weight: Tree) -> None:
     Raises:
         BatchError: an argument is of such a kind.
     """
-    for name, part in (("x", x.content), ("y", y), ("sample_weight", sample_weight)):
+    parts: dict[str, Any] = {"x": x.content, "y": y, "sample_weight": sample_weight}
+    for name, part in parts.items():
         inner = part.values() if isinstance(part, dict) else part
         if isinstance(part, list | tuple | dict) and all(each is None for each in inner):
             received = f"a {type(part).__name__} of None" if part else f"an empty {type(part).__name__}"

@@ -155,7 +155,7 @@ class _Fitting(_Training):
         self._pace = executor.dispatch_size
         self._begin = run.number + 1 - run.place.done
         self.ahead = executor.dispatcher.num_ahead if watch.needs_state else None
-        self.logs: Callable[[], dict] = dict
+        self.logs: Callable[[], dict[str, Any]] = dict
         self._pace.start()
 
     def size(self) -> int:
@@ -200,7 +200,7 @@ class _Fitting(_Training):
         return self._watch.stops
 
 
-def _numbers(report: Report, i: int, failure: int | None) -> dict:
+def _numbers(report: Report, i: int, failure: int | None) -> dict[str, Any]:
     """Return the numbers of update i. The loss of a failed update is its own, as the sums do not include it."""
     numbers = report.numbers(i)
     if i == failure:
@@ -217,7 +217,7 @@ def fit_epoch(
     saver: Saver | Unsaved,
     *,
     once: bool,
-) -> dict:
+) -> dict[str, Any]:
     """Run `num` updates (None: to the end of the epoch); return the logs of the last one.
 
     Args:
@@ -328,7 +328,7 @@ class _Evaluating(_WithoutUpdates):
     def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner, look: Callable[[], None]):
         super().__init__(executor, through, watch)
         self._look = look
-        self.logs: Callable[[], dict] = dict
+        self.logs: Callable[[], dict[str, Any]] = dict
 
     def read(self, sent: tuple[Any, Block]) -> bool:
         """Call the hook of a batch's end, with the logs up to it if a callback reads them."""
@@ -348,7 +348,7 @@ def run_evaluation(
     steps: int | None,
     watch: CallbackRunner,
     look: Callable[[], None] = lambda: None,
-) -> dict:
+) -> dict[str, Any]:
     """Return the logs over `steps` batches (None: all); `look` is called after each dispatch."""
     executor.model.stop_evaluating = False
     watch.callbacks.on_test_begin()
@@ -365,7 +365,7 @@ class _Predicting(_WithoutUpdates):
 
     def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner):
         super().__init__(executor, through, watch)
-        self.outputs: list = []
+        self.outputs: list[Any] = []
 
     def read(self, sent: tuple[Any, Block]) -> bool:
         """Keep the outputs; call the hook of a batch's end, with the outputs of its group if a callback reads them."""

@@ -1,7 +1,7 @@
 """The microbatches of an update: their rows, the initial totals of the fold, and the share that each adds."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -11,21 +11,25 @@ from wholestep.cut import Cut
 from wholestep.engines import Engine
 from wholestep.model import Outcome, TraceFacts
 from wholestep.state import Values
-from wholestep.tree import Tensor, Tree
+from wholestep.tree import Tensor
+
+Carried = TypeVar("Carried")
 
 
 class Totals(NamedTuple):
     """The totals carried from microbatch to microbatch; every part is a plain sum."""
 
-    grads: list
-    sums: dict
+    grads: list[Tensor]
+    sums: dict[str, tuple[Tensor, Tensor]]
     extra: Tensor
-    buffers: list
-    metrics: list
-    assigned: list
+    buffers: list[Tensor]
+    metrics: list[Tensor]
+    assigned: list[Tensor]
 
 
-def over(engine: Engine, cut: Cut, function: Callable, carry: Tree, rows: Tensor) -> Tree:
+def over(
+    engine: Engine, cut: Cut, function: Callable[[Carried, Any], Carried], carry: Carried, rows: Tensor
+) -> Carried:
     """Fold a function of (carry, (rows of a microbatch, place of its first row, its number)) over all microbatches."""
     start = done = 0
     for num, size in cut.sections:
@@ -48,7 +52,9 @@ def nothing(facts: TraceFacts, values: Values) -> Totals:
     return Totals(grads, sums, zero, [ops.zeros_like(b) for b in buffers], metrics, assigned)
 
 
-def add(floats: list[bool], total: Totals, grads: list, outcome: Outcome, buffers: list, share: Tensor) -> Totals:
+def add(
+    floats: list[bool], total: Totals, grads: list[Tensor], outcome: Outcome, buffers: list[Tensor], share: Tensor
+) -> Totals:
     """Return the totals after one microbatch, whose rows are this share of the update's."""
     return Totals(
         [old + ops.cast(new, old.dtype) for old, new in zip(total.grads, grads, strict=True)],
@@ -74,7 +80,9 @@ def extra_share(cut: Cut, size: int) -> float:
     return size / cut.rows if cut.extra == "mean" and is_part else 1.0
 
 
-def _buffer_moves(floats: list[bool], moves: list, after: list, before: list, share: Tensor) -> list:
+def _buffer_moves(
+    floats: list[bool], moves: list[Tensor], after: list[Tensor], before: list[Tensor], share: Tensor
+) -> list[Tensor]:
     """Return buffer changes: moving statistics by the row-weighted mean over microbatches, counters and seeds once.
 
     Every microbatch starts from the same buffers.

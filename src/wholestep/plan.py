@@ -125,7 +125,7 @@ class Planner:
         if batch.signature not in self._updates:
             cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.replicas.is_split)
             data, rows = stage(self.engine.devices, batch, cut)
-            rows, count = self.engine.devices.place((rows, np.int32(batch.num_rows)))
+            rows, count = self.engine.devices.place((rows, np.array(batch.num_rows, np.int32)))
             state = state._replace(captured=self.engine.variables.captured(self.update.forward.inputs, state))
             update = self.update.learned(cut, state, data, rows, count)
             if update.forward.variables is not self.update.forward.variables:  # unknown to the other updates
@@ -275,7 +275,7 @@ class Planner:
     def _compile(self, cut: Cut, length: int, sample: Sample) -> Program:
         engine, (maker, state, batch) = self.engine, sample
         data, rows = stage(engine.devices, batch, cut)
-        places, count = engine.devices.place((rows, np.int32(cut.rows)))
+        places, count = engine.devices.place((rows, np.array(cut.rows, np.int32)))
         values = engine.variables.captured(maker.forward.inputs, state)
         state = state._replace(captured=values, sums=engine.devices.place(maker.epoch_sums.empty()))
         row_plan, wholes = maker.row_planner.plan(cut, state, data, places)

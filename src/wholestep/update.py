@@ -5,9 +5,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -19,6 +19,7 @@ from wholestep.cut import Cut
 from wholestep.dispatch.repeat import begun, several
 from wholestep.embeddings.planning import RowPlanner
 from wholestep.embeddings.rows import RowPlan
+from wholestep.embeddings.tables import TableRows
 from wholestep.engines import Engine
 from wholestep.microbatches import (
     Totals,
@@ -36,6 +37,12 @@ from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
 from wholestep.state import State, Values
 from wholestep.sums import EpochSums, first_logs
 from wholestep.tree import Tensor, Tree
+
+WholeUpdate = Callable[[State, Tree, Tensor, Tensor], tuple[State, Tensor]]
+Gradient = Callable[["SumInputs", Tree, Tensor, Tensor], tuple[list[Tensor], Outcome]]
+Piece = tuple[Tensor, Tensor, Tensor]  # the rows of a microbatch, the place of its first row, its number
+Sums = tuple[list[Tensor], dict[str, tuple[Tensor, Tensor]], Tensor]  # gradients, terms, other losses
+Folded = tuple[Sums, list[Tensor], tuple[list[Tensor], list[Tensor]]]  # sums, metrics, (buffers, assigned parameters)
 
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
 
@@ -72,17 +79,21 @@ class Update(ABC):
         """Return this update with the properties found by tracing all user functions that it calls."""
 
     @abstractmethod
-    def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
+    def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
         """Return the function (state, data, rows, count) -> (state, report): one whole update."""
 
-    def program(self, whole_update: Callable, length: int, empty: list[np.ndarray], *, loops: bool) -> Callable:
+    def program(
+        self, whole_update: WholeUpdate, length: int, empty: list[np.ndarray], *, loops: bool
+    ) -> Callable[..., Any]:
         """Return the program (state, captured, data, rows, counts, span) -> (state, reports), see `several`.
 
         Args:
             empty: the metrics' values before the first row.
         """
 
-        def each(state: State, captured: list, data: Tree, rows: Tensor, count: Tensor, begins: Tensor) -> tuple:
+        def each(
+            state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor, begins: Tensor
+        ) -> tuple[State, Tensor]:
             # Not before the loop: there each choice would be a kernel, here the compiler fuses it into another.
             state = begun(state, begins, self.epoch_sums.empty(), empty)
             return whole_update(state._replace(captured=captured), data, rows, count)
@@ -106,8 +117,8 @@ class SumInputs(NamedTuple):
     values: Values
     scale: Tensor
     rows: Tensor
-    count: Tensor
-    places: list | tuple[()] = ()
+    num_rows: Tensor
+    places: Sequence[Tensor] = ()
     weights: dict[str, Tensor] | None = None
 
 
@@ -155,7 +166,7 @@ class ObjectiveUpdate(Update):
             return self
         return ObjectiveUpdate(self.engine, forward, self._optimizer, layouts[-1], stops=self.stops)
 
-    def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
+    def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
         """Return the function (state, data, rows, count) -> (state, report): one whole update."""
         engine, look_up = self.engine, self.row_planner.look_up(cut, row_plan)
         gradient = engine.programs.traced(partial(self._gradient, cut, self._sums_with(row_plan)))
@@ -196,25 +207,31 @@ class ObjectiveUpdate(Update):
         weigh = partial(self._weigh_replica, cut)
         return self.engine.replicas.total(weigh, data, total, inputs, split=cut.split, syncs=False)[1]
 
-    def _weigh_replica(self, cut: Cut, data: Tree, total: dict, inputs: SumInputs) -> tuple[tuple, dict, tuple]:
+    def _weigh_replica(
+        self, cut: Cut, data: Tree, total: dict[str, Tensor], inputs: SumInputs
+    ) -> tuple[tuple[()], dict[str, Tensor], tuple[()]]:
         weigh = partial(self._weigh_microbatch, cut, data, inputs)
         return (), over(self.engine, cut, weigh, total, inputs.rows), ()
 
-    def _weigh_microbatch(self, cut: Cut, data: Tree, inputs: SumInputs, total: dict, piece: tuple) -> dict:
+    def _weigh_microbatch(
+        self, cut: Cut, data: Tree, inputs: SumInputs, total: dict[str, Tensor], piece: Piece
+    ) -> dict[str, Tensor]:
         rows, first, _ = piece
-        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.count)
+        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
         own_first = first + self.engine.replicas.part(rows)[1]
         sums = self._sums(inputs.values, self.engine.replicas.batch(data, rows), row_weights, (), own_first).sums
         return {k: total[k] + sums[k][1] for k in total}
 
-    def _total(self, cut: Cut, gradient: Callable, data: Tree, inputs: SumInputs) -> Totals:
+    def _total(self, cut: Cut, gradient: Gradient, data: Tree, inputs: SumInputs) -> Totals:
         """Return the sums of gradients, terms and changes over the full batch."""
         fold, metrics = partial(self._fold_replica, cut, gradient), inputs.values.metrics
-        found = self.engine.replicas.total(fold, data, metrics, inputs, split=cut.split, syncs=True)
+        found: Folded = self.engine.replicas.total(fold, data, metrics, inputs, split=cut.split, syncs=True)
         (grads, sums, extra), metrics, (buffers, assigned) = found
         return Totals(grads, sums, extra, buffers, metrics, assigned)
 
-    def _fold_replica(self, cut: Cut, gradient: Callable, data: Tree, metrics: list, inputs: SumInputs) -> tuple:
+    def _fold_replica(
+        self, cut: Cut, gradient: Gradient, data: Tree, metrics: list[Tensor], inputs: SumInputs
+    ) -> Folded:
         """Return the totals of one replica as (sums, metrics, values that are alike on every replica)."""
         params, before = self.engine.variables.replica_params(inputs.values.params), inputs.values.buffers
         inputs = inputs._replace(values=inputs.values._replace(params=params, metrics=metrics))
@@ -229,13 +246,13 @@ class ObjectiveUpdate(Update):
         return (total.grads, total.sums, total.extra), total.metrics, (total.buffers, total.assigned)
 
     def _fold_microbatch(
-        self, cut: Cut, gradient: Callable, data: Tree, inputs: SumInputs, total: Totals, piece: tuple
+        self, cut: Cut, gradient: Gradient, data: Tree, inputs: SumInputs, total: Totals, piece: Piece
     ) -> Totals:
         rows, first, number = piece
         values = inputs.values._replace(metrics=total.metrics)
         own = inputs._replace(values=values, places=[section(p, number, cut) for p in inputs.places])
         grads, outcome = gradient(own, data, rows, first)
-        share = row_share(cut, rows.shape[0], first, inputs.count)
+        share = row_share(cut, rows.shape[0], first, inputs.num_rows)
         return add(self.forward.variables.floats, total, grads, outcome, values.buffers, share)
 
     def _loss_scale(self, state: State) -> Tensor:
@@ -255,13 +272,13 @@ class ObjectiveUpdate(Update):
 
     def _gradient(
         self, cut: Cut, sums: Callable[..., Outcome], inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor
-    ) -> tuple[list, Outcome]:
+    ) -> tuple[list[Tensor], Outcome]:
         """Return one microbatch's share of the gradient, and its addition to every sum."""
         batch = self.engine.replicas.batch(data, rows)
-        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.count)
+        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
         own_first, num_rows = first + self.engine.replicas.part(rows)[1], tree.num_rows(batch)
 
-        def share(params: list) -> tuple[Tensor, Outcome]:
+        def share(params: list[Tensor]) -> tuple[Tensor, Outcome]:
             outcome = sums(inputs.values._replace(params=params), batch, row_weights, inputs.places, own_first)
             extra = outcome.extra * extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
             loss = self.epoch_sums.loss(outcome.sums, extra, inputs.weights)
@@ -272,24 +289,35 @@ class ObjectiveUpdate(Update):
 
     # ---- the rest of whole_update, once for the full batch ----
 
-    def _regularise(self, params: list, grads: list, scale: Tensor, captured: list) -> tuple[list, Tensor]:
+    def _regularise(
+        self, params: list[Tensor], grads: list[Tensor], scale: Tensor, captured: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
         """Add the model's weight regularisation, once."""
         if not self.forward.has_penalty:
             return grads, ops.zeros((), keras.config.floatx())
 
-        def scaled(params: list) -> tuple[Tensor, Tensor]:
+        def scaled(params: list[Tensor]) -> tuple[Tensor, Tensor]:
             penalty = self.forward.penalty(params, captured)
             return penalty * ops.cast(scale, penalty.dtype), penalty
 
         more, penalty = self.engine.ops.differentiate(scaled, params)
         return [g + ops.cast(m, g.dtype) for g, m in zip(grads, more, strict=True)], penalty
 
-    def _is_good(self, state: State, loss: Tensor, grads: list, buffers: list) -> Tensor:
+    def _is_good(self, state: State, loss: Tensor, grads: list[Tensor], buffers: list[Tensor]) -> Tensor:
         good = ops.isfinite(loss) & (state.stopped == 0)
         values = [*(grads if self._guards_gradients else []), *moved_where_finite(self.forward, state.buffers, buffers)]
         return good & self.engine.ops.is_finite(values)
 
-    def _advance(self, state: State, total: Totals, sums, grads: list, ok: Tensor, touched: list, twin) -> State:
+    def _advance(
+        self,
+        state: State,
+        total: Totals,
+        sums: tuple[Tensor, ...],
+        grads: list[Tensor],
+        ok: Tensor,
+        touched: list[TableRows],
+        twin: Optimizer,
+    ) -> State:
         """Return the state after the optimizer's update where `ok`."""
         new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
         assigned = dict(zip(self.forward.facts.assigned, total.assigned, strict=True))
@@ -298,7 +326,7 @@ class ObjectiveUpdate(Update):
         return self.engine.optimizer.apply(state, new, grads, ok, assigned)
 
 
-def moved_where_finite(forward: Forward, before: list, after: list) -> list[Tensor]:
+def moved_where_finite(forward: Forward, before: list[Tensor], after: list[Tensor]) -> list[Tensor]:
     """Return the floating buffers that the forward pass changes, as one vector for each dtype.
 
     Numbers that were not finite before are 0, as in a mask, or a minimum that begins at infinity.

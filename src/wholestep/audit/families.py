@@ -39,7 +39,7 @@ class Function(keras.losses.Loss):
             return values
         num = tree.leaves(y_pred)[0].shape[0]
 
-        def row(i: int, nest: Tree) -> Tree:
+        def row(i: int, nest: Tree) -> Any:
             return tree.map_leaves(lambda leaf: leaf[i : i + 1], nest)
 
         return ops.stack([self.whole(row(i, y_true), row(i, y_pred)) for i in range(num)])

@@ -55,7 +55,7 @@ def call(
     return report
 
 
-def _run(audit: Callable, train: Callable, model: keras.Model, data: Tree, num_updates: int) -> tuple[Report, Log]:
+def _run(audit: Callable, train: Callable, model: keras.Model, data: Any, num_updates: int) -> tuple[Report, Log]:
     limit = Limit(num_updates, can_end=threading.current_thread() is threading.main_thread())
     token = COMMAND.set(limit)
     try:
@@ -92,7 +92,7 @@ def _giver(model: keras.Model, optimizer: keras.optimizers.Optimizer | None) -> 
     return give_back
 
 
-def _probes(data: Tree, log: Log) -> Iterator[tuple[str, tuple]]:
+def _probes(data: Any, log: Log) -> Iterator[tuple[str, tuple]]:
     """Yield (in words, data): an odd number of rows, with short last batches; uneven weights with a zero among them."""
     num = len(tree.leaves(tuple(data))[0])
     sizes = [len(c.inputs[0]) for c in log.called if c.inputs and c.inputs[0].ndim and c.differentiated is not False]

@@ -110,7 +110,7 @@ def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
 
 def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf]]:
     """Write and sync a new file of these arrays; return its description and its leaves."""
-    entries: dict[str, dict] = {}
+    entries: dict[str, dict[str, Any]] = {}
     ends = 0
     for name, array, _, at in contents:
         begins, ends = ends, ends + array.nbytes

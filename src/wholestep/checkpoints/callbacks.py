@@ -126,7 +126,7 @@ def _known(callback: keras.callbacks.Callback) -> list[str]:
     return sorted({name for kind in _KEPT if isinstance(callback, kind) for name in _KEPT[kind]})
 
 
-def _save_once(callback: keras.callbacks.OrbaxCheckpoint, step: int, logs: dict | None = None) -> None:
+def _save_once(callback: keras.callbacks.OrbaxCheckpoint, step: int, logs: dict[str, Any] | None = None) -> None:
     """Save a step unless Orbax has it: Orbax refuses a step twice, and the stopped run may have saved this step."""
     if all(each.step != step for each in callback.checkpointer.checkpoints):
         type(callback)._save_checkpoint(callback, step, logs)

@@ -115,7 +115,7 @@ def model_settings(model: keras.Model) -> Settings:
     return found | {"connections of layers": _digest(f"{[type(part) for part in parts]} {[*map(_wires, graphs)]}")}
 
 
-def _wires(graph: list[keras.Operation]) -> list:
+def _wires(graph: list[keras.Operation]) -> list[Any]:
     """Return for each operation of a graph its parents and its constant arguments."""
     at = {id(operation): i for i, operation in enumerate(graph)}
     nodes = [node for operation in graph for node in operation._inbound_nodes]
@@ -198,7 +198,7 @@ def code_facts(model: keras.Model, objective: Objective, optimizer: Any, options
     }
 
 
-def value_facts(variables: list) -> dict[str, str]:
+def value_facts(variables: list[keras.Variable]) -> dict[str, str]:
     """Return digests of the values of variables, by their paths."""
     return {
         f"{v.path} ({'x'.join(map(str, v.shape))} {v.dtype})": _digest(np.ascontiguousarray(v.value).tobytes())
@@ -238,7 +238,7 @@ def _versions(*packages: str) -> dict[str, str]:
 
 
 def _digests(settings: Settings) -> Settings:
-    parts: dict[str, list] = {}
+    parts: dict[str, list[tuple[str, Any]]] = {}
     for path, value in settings.items():
         parts.setdefault(path.split("/")[0], []).append((path, value))
     return {name: value[0][1] if len(value) == 1 else _digest(str(value)) for name, value in parts.items()}

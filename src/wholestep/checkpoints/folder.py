@@ -65,7 +65,7 @@ class Folder:
     ([7], {'epoch': 0}, [1.0, 1.0, 1.0])
     """
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike[str]):
         path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
         try:
             is_path = isinstance(path, str) and path != "" and b"\0" not in os.fsencode(path)
@@ -90,7 +90,7 @@ class Folder:
         """Return the checkpoints that have been set aside."""
         return sorted(self._entries(_BAD))
 
-    def _entries(self, pattern: re.Pattern) -> list[Path]:
+    def _entries(self, pattern: re.Pattern[str]) -> list[Path]:
         """Return the subfolders with such names that the library has made."""
         with on_disk(f"{self.folder} must be readable as a folder of checkpoints."):
             while True:
@@ -288,7 +288,7 @@ class Folder:
         return bad
 
 
-def locate(path: str | os.PathLike) -> tuple[Folder, int | None]:
+def locate(path: str | os.PathLike[str]) -> tuple[Folder, int | None]:
     """Return the folder of checkpoints of a path, and the step, if the path is a checkpoint."""
     folder = Folder(path)
     parent, name = Folder(folder.folder.parent), folder.folder.name

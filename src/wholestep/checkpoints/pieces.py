@@ -74,7 +74,7 @@ def on_host(value: Any) -> Numbers:
     """Return a tensor as numpy, without a copy on a CPU; for a tensor sharded over processes, its pieces."""
     if is_whole(value):
         return np.asarray(value)
-    pieces: dict[tuple, Piece] = {}
+    pieces: dict[tuple[Any, ...], Piece] = {}
     for shard in value.addressable_shards:
         begin = tuple(part.indices(size)[0] for part, size in zip(shard.index, value.shape, strict=True))
         known = pieces.get(begin)

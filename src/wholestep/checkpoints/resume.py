@@ -108,7 +108,7 @@ def _check_any(folder: Folder) -> None:
         raise CheckpointError(message(must, f"{names} only", attempt))
 
 
-def read_one(path: str | os.PathLike, check: Callable[[Snapshot], None]) -> Found:
+def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) -> Found:
     """Return the checkpoint at a path, or the newest good one in it (see `newest`); damaged ones stay in place."""
     folder, step = locate(path)
     processes = connect()

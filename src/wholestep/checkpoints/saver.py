@@ -176,7 +176,7 @@ class Saver:
         return self._run.number != self._saved
 
     @property
-    def _here(self) -> tuple:
+    def _here(self) -> tuple[Any, ...]:
         place = self._run.place
         return place.epoch, place.done, place.logs is None
 
@@ -289,7 +289,7 @@ class Unsaved:
         pass
 
 
-def save_once(path: str | os.PathLike, run: Run, executor: Executor | None) -> Path:
+def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None) -> Path:
     """Write and verify a checkpoint of a run by hand, and return its folder."""
     processes = connect()
     common = CommonFolder(Folder(path), processes)
@@ -308,7 +308,7 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _direction(executor: Executor, keep_best: tuple | None) -> str:
+def _direction(executor: Executor, keep_best: tuple[str, int] | tuple[str, int, str] | None) -> str:
     """Return the direction in which the metric of `keep_best` improves: "min" or "max"."""
     name, _, mode = (*(keep_best or ("loss", 1)), "auto")[:3]
     bare = name.removeprefix("val_")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
@@ -57,7 +57,7 @@ class Checkpoints:
     True
     """
 
-    folder: str | os.PathLike
+    folder: str | os.PathLike[str]
     _: KW_ONLY
     every_steps: int | None = None
     every_seconds: float | None = 600
@@ -89,7 +89,7 @@ class Checkpoints:
             _check_also(self.also)
 
     @classmethod
-    def of(cls, given: "str | os.PathLike | Checkpoints | None") -> "Checkpoints | None":
+    def of(cls, given: "str | os.PathLike[str] | Checkpoints | None") -> "Checkpoints | None":
         """Return a call's argument `checkpoints`; a path means the defaults in that folder."""
         return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
 
@@ -164,7 +164,7 @@ def to_remove(steps: Iterable[int], keep: int, values: Mapping[int, Value], num_
     return [step for step in known if step not in stay]
 
 
-def as_told(name: str, value: Value) -> dict:
+def as_told(name: str, value: Value) -> dict[str, Any]:
     """Return the manifest entry of a checkpoint's value."""
     return {_WATCHED: {"name": name, "number": value.number, "mode": value.mode}}
 

@@ -16,7 +16,7 @@ from wholestep.checkpoints.settings import value_in
 from wholestep.errors import CheckpointError, SpecificationError, message
 
 
-def add_commands(commands: argparse._SubParsersAction) -> None:
+def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `checkpoint ls|verify|show PATH`."""
     text = "Look at checkpoints. The exit code is 1 if anything is bad."
     parser = commands.add_parser("checkpoint", help="list, verify and show checkpoints", description=text)
@@ -32,7 +32,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         own.set_defaults(command=lambda arguments, call=call: _run(arguments, call))
 
 
-def _run(arguments: argparse.Namespace, call: Callable) -> int:
+def _run(arguments: argparse.Namespace, call: Callable[..., Any]) -> int:
     try:
         folder, step = locate(arguments.path)
         steps = folder.steps() if step is None else [step]

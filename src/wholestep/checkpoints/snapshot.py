@@ -160,7 +160,7 @@ def plain(path: str) -> str:
     return re.sub(r"_\d+(?=[/_]|$)", "", path)
 
 
-def _check_keys(value: Mapping, name: str) -> None:
+def _check_keys(value: Mapping[str, Any], name: str) -> None:
     strange = [key for key in value if type(key) not in (str, np.str_)]
     if strange or set(value) in _RESERVED:
         must = "The keys of a state must be strings, and not only 'array', 'bytes' or 'float'."

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import keras
 from keras import ops
@@ -92,7 +93,7 @@ class CustomLook:
 
         return take
 
-    def _looked(self, state: State, batch: Tree) -> tuple[Tree, list, list]:
+    def _looked(self, state: State, batch: Tree) -> tuple[Any, list, list]:
         """Return the results of a batch, and the buffers and metrics after it."""
         if self._predicts and not self._is_whole and isinstance(batch, list | tuple):
             batch = (batch,)  # as Keras does with several inputs

@@ -57,7 +57,7 @@ class CustomSteps:
     def _test(self, *given: Tree) -> Any:
         return self.model.test_step(*given)
 
-    def _predict(self, *given: Tree) -> Any:
+    def _predict(self, *given: Any) -> Any:
         if len(given) == 1:
             return self.model.predict_step(*given)
         state, data = given

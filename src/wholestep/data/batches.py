@@ -214,7 +214,8 @@ class Batches(KeepsPosition):
         if self._numbered is not None:
             self._numbered.run_forward(epoch, step)
         if self._stream is None:
-            return self.seek(epoch, step)
+            self.seek(epoch, step)
+            return None
         last = None
         with waiting():
             for _ in range(epoch):

@@ -292,7 +292,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + num_bytes].view(dtype).reshape(shape)
 
 
-def _signature(part: Tree, first_axis: int) -> Any:
+def _signature(part: Any, first_axis: int) -> Any:
     if isinstance(part, dict):
         names = sorted(part, key=str)
         return dict, *((name, _signature(part[name], first_axis)) for name in names)

@@ -37,7 +37,7 @@ def own_batch(batch: Tree, prepare: Callable[[Tree], Tree] | None = None) -> Tre
     return checked(copied if prepare is None else prepare(copied))
 
 
-def text_as_arrays(source: Tree) -> Tree:
+def text_as_arrays(source: Tree) -> Any:
     """Return data in which lists of strings are arrays: alone, or parts of a tuple or a dict."""
     if isinstance(source, tuple):
         return tuple(map(text_as_arrays, source)) if type(source) is tuple else source
@@ -53,7 +53,7 @@ def raw_batch(batch: Tree) -> Tree:
     return tree.map_leaves(to_numpy, without_none(tuple(batch) if isinstance(batch, list) else batch))
 
 
-def without_none(batch: Tree) -> Tree:
+def without_none(batch: Tree) -> Any:
     """Drop the last parts of (x, y, sample_weight) that are None.
 
     Raises:

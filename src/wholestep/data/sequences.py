@@ -86,7 +86,7 @@ class Sequences:
     def _loaded(self, batch: Tree) -> Tree:
         return checked(self.source.transform(batch))
 
-    def _nested(self, leaves: list) -> Tree:
+    def _nested(self, leaves: list) -> Any:
         return keras.tree.pack_sequence_as(self.row, leaves)
 
     def _columns(self, rows: np.ndarray) -> list[tuple[tuple, list]]:
@@ -208,7 +208,7 @@ def _asked(length: Callable, row: Tree, number: int) -> Any:
         raise BatchError(message("length must return every row's length.", received, "look at this row.")) from error
 
 
-def _number(label: str, value: Tree, row: int) -> int:
+def _number(label: str, value: Any, row: int) -> int:
     try:
         number = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -4,7 +4,7 @@ A shape is the padded length of each sequence of a row. Rows of one shape are co
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -57,7 +57,7 @@ def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
     return _sorted(_groups(totals, cuts, longest))
 
 
-def given(boundaries: Tree, paths: tuple[tuple, ...]) -> np.ndarray:
+def given(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
     """Return the user's shapes: int64 (shapes, sequences).
 
     Args:
@@ -135,7 +135,7 @@ def _groups(totals: list[np.ndarray], cuts: list[np.ndarray], longest: np.ndarra
 
 def _shape(boundary: Tree, paths: tuple[tuple, ...]) -> list[int]:
     named = dict(keras.tree.flatten_with_path(boundary))
-    sizes: list[Tree] = [named.get(path, named.get(())) for path in paths]
+    sizes: list[Any] = [named.get(path, named.get(())) for path in paths]
     is_whole = all(is_count(n) and n <= LONGEST for n in sizes)
     if not is_whole or (() not in named and set(named) != set(paths)):
         names = " and ".join(tree.name(path, "boundary") for path in paths)

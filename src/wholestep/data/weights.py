@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from numbers import Real
+from typing import Any
 
 import keras
 import numpy as np
@@ -41,7 +42,7 @@ def check_weights(
             raise BatchError(message(must, "weights that are all 0", "leave sample_weight out."))
 
 
-def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
+def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], tuple[Any, ...]]:
     """Return the transform (x, y) -> (x, y, weight of the row's class); other classes weigh 1.
 
     Raises:
@@ -52,7 +53,7 @@ def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], Tree]:
     classes = np.asarray(sorted(class_weight), dtype=np.int64)
     weights = np.asarray([class_weight[c] for c in sorted(class_weight)], dtype=keras.config.floatx())
 
-    def transform(batch: Tree) -> Tree:
+    def transform(batch: Tree) -> tuple[Any, ...]:
         if not isinstance(batch, tuple) or len(batch) != 2:
             received = f"{len(batch) if isinstance(batch, tuple) else 1} parts"
             must = "class_weight needs batches (x, y): it makes the sample weights."
@@ -78,7 +79,7 @@ def _check_class_weight(given: object) -> None:
     raise SpecificationError(message("class_weight must map class numbers to finite weights.", shown(given), attempt))
 
 
-def _classes(y: Tree) -> np.ndarray:
+def _classes(y: Any) -> np.ndarray:
     if not hasattr(y, "shape") or len(y.shape) > 2:
         shape = getattr(y, "shape", type(y).__name__)
         must = "class_weight needs one class a row."

@@ -69,7 +69,7 @@ def begun(state: State, begins: Tensor, sums: tuple, metrics: list[np.ndarray]) 
     At an epoch's begin, the caller has reset Keras' metrics, which may keep a part; this function cannot know it.
     """
 
-    def or_empty(value: Tensor, empty: np.ndarray, where: Tensor) -> Tensor:
+    def or_empty(value: Tensor, empty: np.ndarray, where: Tensor | bool) -> Tensor:
         return ops.where(where, ops.cast(empty, value.dtype), value)
 
     pairs = zip(state.metrics, metrics, strict=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from wholestep.engines.protocol import Compiled
+from wholestep.engines.protocol import Compiled, Found, Function
 from wholestep.tree import Tree
 
 _HOW = "Nothing is compiled: the model says run_eagerly=True, and Python computes operation by operation."
@@ -31,13 +31,13 @@ class EagerPrograms:
         """Return True: each update is a separate dispatch."""
         return True
 
-    def traced(self, function: Callable) -> Callable:
+    def traced(self, function: Function) -> Function:
         """Return the function unchanged."""
         return function
 
     inlined = traced
 
-    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
+    def shapes(self, function: Callable[..., Found], *arguments: Tree) -> Found:
         """Return the function's results: without a trace, only they show the shapes and dtypes."""
         with self._undone():
             return function(*arguments)

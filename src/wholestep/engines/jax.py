@@ -20,7 +20,7 @@ from wholestep.engines.jax_eager import EagerJaxOperations, readable
 from wholestep.engines.jax_random import JaxRandom
 from wholestep.engines.jax_steps import JaxOptimizer, JaxSteps
 from wholestep.engines.jax_variables import JaxVariables
-from wholestep.engines.protocol import Compiled, Engine, Operations, Programs
+from wholestep.engines.protocol import Carried, Compiled, Engine, Found, Function, Operations, Programs
 from wholestep.errors import warn
 from wholestep.processes import Processes, group
 from wholestep.state import State
@@ -106,15 +106,15 @@ class JaxPrograms:
         on_cpu = jax.local_devices()[0].platform == "cpu"
         return on_cpu and "conv_general_dilated" in _primitives(jax.make_jaxpr(function)(*arguments).jaxpr)
 
-    def traced(self, function: Callable) -> Callable:
+    def traced(self, function: Function) -> Function:
         """Return the function, traced once for each shape of its arguments."""
         return jax.jit(function)
 
-    def inlined(self, function: Callable) -> Callable:
+    def inlined(self, function: Function) -> Function:
         """Return a traced function unchanged: its gradient may be taken anywhere."""
         return function
 
-    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
+    def shapes(self, function: Callable[..., Found], *arguments: Tree) -> Found:
         """Return the shapes and dtypes of a traced function's results."""
         return jax.eval_shape(function, *arguments)
 
@@ -144,17 +144,19 @@ class JaxOperations:
 
     gather = staticmethod(gather)
 
-    def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
+    def differentiate(self, function: Callable[[list], tuple[Tensor, Found]], params: list) -> tuple[list, Found]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
         return jax.grad(function, has_aux=True)(params)
 
-    def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
+    def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:
         """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
         if num == 1:
             return function(carry, jax.tree.map(lambda leaf: leaf[0], pieces))
         return jax.lax.scan(lambda c, piece: (function(c, piece), None), carry, pieces)[0]
 
-    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
+    def repeat(
+        self, function: Callable[[Any, State], tuple[State, Found]], num: Tensor, state: State, reports: Found
+    ) -> tuple[State, Found]:
         """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
 
         def body(carry: tuple) -> tuple:
@@ -169,7 +171,7 @@ class JaxOperations:
 
     def lookup(self, table: Tensor, places: Tensor) -> Tensor:
         """Return these rows of a table; NaN for places beyond the last."""
-        return table.at[places].get(mode="fill")
+        return jnp.asarray(table).at[places].get(mode="fill")
 
     def is_finite(self, values: list) -> Tensor:
         """Return whether all values are finite."""

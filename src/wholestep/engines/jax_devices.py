@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from wholestep.checkpoints import Numbers
-from wholestep.engines.protocol import Shares
+from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.processes import Processes
 from wholestep.tree import Tensor, Tree
@@ -83,7 +83,7 @@ class JaxDevices:
         """Return the bytes of the device's memory; None where it is the host's."""
         return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
-    def place(self, data: Tree) -> Tree:
+    def place(self, data: Data) -> Data:
         """Put host arrays on the device immediately; with several devices, on each."""
         data = jax.tree.map(_narrow, data)
         if self.layout is None:
@@ -99,7 +99,7 @@ class JaxDevices:
             return Shares(jax.tree.map(lambda leaf: layout.spread(_narrow(leaf), shares), data))
         return self.place(data) if self._must_place else jax.tree.map(_narrow, data)
 
-    def fetch(self, values: Tree) -> Tree:
+    def fetch(self, values: Tree) -> Any:
         """Return device values as numpy. The only place that waits."""
         with self._processes.waiting("computing"):
             return jax.tree.map(np.asarray, values)
@@ -124,8 +124,15 @@ class JaxReplicas:
         self._is_inside = False  # whether the part of one replica is being traced
 
     def total(
-        self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
-    ) -> tuple[Tree, Tree, Tree]:
+        self,
+        function: Callable[[Tree, Carried, Data], tuple[Found, Carried, Alike]],
+        data: Tree,
+        carried: Carried,
+        given: Data,
+        *,
+        split: bool,
+        syncs: bool,
+    ) -> tuple[Found, Carried, Alike]:
         """Run (data, carried, given) -> (sums, carried, alike), and return the totals over all replicas.
 
         Unless split, arrays are global, and every sum is a total; but XLA reduces the gradient of each microbatch.
@@ -135,7 +142,7 @@ class JaxReplicas:
         if not split or layout is None:
             return function(data, carried, given)
 
-        def work(data: Tree, carried: Tree, given: Tree) -> tuple[Tree, Tree, Tree]:
+        def work(data: Tree, carried: Carried, given: Data) -> tuple[Found, Carried, Alike]:
             if isinstance(data, Shares):
                 data = Shares(jax.tree.map(lambda leaf: leaf[0], data.leaves))
             self._is_inside = True
@@ -153,7 +160,7 @@ class JaxReplicas:
         specs = {"in_specs": (of_data, everywhere, everywhere), "out_specs": everywhere}
         return jax.shard_map(work, mesh=layout.mesh, **specs, **options)(data, carried, given)
 
-    def batch(self, data: Tree, rows: Tensor) -> Tree:
+    def batch(self, data: Tree, rows: Tensor) -> Any:
         """Return the rows of a (micro)batch, spread evenly over replicas; of `Shares`, `rows` index the shares."""
         layout = self.layout
         if layout is None:
@@ -206,7 +213,7 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> JaxR
     return JaxReplicas(None if is_one else MeshLayout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas"))
 
 
-def gather(data: Tree, rows: Tensor) -> Tree:
+def gather(data: Data, rows: Tensor) -> Data:
     """Return these rows of every leaf; row numbers are in range."""
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wholestep.engines.protocol import Operations
+from wholestep.engines.protocol import Carried, Found, Operations
 from wholestep.errors import SpecificationError, message
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -38,18 +38,20 @@ class EagerJaxOperations:
         self._differentiate = ops.differentiate
         self.gather, self.lookup, self.is_finite = ops.gather, ops.lookup, ops.is_finite
 
-    def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
+    def differentiate(self, function: Callable[[list], tuple[Tensor, Found]], params: list) -> tuple[list, Found]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
         with readable():
             return self._differentiate(function, params)
 
-    def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
+    def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:
         """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
         for i in range(num):
             carry = function(carry, jax.tree.map(lambda leaf, i=i: leaf[i], pieces))
         return carry
 
-    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
+    def repeat(
+        self, function: Callable[[Any, State], tuple[State, Found]], num: Tensor, state: State, reports: Found
+    ) -> tuple[State, Found]:
         """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
         i = 0
         while i < int(num) and int(state.stopped) == 0:

@@ -45,7 +45,7 @@ class EngineListener:
             jax.debug.callback(heard, *values, ordered=True)
         else:
             jax.effects_barrier()  # earlier values are reported first
-            heard(*values)
+            heard(*map(np.asarray, values))
 
     def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
         """Return the value, through an identity whose transpose tells the gradient."""

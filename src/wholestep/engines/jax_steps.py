@@ -14,7 +14,7 @@ from keras.optimizers import Optimizer
 
 from wholestep.embeddings.tables import TableRows
 from wholestep.engines.jax_devices import gather
-from wholestep.engines.protocol import Note
+from wholestep.engines.protocol import Found, Note
 from wholestep.errors import SpecificationError, message
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
@@ -101,8 +101,8 @@ class JaxSteps:
             return _with_values(found, groups, after), after
 
     def attempt(
-        self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
-    ) -> tuple[State, Tensor, Tree]:
+        self, function: Callable[[State], tuple[State, Tensor, Found]], state: State, variables: Variables
+    ) -> tuple[State, Tensor, Found]:
         """Return the results of (state) -> (state, is_good, results), with the old state unless it is good."""
         new, ok, found = function(state)
         return jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), new, state), ok, found
@@ -132,7 +132,7 @@ def _with_values(found: Tree, groups: Sequence[list], after: list[list]) -> Tree
     return keras.tree.map_structure(value_of, found)
 
 
-def _parts(returned: Tree, given: Sequence[list]) -> tuple[Tree, list[list]]:
+def _parts(returned: Any, given: Sequence[list]) -> tuple[Tree, list[list]]:
     """Return the results of a step, and the state that it returns.
 
     Raises:

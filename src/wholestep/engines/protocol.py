@@ -6,7 +6,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import keras
 import numpy as np
@@ -19,6 +19,11 @@ from wholestep.tree import Tensor, Tree
 
 Note = Callable[[keras.Variable], None]
 Told = Callable[[int, list[np.ndarray]], None]
+Function = TypeVar("Function", bound=Callable)
+Found = TypeVar("Found")  # by the function
+Carried = TypeVar("Carried")
+Data = TypeVar("Data")
+Alike = TypeVar("Alike")
 Asked = Callable[[tuple[int, ...], list], None]  # the shape of a target, the sources without a gradient
 
 
@@ -132,8 +137,8 @@ class StepCalls(Protocol):
         """Call a step with `num` groups of values; return results and all groups after it. Other reads go to `note`."""
 
     def attempt(
-        self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
-    ) -> tuple[State, Tensor, Tree]:
+        self, function: Callable[[State], tuple[State, Tensor, Found]], state: State, variables: Variables
+    ) -> tuple[State, Tensor, Found]:
         """Return the results of (state) -> (state, is_good, results); unless good, restore state and variables."""
 
 
@@ -158,13 +163,13 @@ class Programs(Protocol):
     def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
         """True only if the function is known to be slower inside a compiled loop, or nothing is compiled."""
 
-    def traced(self, function: Callable) -> Callable:
+    def traced(self, function: Function) -> Function:
         """Return a function with the same results; unless replicas are split, its Python runs once for each shape."""
 
-    def inlined(self, function: Callable) -> Callable:
+    def inlined(self, function: Function) -> Function:
         """Return a function with the traced function's results, whose gradient may be taken anywhere."""
 
-    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
+    def shapes(self, function: Callable[..., Found], *arguments: Tree) -> Found:
         """Return the shapes and dtypes of the function's results; no variable changes, and an eager engine computes."""
 
 
@@ -192,16 +197,18 @@ class Traces(Protocol):
 class Operations(Protocol):
     """Operations inside a program."""
 
-    def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
+    def differentiate(self, function: Callable[[list], tuple[Tensor, Found]], params: list) -> tuple[list, Found]:
         """Return dense gradients of params -> (scalar, auxiliary), zero for unused params, and the auxiliary."""
 
-    def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
+    def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:
         """Fold (carry, piece) -> carry over the pieces, (num, ...), in order."""
 
-    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
+    def repeat(
+        self, function: Callable[[Any, State], tuple[State, Found]], num: Tensor, state: State, reports: Found
+    ) -> tuple[State, Found]:
         """Call (i, state) -> (state, report) for i < num until a state is stopped; other reports are unchanged."""
 
-    def gather(self, data: Tree, rows: Tensor) -> Tree:
+    def gather(self, data: Data, rows: Tensor) -> Data:
         """Return these rows of every leaf, in this order; row numbers are in range."""
 
     def lookup(self, table: Tensor, places: Tensor) -> Tensor:
@@ -241,16 +248,16 @@ class Devices(Protocol):
     def memory(self) -> int | None:
         """Return the bytes of the device's memory; None where it is the host's."""
 
-    def place(self, data: Tree) -> Tree:
+    def place(self, data: Data) -> Data:
         """Return every leaf on the device, with the same numbers, nesting and Nones."""
 
-    def resident(self, data: Tree) -> Tree:
+    def resident(self, data: Data) -> Data:
         """Return data on the device, of which every replica can gather rows repeatedly."""
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
         """Return host arrays as a program takes them fastest; replica i gets the rows shares[i], (replicas, rows)."""
 
-    def fetch(self, values: Tree) -> Tree:
+    def fetch(self, values: Tree) -> Any:
         """Return every leaf as numpy, after one wait; the host waits nowhere else."""
 
     def is_ready(self, values: Tree) -> bool:
@@ -271,11 +278,18 @@ class Replicas(Protocol):
     coupling_layers: Collection[keras.layers.Layer]
 
     def total(
-        self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
-    ) -> tuple[Tree, Tree, Tree]:
+        self,
+        function: Callable[[Tree, Carried, Data], tuple[Found, Carried, Alike]],
+        data: Tree,
+        carried: Carried,
+        given: Data,
+        *,
+        split: bool,
+        syncs: bool,
+    ) -> tuple[Found, Carried, Alike]:
         """Run (data, carried, given) -> (sums, carried, alike), if split on each replica; add up sums and changes."""
 
-    def batch(self, data: Tree, rows: Tensor) -> Tree:
+    def batch(self, data: Tree, rows: Tensor) -> Any:
         """Return these rows, and to a replica its equal part; of `Shares`, `rows` index the shares."""
 
     def part(self, rows: Tensor) -> tuple[Tensor, Tensor | int]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from wholestep.engines.eager import EagerPrograms
-from wholestep.engines.protocol import Compiled, Engine, Programs
+from wholestep.engines.protocol import Carried, Compiled, Engine, Found, Function, Programs
 from wholestep.engines.tensorflow_devices import TensorflowDevices, TensorflowReplicas, find_replicas, gather, specs_of
 from wholestep.engines.tensorflow_random import TensorflowRandom
 from wholestep.engines.tensorflow_variables import (
@@ -112,13 +113,13 @@ class TensorflowPrograms:
         """Return False: no function is known to be slower inside a compiled loop."""
         return False
 
-    def traced(self, function: Callable) -> Callable:
+    def traced(self, function: Function) -> Function:
         """Return the function, traced once for each shape of its arguments."""
         if self._is_split:  # replicas cannot communicate from inside a nested function
             return function
         return tf.function(function, autograph=False)
 
-    def inlined(self, function: Callable) -> Callable:
+    def inlined(self, function: Function) -> Function:
         """Return a traced function's Python function, to be traced inline if its gradient is taken.
 
         Constants of the gradient (the axes of a transposition) would come out of a nested function as values, and XLA
@@ -126,7 +127,7 @@ class TensorflowPrograms:
         """
         return getattr(function, "python_function", function)
 
-    def shapes(self, function: Callable, *arguments: Tree) -> Tree:
+    def shapes(self, function: Callable[..., Found], *arguments: Tree) -> Found:
         """Return the shapes and dtypes of a traced function's results."""
         return as_function(function).get_concrete_function(*specs_of(arguments)).structured_outputs
 
@@ -164,7 +165,7 @@ class TensorflowOperations:
     def __init__(self, replicas: TensorflowReplicas):
         self._unrolls = bool(replicas.coupling_layers)  # no communication from inside a loop
 
-    def differentiate(self, function: Callable, params: list) -> tuple[list, Tree]:
+    def differentiate(self, function: Callable[[list], tuple[Tensor, Found]], params: list) -> tuple[list, Found]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(params)
@@ -172,10 +173,10 @@ class TensorflowOperations:
         grads = tape.gradient(value, params, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [_dense(g, p) for g, p in zip(grads, params, strict=True)], auxiliary
 
-    def fold(self, function: Callable, carry: Tree, pieces: Tree, num: int) -> Tree:
+    def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:
         """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
 
-        def body(i: Tensor, carry: Tree) -> tuple:
+        def body(i: Tensor | int, carry: Carried) -> tuple:
             return i + 1, function(carry, tf.nest.map_structure(lambda leaf: leaf[i], pieces))
 
         if num == 1 or self._unrolls:
@@ -184,7 +185,9 @@ class TensorflowOperations:
             return carry
         return tf.while_loop(lambda i, _: i < num, body, (tf.constant(0), carry), parallel_iterations=1)[1]
 
-    def repeat(self, function: Callable, num: Tensor, state: State, reports: Tree) -> tuple[State, Tree]:
+    def repeat(
+        self, function: Callable[[Any, State], tuple[State, Found]], num: Tensor, state: State, reports: Found
+    ) -> tuple[State, Found]:
         """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
 
         def body(i: Tensor, state: State, reports: Tree) -> tuple:

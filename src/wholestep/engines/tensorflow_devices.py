@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from wholestep import tree
-from wholestep.engines.protocol import Shares
+from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor, Tree
 
@@ -44,8 +44,15 @@ class TensorflowReplicas:
         )
 
     def total(
-        self, function: Callable, data: Tree, carried: Tree, given: Tree, *, split: bool, syncs: bool
-    ) -> tuple[Tree, Tree, Tree]:
+        self,
+        function: Callable[[Tree, Carried, Data], tuple[Found, Carried, Alike]],
+        data: Tree,
+        carried: Carried,
+        given: Data,
+        *,
+        split: bool,
+        syncs: bool,
+    ) -> tuple[Found, Carried, Alike]:
         """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
 
         With `syncs`, BatchNormalization computes its statistics over all replicas.
@@ -63,7 +70,7 @@ class TensorflowReplicas:
         first = tf.nest.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], alike)
         return sums, tf.nest.map_structure(tf.add, carried, moves), first
 
-    def batch(self, data: Tree, rows: Tensor) -> Tree:
+    def batch(self, data: Tree, rows: Tensor) -> Any:
         """Return the rows of a (micro)batch, and to a replica its part; of `Shares`, `rows` index the shares."""
         if self.strategy is None:
             return gather(data, rows)
@@ -125,11 +132,11 @@ class TensorflowDevices:
         """Return None: the device's memory is not known."""
         return None
 
-    def place(self, data: Tree) -> Tree:
+    def place(self, data: Data) -> Data:
         """Put host arrays on the device immediately."""
         return tree.map_leaves(tensor_of, data)
 
-    def resident(self, data: Tree) -> Tree:
+    def resident(self, data: Data) -> Data:
         """Put host arrays on the device; with several devices, on each."""
         if (put := self._put) is None:
             return self.place(data)
@@ -141,7 +148,7 @@ class TensorflowDevices:
             return self.place(data)
         return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
 
-    def fetch(self, values: Tree) -> Tree:
+    def fetch(self, values: Tree) -> Any:
         """Return device values as numpy. The only place that waits."""
         return tree.map_leaves(array_of, values)
 
@@ -223,11 +230,11 @@ def _spec_of(value: Tensor | None) -> tf.TypeSpec | None:
     return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
 
 
-def gather(data: Tree, rows: Tensor) -> Tree:
+def gather(data: Data, rows: Tensor) -> Data:
     """Return these rows of every leaf; row numbers are in range."""
     return tree.map_leaves(lambda leaf: rows_of(leaf, rows), data)
 
 
-def specs_of(arguments: Tree) -> Tree:
+def specs_of(arguments: Tree) -> Any:
     """Return the shapes and dtypes of a program's arguments."""
     return tf.nest.map_structure(_spec_of, arguments)

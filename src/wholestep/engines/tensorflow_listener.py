@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, wraps
+from typing import Any
 
 import keras
 import numpy as np
@@ -107,7 +108,7 @@ class EngineListener:
         order = self._clock.assign_add(1, read_value=True)
         tf.numpy_function(heard, [order, *values], tf.int64, stateful=True)
 
-    def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
+    def watch_gradient(self, value: Any, told: Told) -> Tensor:
         """Return a copy of the value, whose gradient is taken with those of variables."""
         is_hidden = not tf.executing_eagerly() and value.op.type in _ACTIVATIONS  # Keras would take what it gets
         logits = getattr(value, "_keras_logits", None)  # of which Keras' cross entropies are

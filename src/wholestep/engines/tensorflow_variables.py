@@ -9,7 +9,7 @@ from keras.optimizers import Optimizer
 
 from wholestep import tree
 from wholestep.embeddings.tables import TableRows
-from wholestep.engines.protocol import Note
+from wholestep.engines.protocol import Found, Note
 from wholestep.engines.tensorflow_devices import TensorflowReplicas, specs_of, tensor_of
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
@@ -163,8 +163,8 @@ class TensorflowSteps:
         return found, [[tf.convert_to_tensor(v.value) for v in group] if given else [] for group, given in after]
 
     def attempt(
-        self, function: Callable[[State], tuple[State, Tensor, Tree]], state: State, variables: Variables
-    ) -> tuple[State, Tensor, Tree]:
+        self, function: Callable[[State], tuple[State, Tensor, Found]], state: State, variables: Variables
+    ) -> tuple[State, Tensor, Found]:
         """Return the results of (state) -> (state, is_good, results); unless good, restore state and variables."""
         held = [*variables.params, *variables.slots, *variables.buffers]
         before = [tf.convert_to_tensor(v.value) for v in held]

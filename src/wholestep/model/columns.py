@@ -49,7 +49,7 @@ class Columns:
         return tuple(keras.tree.map_structure(lambda name: batch[name], part) for part in parts)
 
 
-def open_columns(data: Data, model: keras.Model, **how: bool) -> tuple[Data, Callable[[Tree], tuple]]:
+def open_columns(data: Data, model: keras.Model, **how: bool) -> tuple[Data, Callable[[Any], tuple]]:
     """Return a dataset of the columns that a model uses, and the function that makes batches of them.
 
     Raises:

@@ -4,6 +4,8 @@ This module and `wholestep.model.losses` read private attributes of Keras: `kera
 there.
 """
 
+from collections.abc import Mapping
+
 import keras
 
 from wholestep.errors import SpecificationError, message
@@ -71,7 +73,7 @@ def resets_on_the_host(metric: keras.metrics.Metric) -> bool:
     return own or any(map(resets_on_the_host, getattr(metric, "metrics", ())))
 
 
-def tracked(model: keras.Model, numbers: dict[str, Tensor | float]) -> list[tuple[keras.Variable, Tensor | float]]:
+def tracked(model: keras.Model, numbers: Mapping[str, Tensor | float]) -> list[tuple[keras.Variable, Tensor | float]]:
     """Return the variables of the loss trackers, and their values for these logs of an epoch."""
     found = [(tracker, numbers[name]) for name, tracker in loss_trackers(model).items() if name in numbers]
     return [pair for tracker, number in found for pair in ((tracker.total, number), (tracker.count, 1))]

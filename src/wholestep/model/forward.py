@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -130,7 +130,8 @@ class Forward:
             for score in reading.scores:
                 score.update(row_weights)
             terms = reading.terms | reading.reported
-            sums = {label: tuple(wide(s) for s in term.sums(row_weights)) for label, term in terms.items()}
+            found = {label: term.sums(row_weights) for label, term in terms.items()}
+            sums = {label: (wide(total), wide(weight)) for label, (total, weight) in found.items()}
             extra = self._extra(scope, reading)
         assigned = [scope.get_current_value(self.variables.params[i]) for i in self.facts.assigned]
         return Outcome(sums, extra, *self._after(scope, values), assigned)
@@ -210,7 +211,8 @@ class Forward:
         pairs = [(v, p) for v, p in zip(self.variables.params, params, strict=True) if v.regularizer is not None]
         with self._scope(Values([], [], [], captured)) as scope:
             scope.state_mapping |= {id(v): p for v, p in pairs}
-            return sum(wide(v.regularizer(p)) for v, p in pairs)
+            penalties: Any = [wide(v.regularizer(p)) for v, p in pairs]
+            return sum(penalties)
 
     @property
     def has_penalty(self) -> bool:

@@ -41,7 +41,7 @@ class LossCall(NamedTuple):
     name: str
     y_true: Tensor
     y_pred: Tensor
-    weight: Tensor
+    weight: Tensor | None
 
 
 class LabelRange(NamedTuple):
@@ -108,7 +108,7 @@ def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Loss
     entries, metrics = compile_loss._flat_losses, compile_loss._metrics
 
     def recorder(entry: Any) -> Any:
-        def record(y_true: Tensor, y_pred: Tensor, weight: Tensor = None) -> float:
+        def record(y_true: Tensor, y_pred: Tensor, weight: Tensor | None = None) -> float:
             coefficient = 1.0 if entry.loss_weights is None else entry.loss_weights
             calls.append(LossCall(entry.loss, coefficient, entry.name, y_true, y_pred, weight))
             return 0.0
@@ -134,11 +134,11 @@ def _own_loss(model: keras.Model, loss: Tensor | None) -> Whole:
     return Whole(ops.convert_to_tensor(loss))
 
 
-def _scores(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Score]:
+def _scores(model: keras.Model, y: Tree, outputs: Tree, weight: Tree) -> list[Score]:
     compiled = model._compile_metrics
     if compiled is None:
         return []
-    y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(y_pred)
+    y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(outputs)
     weights = [None] if weight is None else compiled._flatten_y(weight)
     weights = weights if len(weights) == len(y_true) else [weights[0]] * len(y_true)
     plain = [(group, t, p, None) for group, t, p in zip(compiled._flat_metrics, y_true, y_pred, strict=False)]
@@ -163,7 +163,7 @@ def unreduced(call: LossCall) -> Term:
     return _reduce(ops.cast(values, dtype), _checked(_fit(call.weight, values), values), _fit(mask, values), call)
 
 
-def _reduce(values: Tensor, weight: Tensor, mask: Tensor, call: LossCall) -> Term:
+def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: LossCall) -> Term:
     reduction = call.loss.reduction
     if reduction == "sum":
         return Sum(values, _product(weight, mask, values), call.coefficient)
@@ -179,18 +179,18 @@ def _reduce(values: Tensor, weight: Tensor, mask: Tensor, call: LossCall) -> Ter
     raise SpecificationError(message(must, f"reduction={reduction!r}", attempt))
 
 
-def _both(a: Tensor, b: Tensor) -> Tensor:
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a & b if a is not None and b is not None else (b if a is None else a)
 
 
-def _fit(weight: Tensor, values: Tensor) -> Tensor:
+def _fit(weight: Tensor | None, values: Tensor) -> Tensor | None:
     """Drop the trailing axes of length 1 that Keras would squeeze, so that weights lead the values' axes."""
     while weight is not None and len(weight.shape) > len(values.shape) and weight.shape[-1] == 1:
         weight = ops.squeeze(weight, axis=-1)
     return None if weight is None else ops.cast(weight, values.dtype)
 
 
-def _checked(weight: Tensor, values: Tensor) -> Tensor:
+def _checked(weight: Tensor | None, values: Tensor) -> Tensor | None:
     """Refuse weights of more axes than the values: weights of a single row would broadcast."""
     if weight is not None and len(weight.shape) > len(values.shape):
         must = "sample_weight must hold one number for each row, or for each of the places that the loss tells apart."
@@ -199,14 +199,14 @@ def _checked(weight: Tensor, values: Tensor) -> Tensor:
     return weight
 
 
-def _product(weight: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+def _product(weight: Tensor | None, mask: Tensor | None, values: Tensor) -> Tensor | None:
     if weight is None or mask is None:
         return mask if weight is None else weight
     rank = max(len(weight.shape), len(mask.shape))
     return lengthened(weight, rank) * lengthened(mask, rank)
 
 
-def _sum_broadcast(values: Tensor, weights: Tensor) -> Tensor:
+def _sum_broadcast(values: Tensor, weights: Tensor | None) -> Tensor:
     """Sum the values over the axes that the weights lack: Keras divides by the sum of the unbroadcast weights."""
     if weights is None:
         return values

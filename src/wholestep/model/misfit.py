@@ -137,7 +137,7 @@ def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
 def _of_keys(x: Tree, error: BaseException) -> str | None:
     """Refuse a dict of inputs that lacks a key which the model's code reads."""
     missing, cause = None, error if isinstance(x, dict) else None
-    while cause is not None:
+    while cause is not None and isinstance(x, dict):
         missing = cause.args[0] if type(cause) is KeyError and _reads(cause, x) else missing
         cause = cause.__context__  # Keras raises other errors after the first, which is the model's
     if missing is None:

@@ -67,9 +67,9 @@ class Score:
     """The arguments of one Keras metric's update on a batch."""
 
     metric: keras.metrics.Metric
-    y_true: Tensor
-    y_pred: Tensor
-    weight: Tensor = None
+    y_true: Tree
+    y_pred: Any  # a tree
+    weight: Tensor | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -94,7 +94,7 @@ class Score:
             set_keras_mask(y_pred, mask[rows])
         return Score(self.metric, y_true, y_pred, weight)
 
-    def update(self, row_weights: Tensor) -> None:
+    def update(self, row_weights: Tensor | None) -> None:
         """Update the metric; rows of weight 0 count for nothing."""
         given = [w for w in (self.weight, row_weights) if w is not None]
         if not given or self.is_whole:

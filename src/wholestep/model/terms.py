@@ -6,6 +6,7 @@ microbatches, replicas and hosts, and divided once.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import keras
 from keras import ops
@@ -40,10 +41,10 @@ class Mean(_Shown):
     """
 
     values: Tensor
-    weights: Tensor = None
+    weights: Tensor | None = None
     coefficient: float = 1.0
 
-    def sums(self, row_weights: Tensor = None) -> tuple[Tensor, Tensor]:
+    def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (sum of values * weights, sum of weights), two scalars; `row_weights` is (rows,) or None."""
         weights = _weigh(self.values, self.weights, row_weights)
         if weights is None:
@@ -61,10 +62,10 @@ class Sum(_Shown):
     """
 
     values: Tensor
-    weights: Tensor = None
+    weights: Tensor | None = None
     coefficient: float = 1.0
 
-    def sums(self, row_weights: Tensor = None) -> tuple[Tensor, Tensor]:
+    def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (sum of values * weights, 1), two scalars."""
         weights = _weigh(self.values, self.weights, row_weights)
         total = ops.sum(self.values if weights is None else selected(self.values, weights))
@@ -77,9 +78,9 @@ class Whole(_Shown):
 
     values: Tensor
     coefficient: float = 1.0
-    weights: Tensor = None
+    weights: Tensor | None = None
 
-    def sums(self, row_weights: Tensor = None) -> tuple[Tensor, Tensor]:
+    def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (the number, 1)."""
         return self.values, ops.ones((), self.values.dtype)
 
@@ -109,7 +110,7 @@ def check(term: Term, label: str, num_rows: int) -> Term:
     return term if is_float else replace(term, values=ops.cast(term.values, "float32"))
 
 
-def _counted(values: Tensor, num_rows: int) -> Tensor:
+def _counted(values: Tensor | None, num_rows: int) -> Any:
     """Return values with the static number of rows, which a layer may have lost; other unknown sizes stay unknown."""
     if values is None or len(values.shape) == 0 or values.shape[0] is not None:
         return values
@@ -127,7 +128,7 @@ def _align(weights: Tensor, values: Tensor) -> Tensor:
     return ops.broadcast_to(ops.cast(weights, values.dtype), ops.shape(values))
 
 
-def _weigh(values: Tensor, weights: Tensor, row_weights: Tensor) -> Tensor:
+def _weigh(values: Tensor, weights: Tensor | None, row_weights: Tensor | None) -> Tensor | None:
     given = [_align(w, values) for w in (weights, row_weights) if w is not None]
     if not given:
         return None

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import keras
 import numpy as np
@@ -40,7 +41,7 @@ class ReportLayout:
         assert ReportLayout.of(logs) == self, "logs of another layout"
         return ops.concatenate([ops.reshape(ops.cast(value, keras.config.floatx()), (-1,)) for value in logs.values()])
 
-    def unpack(self, report: np.ndarray) -> dict[str, Tensor]:
+    def unpack(self, report: np.ndarray) -> dict[str, Any]:
         """Return the logs that a vector holds: floats, and arrays where a metric has several values."""
         return {
             name: report[start:stop].reshape(shape) if shape else float(report[start])
