@@ -63,7 +63,7 @@ def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
     """
     if type(tree) is tuple and all(type(other) is tuple and len(other) == len(tree) for other in others):
         return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))  # as most batches are
-    if isinstance(tree, np.ndarray):
+    if isinstance(tree, np.ndarray | np.generic):
         return function(tree, *others)
     if tree is None:
         return None
@@ -74,7 +74,7 @@ def leaves(tree: Tree) -> list:
     """Return the leaves in their flattening order."""
     if tree is None:
         return []
-    if type(tree) in (tuple, list):
+    if isinstance(tree, tuple | list) and type(tree) in (tuple, list):
         return [leaf for part in tree for leaf in leaves(part)]
     return [tree] if isinstance(tree, np.ndarray) else [leaf for leaf in _keras().flatten(tree) if leaf is not None]
 

@@ -224,7 +224,7 @@ class Evidence:
         """The derivatives of the loss that was meant by the outputs, by piece."""
         return [self.derivative(p, self.meant.objective, self.meant.replay.batch(p)) for p in self.update.pieces]
 
-    def derivative(self, piece: Piece, objective: Any, batch: Tree, change: Callable | None = None) -> np.ndarray:
+    def derivative(self, piece: Piece, objective: Any, batch: Any, change: Callable | None = None) -> np.ndarray:
         """Return the derivative of the sum of the rows' losses by a piece's one output, perhaps changed before them."""
         weights = batch[2] if len(batch) > 2 else None
         return self.meant.replay.derivative(objective, piece.called.outputs[0], batch[1], weights, change)

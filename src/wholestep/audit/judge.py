@@ -84,7 +84,7 @@ class Case:
 
     port: type[Port]
     model: Any
-    data: tuple[Tree, Tree, Tree]
+    data: tuple[Any, Any, Any]
     objective: Any
     schedule: Schedule | None
     log: Log

@@ -21,7 +21,7 @@ from wholestep.tree import Tree
 NUM_COUPLED = 4
 
 
-def _shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[int, ...]) -> np.ndarray | None:
+def _shares(objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int, ...]) -> np.ndarray | None:
     """Return the rows' weights in a function that returns one number for a batch; None if they are equal.
 
     Args:
@@ -39,7 +39,7 @@ def _shares(objective: Objective, data: tuple[Tree, Tree, Tree], outputs: tuple[
     return shares(value, len(labels), outputs[1:])
 
 
-def _couples(loss: Function, labels: Tree, outputs: Tree) -> bool:
+def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
     """Whether a row's share of a batch's number depends on the outputs of other rows, as in contrastive losses.
 
     Args:
@@ -88,7 +88,7 @@ class LossObjective(OneLoss, Objective):
         y_pred = y_pred if self.is_masked else tree.map_leaves(lambda leaf: leaf + 0, y_pred)  # without the mask
         return self.of(y, y_pred, weight)
 
-    def of(self, y: Tree, y_pred: Tree, weight: Tree = None) -> Term:
+    def of(self, y: Any, y_pred: Any, weight: Any = None) -> Term:
         """Return the loss of outputs; a single number for a batch cannot be masked."""
         if isinstance(self.loss, Function) and not len((number := self.loss.whole(y, y_pred)).shape):
             if self.loss.is_coupled:
@@ -100,7 +100,7 @@ class LossObjective(OneLoss, Objective):
 class ByRow(LossObjective):
     """The mean over the rows of a loss that Keras sums."""
 
-    def of(self, y: Tree, y_pred: Tree, weight: Tree = None) -> Term:
+    def of(self, y: Any, y_pred: Any, weight: Any = None) -> Term:
         """Return the sum of each row's places, to be divided by the number of rows."""
         term = super().of(y, y_pred, weight)
         values, weights = term.values, getattr(term, "weights", None)
@@ -201,7 +201,7 @@ def is_masked(model: keras.Model) -> bool:
 class NoLoss(port.NoLoss, Objective):
     """Placeholder for an unknown loss: gradients are not judged."""
 
-    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Mean:
+    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Mean:
         """Return zeros, one for each row."""
         output = tree.leaves(model(batch[0], training=training))[0]
         return Mean(ops.zeros(ops.shape(output)[:1]))
@@ -210,7 +210,7 @@ class NoLoss(port.NoLoss, Objective):
 class Observed(port.Observed, Objective):
     """The loop's own loss, of which the derivative by the outputs is known: it is in the batch in place of labels."""
 
-    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Sum:
+    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Sum:
         """Return the outputs times the derivative, by row: the sum of these has the gradient of the loop's loss."""
         outputs = tree.leaves(model(batch[0], training=training))
         num = outputs[0].shape[0]

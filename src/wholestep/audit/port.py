@@ -162,7 +162,7 @@ class Port(ABC):
         """Return (leaves of the output, the model's other values afterwards) of a forward pass."""
 
     @abstractmethod
-    def terms(self, piece: Piece, objective: Any, batch: Tree, *, training: bool, is_by_outputs: bool = False) -> Terms:
+    def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
         """Return the loss of a piece, unreduced.
 
         Args:
@@ -171,7 +171,7 @@ class Port(ABC):
 
     @abstractmethod
     def gradient(
-        self, piece: Piece, objective: Any, batch: Tree, factors: np.ndarray, *, training: bool, penalty: float = 0.0
+        self, piece: Piece, objective: Any, batch: Any, factors: np.ndarray, *, training: bool, penalty: float = 0.0
     ) -> np.ndarray:
         """Return the gradient of the sum of factors (terms, rows) times values and weights, flat.
 
@@ -227,7 +227,7 @@ class Port(ABC):
         """Return a note if the loss takes logits and gets probabilities, or the other way round."""
 
     def gradients(
-        self, piece: Piece, objective: Any, batch: Tree, factors: list[np.ndarray], *, training: bool
+        self, piece: Piece, objective: Any, batch: Any, factors: list[np.ndarray], *, training: bool
     ) -> Iterator[np.ndarray]:
         """Yield the gradient by each of several factors."""
         for each in factors:
@@ -250,7 +250,7 @@ class Port(ABC):
         sizes = [size if kept is None else len(kept) for size, kept in zip(self.sizes, self._kept, strict=True)]
         return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
 
-    def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Tree:
+    def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Any:
         """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
 
         Args:

@@ -137,7 +137,7 @@ class Replay(Port):
         outputs, buffers = program(piece.called.params, piece.called.buffers, piece.called.inputs)
         return [np.asarray(leaf) for leaf in outputs], [np.asarray(leaf) for leaf in buffers]
 
-    def terms(self, piece: Piece, objective: Any, batch: Tree, *, training: bool, is_by_outputs: bool = False) -> Terms:
+    def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
         """Return the loss of a piece, unreduced.
 
         Args:
@@ -152,7 +152,7 @@ class Replay(Port):
             found["names"] = tuple(map(str, terms))
             return [_by_row(term, num) for term in terms.values()]
 
-        def run(params: list, buffers: list, batch: Tree) -> tuple:
+        def run(params: list, buffers: list, batch: Any) -> tuple:
             with self._scope(params, buffers):
                 sums = summed(objective(self.model, batch, training))
                 penalty = self._penalty()
@@ -171,7 +171,7 @@ class Replay(Port):
         self,
         piece: Piece,
         objective: Objective,
-        batch: Tree,
+        batch: Any,
         factors: np.ndarray,
         *,
         training: bool,
@@ -184,7 +184,7 @@ class Replay(Port):
         """
         num = len(piece.called.inputs[0])
 
-        def run(params: list, buffers: list, batch: Tree, factors: Tensor, penalty: Tensor) -> tuple:
+        def run(params: list, buffers: list, batch: Any, factors: Tensor, penalty: Tensor) -> tuple:
             def loss(params: list) -> tuple:
                 with self._scope(params, buffers):
                     terms = checked(read(objective(self.model, batch, training), {}).terms, num)
@@ -247,7 +247,7 @@ class Replay(Port):
         """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
         num = len(piece.called.inputs[0])
 
-        def run(params: list, buffers: list, chosen: list, batch: Tree) -> tuple:
+        def run(params: list, buffers: list, chosen: list, batch: Any) -> tuple:
             def loss(chosen: list) -> tuple:
                 with self._scope(params, [*buffers[:i], *chosen, *buffers[i + 1 :]]):
                     terms = checked(read(objective(self.model, batch, training), {}).terms, num)

@@ -149,7 +149,7 @@ class Replay(Port):
         run = self._run(piece, training=training)
         return list(map(array, run.leaves)), run.after
 
-    def terms(self, piece: Piece, objective: Any, batch: Tree, *, training: bool, is_by_outputs: bool = False) -> Terms:
+    def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
         """Return the loss of a piece, unreduced."""
         own = piece.called.outputs
         output = _tensor(own[0]) if is_by_outputs else self._run(piece, training=training).output
@@ -158,13 +158,13 @@ class Replay(Port):
         return Terms(rows, weights, np.ones(1), np.array([found.is_divided]), 0.0, ("loss",))
 
     def gradient(
-        self, piece: Piece, objective: Any, batch: Tree, factors: np.ndarray, *, training: bool, penalty: float = 0.0
+        self, piece: Piece, objective: Any, batch: Any, factors: np.ndarray, *, training: bool, penalty: float = 0.0
     ) -> np.ndarray:
         """Return the gradient of the sum of factors (1, rows) times values, flat."""
         return next(self.gradients(piece, objective, batch, [factors], training=training))
 
     def gradients(
-        self, piece: Piece, objective: Any, batch: Tree, factors: list[np.ndarray], *, training: bool
+        self, piece: Piece, objective: Any, batch: Any, factors: list[np.ndarray], *, training: bool
     ) -> Iterator[np.ndarray]:
         """Yield the gradient by each of several factors: backward passes through one graph."""
         run = self._run(piece, training=training)
