@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test lint suite large keras-own bench docs clean
+.PHONY: train test lint suite torch large keras-own bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
 
-test: lint suite
+test: lint suite torch
 
 lint: $(VENV)/installed-all
 	$(BIN)/ruff check .
@@ -20,6 +20,10 @@ lint: $(VENV)/installed-all
 suite: $(VENV)/installed-all
 	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 --dist worksteal
 	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# The audit of PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
+torch: $(VENV)-torch/installed
+	KERAS_BACKEND=jax $(VENV)-torch/bin/pytest --numprocesses 2 --dist worksteal tests/test_audit_torch.py
 
 # All tests and the larger runs of them, compiled as users have it: hours, in parts, as compiled programs take room.
 large: export XLA_FLAGS = --xla_force_host_platform_device_count=8
@@ -54,6 +58,11 @@ $(VENV)/installed-all: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev]'
 	touch $@ $(VENV)/installed-demo-jax $(VENV)/installed-demo-tensorflow
 
+$(VENV)-torch/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-torch
+	$(VENV)-torch/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,dev,torch]'
+	touch $@
+
 $(VENV)-keras/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-keras
 	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev,keras-own]'
@@ -65,4 +74,4 @@ $(VENV)/installed-docs: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-keras
+	rm -rf $(VENV) $(VENV)-keras $(VENV)-torch

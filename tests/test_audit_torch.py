@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-if find_spec("triton") is not None:  # its library and TensorFlow's end a process that loads both
+if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a process that loads both
     pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
@@ -185,6 +185,45 @@ def test_without_a_known_loss_its_form_is_not_judged():
         loop.train()
     assert [cause.name for cause in report.causes] == ["not reset"]
     assert not report.is_judged
+
+
+OWN_FORMS = {  # of right losses, of which a loss of PyTorch is a part
+    "sum": (lambda out, y: nn.functional.mse_loss(out, y, reduction="sum") / len(y), "MSELoss"),
+    "root": (lambda out, y: nn.functional.mse_loss(out, y).sqrt(), "MSELoss"),
+    "penalty": (lambda out, y: nn.functional.mse_loss(out, y) + 0.1 * out.square().mean(), "MSELoss"),
+    "others": (lambda out, y: nn.functional.binary_cross_entropy(out.sigmoid(), (y > 0).float()), "BCELoss"),
+}
+
+
+@pytest.mark.parametrize("form", OWN_FORMS)
+def test_a_loss_is_only_meant_if_the_gradient_is_its_own(form):
+    loss, name = OWN_FORMS[form]
+    loop = Loop(loss=loss, model=plain)
+    with ws.audit.torch(loop.model, data=(loop.x, loop.y)) as report:
+        loop.train()
+    assert not report.causes
+    assert not report.is_judged
+    assert f"the loop's gradient is not of {name} alone" in str(report)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_outputs_with_rows_on_another_axis_or_a_loss_that_fails_are_said(fails):
+    class Turned(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if fails else super().forward(x).T
+
+    def loss(out, y):
+        if fails and len(torch.unique(y)) < len(y):  # the rows of no batch of the loop
+            raise ValueError("equal labels")
+        return (out.reshape(y.shape) - y).square().mean()
+
+    torch.manual_seed(1)
+    loop = Loop(model=lambda width: Turned(3, width), loss=loss)
+    with ws.audit.torch(loop.model, (loop.x, loop.y), loss) as report:
+        loop.train()
+    assert not report.causes
+    told = "it does not take the outputs and labels" if fails else "the rows are not the first axis of the outputs"
+    assert told in str(report)
 
 
 def test_a_dataset_is_read_row_by_row():

@@ -36,7 +36,6 @@ from wholestep.audit.steps import (
 )
 from wholestep.audit.verdict import Verdict, quiet
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
-from wholestep.tree import Tree
 
 CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, autograd, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -21,6 +21,8 @@ _CLIPPED_LATE = Likely(
     "`optimizer.step()`."
 )
 _FEW = 3  # updates by which a schedule is judged
+_VIEWS, _SCALES = ("Squeeze", "Unsqueeze"), ("Div", "Mul")  # operations, as autograd names them
+_OWN = {nn.CrossEntropyLoss: ("Softmax",), nn.BCEWithLogitsLoss: ("Sigmoid",)}  # before a loss that has them inside
 
 
 class Calls:
@@ -28,6 +30,7 @@ class Calls:
 
     Attributes:
         losses: by their text, the losses of which a gradient may be taken.
+        is_whole: whether each gradient by the outputs was that of such a loss of them alone, times a number.
         moves: of each move of a schedule: (the optimizer's steps before it, the rate before, the rate after).
     """
 
@@ -35,7 +38,9 @@ class Calls:
         self.watcher, self.log = watcher, watcher.log
         self.losses: dict[str, Loss] = {}
         self.moves: list[tuple[int, float, float]] = []
+        self.is_whole = True
         self._depth, self._schedulers = 0, dict[int, Any]()
+        self._plain: list[tuple[Any, bool]] = []  # of losses of the outputs: the node, whether it is a mean
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -46,6 +51,8 @@ class Calls:
             for function, kind in FUNCTIONS.items():
                 if getattr(functional, function.__name__, None) is function:
                     stack.enter_context(_replaced(functional, function.__name__, self._loss(function, kind)))
+            for name in ("backward", "grad"):
+                stack.enter_context(_replaced(autograd, name, self._taking(getattr(autograd, name))))
             stack.enter_context(_replaced(LRScheduler, "step", self._move(LRScheduler.step)))
             yield
 
@@ -95,6 +102,25 @@ class Calls:
                 module = kind(**options)
                 weights = [str(value) for value in options.values()]
                 self.losses.setdefault(f"{module} {weights}", Loss(module))
+                if _leads(given["input"].grad_fn, self.watcher.latest, _OWN.get(kind, ())):
+                    self._plain.append((result.grad_fn, module.reduction == "mean"))
+            return result
+
+        return told
+
+    def _taking(self, take: Callable) -> Callable:
+        """Return a function that takes gradients, and notes whether they are of a loss of the outputs alone."""
+
+        @wraps(take)
+        def told(*arguments: Any, **others: Any) -> Any:
+            roots: Any = arguments[0] if arguments else others.get("tensors", others.get("outputs"))
+            nodes = [root.grad_fn for root in ([roots] if isinstance(roots, Tensor) else roots)]
+            before = self.watcher.num_heard
+            result = take(*arguments, **others)
+            if self.watcher.num_heard > before:
+                losses, means = [n for n, _ in self._plain], [n for n, is_mean in self._plain if is_mean]
+                self.is_whole &= any(_leads(node, losses) or _leads(node, means, _SCALES) for node in nodes)
+                self._plain.clear()
             return result
 
         return told
@@ -114,6 +140,16 @@ class Calls:
             return result
 
         return told
+
+
+def _leads(node: Any, ends: list[Any], through: tuple[str, ...] = ()) -> bool:
+    """Whether the graph leads from a node to one of the ends, by views and such operations alone."""
+    while node is not None and not any(node is end for end in ends):
+        before = [each for each, _ in node.next_functions if each is not None]
+        if len(before) != 1 or not node.name().startswith((*_VIEWS, *through)):
+            return False
+        (node,) = before
+    return node is not None
 
 
 def _clips() -> Iterator[tuple[Any, str]]:

@@ -99,6 +99,8 @@ class Watcher:
     Attributes:
         optimizers: those that move a parameter of the module, in the order of their first steps.
         is_waiting: whether a gradient was taken since the last step.
+        num_heard: how many derivatives by an output were taken.
+        latest: the nodes of the graph that made the outputs of the last pass.
     """
 
     module: nn.Module
@@ -106,6 +108,8 @@ class Watcher:
     num_inputs: int
     optimizers: list[Optimizer] = field(default_factory=list)
     is_waiting: bool = False
+    num_heard: int = 0
+    latest: list[Any] = field(default_factory=list)
     _running: list[_Begun] = field(default_factory=list)
     _differentiated: set[int] = field(default_factory=set)
     _steps: dict[int, int] = field(default_factory=dict)
@@ -191,6 +195,7 @@ class Watcher:
         self.log.add(called)
         if not out.leaves:
             self.log.unseen[f"an output of type {type(output).__name__}, in which no tensor is found"] = None
+        self.latest = [leaf.grad_fn for leaf in out.leaves if leaf.grad_fn is not None]
         for i, leaf in enumerate(out.leaves):
             if leaf.grad_fn is not None:
                 leaf.register_hook(self._heard(called, i))
@@ -201,7 +206,7 @@ class Watcher:
         def heard(derivative: Tensor) -> None:
             self._differentiated.add(called.order)
             self.note_line(called)
-            self.is_waiting = True
+            self.is_waiting, self.num_heard = True, self.num_heard + 1
             if self.log.is_open and called.is_whole:
                 called.derivatives.setdefault(i, []).append(array(derivative))
 

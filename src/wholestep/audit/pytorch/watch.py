@@ -12,7 +12,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from wholestep import tree
 from wholestep.audit.judge import Case
-from wholestep.audit.log import Log, room
+from wholestep.audit.log import Called, Log, room
+from wholestep.audit.port import NoLoss
 from wholestep.audit.pytorch.calls import Calls
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, Objective, meant
@@ -25,6 +26,9 @@ from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
 _LONGEST = 200  # letters of an error
+_MORE = "the form of the loss: the loop's gradient is not of {} alone. Pass the loss that is meant: loss=..."
+_OTHER_AXIS = "the gradients: the rows are not the first axis of the outputs, as they are of the inputs"
+_UNFIT = "the form of the loss: it does not take the outputs and labels of a pass ({})"
 _MANY = "the form of the loss: the loop calls several. Pass the one that is meant: loss=..."
 _NONE = (
     "the form of the loss: the loop calls none of PyTorch's losses. Pass a function: loss=lambda outputs, labels: ..."
@@ -74,22 +78,44 @@ def _try(model: nn.Module, data: tuple, log: Log) -> None:
         log.applied.clear()
 
 
+def _shortened(error: Exception) -> str:
+    """Return an error on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+
+
 def _known(loss: Loss | Function | None, data: tuple, calls: Calls, report: Report) -> tuple[tuple, Any]:
     """Return (the data with the weights that the loss shows, the objective), from the passes that were seen."""
-    log = calls.log
+    log, called = calls.log, next((each for each in calls.log.called if each.is_whole), None)
+    if called is not None and any(out.shape[:1] != called.inputs[0].shape[:1] for out in called.outputs if out.ndim):
+        log.unseen[_OTHER_AXIS] = None
+        return data, NoLoss()
     if loss is None:
         found = [*calls.losses.values()]
         if len(found) != 1:
             log.unseen[_MANY if found else _NONE] = None
             return data, LoopsOwn()
+        if not calls.is_whole:
+            log.unseen[_MORE.format(found[0].name)] = None
+            return data, LoopsOwn()
         report.taken.append(f"loss: {found[0].given}, as the loop calls it")
-        return data, Objective(found[0])
-    called = next((each for each in log.called if each.is_whole), None)
-    if called is None or not isinstance(loss, Function):
+        loss = found[0]
+    if called is None:
         return data, Objective(loss)
+    try:
+        return _tried(loss, data, called, log)
+    except Exception as error:  # the user's function, or a loss of other shapes
+        log.unseen[_UNFIT.format(_shortened(error))] = None
+        return data, LoopsOwn()
+
+
+def _tried(loss: Loss | Function, data: tuple, called: Called, log: Log) -> tuple[tuple, Any]:
+    """Return (the data with the weights that the loss shows, the objective), after a trial on the rows of a pass."""
     outputs = called.setting.output(list(map(torch.as_tensor, called.outputs)))
     num = len(called.inputs[0])
     labels = tree.map_leaves(lambda leaf: leaf[:num], data[1])
+    if not isinstance(loss, Function):
+        loss.of(outputs, labels)
+        return data, Objective(loss)
     if loss.has_parameters(outputs, labels):
         log.unseen[_OWN] = None
         return data, LoopsOwn()
