@@ -46,7 +46,11 @@ def train(model: keras.Model, data: ws.Batches) -> ws.Trainer:
     return trainer
 
 
-train(keras.Sequential(), ws.Batches({"x": np.ones((8, 3))}, batch_size=4, seed=7))
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: leaf * 2 for name, leaf in batch.items()}
+
+
+train(keras.Sequential(), ws.Batches({"x": np.ones((8, 3))}, batch_size=4, seed=7, transform=doubled))
 """
 WRONG = "step.number.upper()"  # no such method: found only if a Step's attributes have types
 

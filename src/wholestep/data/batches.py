@@ -90,12 +90,12 @@ class Batches(KeepsPosition):
         seed: int = 0,
         shuffle: bool | str = True,
         tokens: int | None = None,
-        length: Tree | Callable[[Tree], Tree] = None,
+        length: Tree | Callable[[Any], Any] = None,
         boundaries: Tree = None,
         pad: Tree = 0,
         truncate: bool = False,
         pack: bool = False,
-        transform: Callable[[Tree], Tree] | None = None,
+        transform: Callable[[Any], Any] | None = None,
     ):
         if not isinstance(seed, Integral) or isinstance(seed, bool):
             raise SpecificationError(message("seed must be a whole number.", shown(seed), "seed=0."))

@@ -31,7 +31,7 @@ def numpy_batch(batch: Tree) -> Tree:
     return checked(raw_batch(batch))
 
 
-def own_batch(batch: Tree, prepare: Callable[[Tree], Tree] | None = None) -> Tree:
+def own_batch(batch: Tree, prepare: Callable[[Any], Any] | None = None) -> Tree:
     """Return a copy of a user's batch, prepared and checked: a generator may fill its arrays again."""
     copied = tree.map_leaves(np.array, raw_batch(batch))
     return checked(copied if prepare is None else prepare(copied))

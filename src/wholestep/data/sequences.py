@@ -138,7 +138,7 @@ def _sliced(leaf: np.ndarray, rows: np.ndarray, s: int | None, shape: np.ndarray
     return np.pad(kept, lacks, constant_values=pad) if lacks[1][1] else kept
 
 
-def measure(source: Arrays | IndexedRows, length: Tree | Callable[[Tree], Tree], pad: Tree) -> Sequences:
+def measure(source: Arrays | IndexedRows, length: Tree | Callable[[Any], Any], pad: Tree) -> Sequences:
     """Return the sequences of a source.
 
     Args:

@@ -25,7 +25,7 @@ _TOO_LARGE = 1e6
 class LengthOptions(NamedTuple):
     """The options of batches under a token budget, as in `Batches`."""
 
-    length: Tree | Callable[[Tree], Tree] = None
+    length: Tree | Callable[[Any], Any] = None
     boundaries: Tree = None
     pad: Tree = 0
     truncate: bool = False

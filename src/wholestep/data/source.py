@@ -29,7 +29,7 @@ from wholestep.tree import Tree
 _UNEVEN = "tokens=... and length=..., if rows are of uneven length."
 
 
-Transform = Callable[[Tree], Tree]
+Transform = Callable[[Any], Any]
 
 
 def _same(batch: Tree) -> Tree:

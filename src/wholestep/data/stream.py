@@ -31,7 +31,7 @@ class BatchStream:
         has_ended: whether the iterator was seen to end.
     """
 
-    def __init__(self, batches: Iterable, transform: Callable[[Tree], Tree], *, prefetches: bool = False):
+    def __init__(self, batches: Iterable, transform: Callable[[Any], Any], *, prefetches: bool = False):
         self.prefetches = prefetches
         self.begins_again = not isinstance(batches, Iterator)
         self.state: Any = None
@@ -124,7 +124,7 @@ class BatchStream:
         self.has_ended, self.state = False, None
 
 
-def _converted(batches: Iterable, iterator: Iterator, transform: Callable[[Tree], Tree]) -> Iterator[Tree]:
+def _converted(batches: Iterable, iterator: Iterator, transform: Callable[[Any], Any]) -> Iterator[Tree]:
     """Yield the batches of an iterator over `batches`, as numpy arrays, transformed."""
     told, num = _num_batches(batches), 0
     for batch in iterator:

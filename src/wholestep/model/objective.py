@@ -46,7 +46,7 @@ class Objective(ABC):
     """
 
     @abstractmethod
-    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Any:
+    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Any:
         """Return the unreduced loss of the batch."""
 
 
