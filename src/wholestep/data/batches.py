@@ -125,7 +125,7 @@ class Batches(KeepsPosition):
         self._at[:] = position  # in place, as batches share it with their prepared form
 
     @property
-    def arrays(self) -> Tree | None:
+    def arrays(self) -> Any:
         """The source's arrays, if their rows are the rows of batches; None for any other source."""
         return self.source.arrays if isinstance(self.source, Arrays) and self._prepare is None else None
 
@@ -202,7 +202,7 @@ class Batches(KeepsPosition):
             raise _no_such_place(epoch, step, done)
         return last
 
-    def run_forward(self, epoch: int, step: int) -> Tree:
+    def run_forward(self, epoch: int, step: int) -> Any:
         """Run from the beginning to a position, with all side effects of the data. Return a stream's last batch.
 
         The epoch hooks of a data set are called for every epoch, as they may shuffle; a stream runs every pass. Batches
@@ -280,7 +280,7 @@ class Batches(KeepsPosition):
         """Return the row numbers that errors show, (rows,); of a packed row, several."""
         return self.sampler.ids(epoch, step) if isinstance(self.sampler, Packs) else self.sampler.rows(epoch, step)
 
-    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
+    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Any:
         """Return a batch, or its rows at these places, as numpy arrays, nested as the source nests them."""
         self._check(epoch, step)
         try:
@@ -298,7 +298,7 @@ class Batches(KeepsPosition):
             except StopIteration:
                 return
 
-    def __next__(self) -> Tree:
+    def __next__(self) -> Any:
         """Return the next batch and move on; the end of a stream ends the epoch and raises StopIteration."""
         try:
             batch, self.position = self.take(self.position)
@@ -307,7 +307,7 @@ class Batches(KeepsPosition):
             raise
         return batch
 
-    def take(self, position: Position, places: np.ndarray | slice = slice(None)) -> tuple[Tree, Position]:
+    def take(self, position: Position, places: np.ndarray | slice = slice(None)) -> tuple[Any, Position]:
         """Return the batch at a position and the position after it; for a stream, its next batch."""
         if self.unused:
             batch = self.unused.pop(0)
@@ -332,7 +332,7 @@ class Batches(KeepsPosition):
         if step < 0 or (num is not None and step >= num):
             raise _no_such_place(epoch, step, num)
 
-    def example(self) -> Tree:
+    def example(self) -> Any:
         """Return a batch, for its shapes, without consuming it.
 
         Raises:
