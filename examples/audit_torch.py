@@ -23,7 +23,9 @@ def main():
     torch.manual_seed(0)
     x = torch.randn(NUM_ROWS, 4)
     y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + 0.1 * torch.randn(NUM_ROWS)
-    return [audited("as written", as_written, x, y), audited("with that fix", mended, x, y)]
+    reports = [audited("as written", as_written, x, y), audited("with that fix", mended, x, y)]
+    print("You have seen: the audit ran the loop as it stands, and named the fault; with its fix the loop is right.")
+    return reports
 
 
 def audited(title, loss, x, y):
