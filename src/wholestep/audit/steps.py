@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from wholestep.audit.log import Applied
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import Update, Windows
+from wholestep.errors import SpecificationError, message
 
 Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
@@ -25,6 +27,20 @@ def repeated(updates: list[Update]) -> list[int]:
 def _are_same(one: Applied, two: Applied) -> bool:
     grads = [(a, b) for a, b in zip(one.grads, two.grads, strict=False) if a is not None and b is not None]
     return any(np.any(a) for a, _ in grads) and distance([a for a, _ in grads], [b for _, b in grads]) <= FINE.fits
+
+
+def scheduled(learning_rate: Any) -> Schedule:
+    """Return the learning rate that is meant, by update.
+
+    Raises:
+        SpecificationError: it is no number and no function.
+    """
+    if callable(learning_rate):
+        return lambda number: float(learning_rate(number))
+    if not isinstance(learning_rate, int | float):
+        must = "learning_rate must be a number or a function of the update."
+        raise SpecificationError(message(must, type(learning_rate).__name__, "learning_rate=1e-3, or a schedule."))
+    return lambda number: float(learning_rate)
 
 
 def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from wholestep.audit.meaning import meant, weighed
 from wholestep.audit.probe import call
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
-from wholestep.audit.steps import Schedule
+from wholestep.audit.steps import Schedule, scheduled
 from wholestep.audit.stop import COMMAND, Enough
 from wholestep.engines import listener
 from wholestep.errors import SpecificationError, message
@@ -233,9 +233,4 @@ def _schedule(optimizer: keras.optimizers.Optimizer | None, learning_rate: Any) 
         learning_rate = getattr(optimizer, "_learning_rate", None)
         if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             return None
-    if callable(learning_rate):
-        return lambda number: float(learning_rate(number))
-    if not isinstance(learning_rate, int | float):
-        must, attempt = "learning_rate must be a number or a function of the update.", "learning_rate=schedule."
-        raise SpecificationError(message(must, type(learning_rate).__name__, attempt))
-    return lambda number: float(learning_rate)
+    return scheduled(learning_rate)

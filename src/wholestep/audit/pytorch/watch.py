@@ -20,7 +20,7 @@ from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, Objective, 
 from wholestep.audit.pytorch.replay import Replay
 from wholestep.audit.pytorch.state import array, trained, unpacked, untouched, values
 from wholestep.audit.report import Report
-from wholestep.audit.steps import Schedule
+from wholestep.audit.steps import scheduled
 from wholestep.audit.windows import Piece
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
@@ -42,7 +42,8 @@ def watched(
 ) -> Iterator[Report]:
     """Run the body of a `with` under hooks; see `wholestep.audit.torch`."""
     _check(model)
-    given, told, schedule = rows_of(data), None if loss is None else meant(loss), _schedule(learning_rate)
+    given, told = rows_of(data), None if loss is None else meant(loss)
+    schedule = None if learning_rate is None else scheduled(learning_rate)
     log, report = Log(), Report()
     before = values(model).params
     log.room = room(sum(p.numel() for _, p in trained(model)))
@@ -204,14 +205,3 @@ def _stacked(rows: list[Any]) -> Any:
 def _no_rows(received: str) -> SpecificationError:
     must = "data must be (x, y), tensors or arrays of equally many rows, or a map-style dataset of such pairs."
     return SpecificationError(message(must, received, "data=(x, y), or data=TensorDataset(x, y)."))
-
-
-def _schedule(learning_rate: Any) -> Schedule | None:
-    if learning_rate is None:
-        return None
-    if callable(learning_rate):
-        return lambda number: float(learning_rate(number))
-    if not isinstance(learning_rate, int | float):
-        must, attempt = "learning_rate must be a number or a function of the update.", "learning_rate=1e-3."
-        raise SpecificationError(message(must, type(learning_rate).__name__, attempt))
-    return lambda number: float(learning_rate)
