@@ -63,7 +63,7 @@ def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
     """
     if type(tree) is tuple and all(type(other) is tuple and len(other) == len(tree) for other in others):
         return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))  # as most batches are
-    if isinstance(tree, np.ndarray | np.generic):
+    if isinstance(tree, np.ndarray):
         return function(tree, *others)
     if tree is None:
         return None

@@ -102,7 +102,7 @@ class Basis:
 
     @cached_property
     def shapes(self) -> dict[str, np.ndarray]:
-        """Factors of the rows by words: a count or one by it, only the rows of a set, or all but these."""
+        """Factors of the rows, by name: a count, 1 / a count, and 1 for a set of rows or for all others."""
         found: dict[str, np.ndarray] = {}
         for name in _OF_ROWS:
             column = self.counts[name]

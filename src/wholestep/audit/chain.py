@@ -41,7 +41,7 @@ class Chain(keras.Model):
 
 
 def allied(two: Watched, others: list[Watched]) -> Iterator[str]:
-    """Yield a note if two models move the outputs of one of them, on rows that the other has made, the same way.
+    """Yield a note if two models move the outputs of a discriminator on generated rows in the same direction.
 
     A generator and its discriminator want the outputs on generated rows to go opposite ways: the derivatives of their
     losses by these outputs have other signs.

@@ -367,7 +367,7 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
 
 
 def _names_of_scale(bases: list[Basis], factors: np.ndarray) -> tuple[str, ...]:
-    """Return the cause of a factor on all of a gradient in half precision, or beside a scaled loss."""
+    """Return the cause of a factor on a whole gradient in half precision, or with a scaled loss."""
     middle, meant = float(np.median(factors)), bases[0].e.meant
     if not (meant.replay.is_half or meant.is_scaled) or middle <= 0:
         return ()
