@@ -28,7 +28,7 @@ def solve(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def derivative(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the derivatives by the outputs of the loop's loss and of the meant loss; None unless the first explains it all.
+    """Return the derivatives by the outputs of the loop's loss and of the meant loss; None if another part counts.
 
     Then the model, the tape and the variables are right, and the fault is in the loss.
     """
