@@ -461,6 +461,11 @@ def holds_keeps_assigned(case):
 
 
 def holds_apply(case):
+    _apply_to_whole_tables(case)
+    _apply_to_rows(case)
+
+
+def _apply_to_whole_tables(case):
     keras.utils.clear_session()
     twin = case.build(None)
 
@@ -479,7 +484,7 @@ def holds_apply(case):
         equal((buffers, metrics), ([b + ok for b in before[2]], [np.full((), ok)]))
 
 
-def holds_apply_to_rows(case):
+def _apply_to_rows(case):
     if case.engine.replicas.is_split:  # then all rows of a table are updated, see `embeddings.find`
         return
     rows, row_slots = np.array([1, 4, 1], "int32"), np.array([0, 1, 0], "int32")
@@ -497,9 +502,7 @@ def holds_apply_to_rows(case):
             new = state._replace(metrics=[m + 1 for m in state.metrics])
             if not by_rows:
                 return case.engine.optimizer.apply(state, new, grads, ok, {})
-            return case.engine.optimizer.apply_to_rows(
-                state, new, grads, ok, {}, [TableRows(table, rows, row_slots)], twin
-            )
+            return case.engine.optimizer.apply(state, new, grads, ok, {}, [TableRows(table, rows, row_slots)], twin)
 
         found[by_rows] = [case.held()]
         for ok in (False, True):

@@ -1,7 +1,7 @@
 """The microbatches of an update: their rows, the initial totals of the fold, and the share that each adds."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -13,33 +13,48 @@ from wholestep.model import Outcome, TraceFacts
 from wholestep.state import Values
 from wholestep.tree import Tensor
 
+Added = TypeVar("Added")
 Carried = TypeVar("Carried")
+Alike = TypeVar("Alike")
+
+Piece = tuple[Tensor, Tensor, Tensor]  # the rows of a microbatch, the place of its first row, its number
 
 
-class Totals(NamedTuple):
-    """The totals carried from microbatch to microbatch; every part is a plain sum."""
+class Sums(NamedTuple):
+    """The sums over the rows of an update; those of replicas add up."""
 
     grads: list[Tensor]
-    sums: dict[str, tuple[Tensor, Tensor]]
+    terms: dict[str, tuple[Tensor, Tensor]]
     extra: Tensor
+
+
+class After(NamedTuple):
+    """The changes of variables, alike on every replica: of buffers, and the assigned parameters."""
+
     buffers: list[Tensor]
-    metrics: list[Tensor]
     assigned: list[Tensor]
 
 
-def over(
-    engine: Engine, cut: Cut, function: Callable[[Carried, Any], Carried], carry: Carried, rows: Tensor
-) -> Carried:
-    """Fold a function of (carry, (rows of a microbatch, place of its first row, its number)) over all microbatches."""
+class Folded(NamedTuple, Generic[Added, Carried, Alike]):
+    """The totals over microbatches, as `Replicas.total` sums them over replicas."""
+
+    sums: Added
+    carried: Carried
+    alike: Alike
+
+
+Totals = Folded[Sums, list[Tensor], After]  # carried: the metrics
+
+
+def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
+    """Yield the microbatches of each section, stacked, and their number."""
     start = done = 0
     for num, size in cut.sections:
-        pieces = ops.reshape(rows[start : start + num * size], (num, size))
         firsts = np.arange(start, start + num * size, size, dtype=np.int32)
         numbers = np.arange(done, done + num, dtype=np.int32)
-        places = (ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers))
-        carry = engine.ops.fold(function, carry, (pieces, *places), num)
+        places = ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers)
+        yield (ops.reshape(rows[start : start + num * size], (num, size)), *places), num
         start, done = start + num * size, done + num
-    return carry
 
 
 def nothing(facts: TraceFacts, values: Values) -> Totals:
@@ -47,23 +62,21 @@ def nothing(facts: TraceFacts, values: Values) -> Totals:
     params, buffers, metrics, _ = values
     grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
     zero = ops.zeros((), keras.config.floatx())
-    sums = dict.fromkeys(facts.terms, (zero, zero))
-    assigned = [ops.zeros_like(params[i]) for i in facts.assigned]
-    return Totals(grads, sums, zero, [ops.zeros_like(b) for b in buffers], metrics, assigned)
+    after = After([ops.zeros_like(b) for b in buffers], [ops.zeros_like(params[i]) for i in facts.assigned])
+    return Folded(Sums(grads, dict.fromkeys(facts.terms, (zero, zero)), zero), metrics, after)
 
 
 def add(
     floats: list[bool], total: Totals, grads: list[Tensor], outcome: Outcome, buffers: list[Tensor], share: Tensor
 ) -> Totals:
     """Return the totals after one microbatch, whose rows are this share of the update's."""
-    return Totals(
-        [old + ops.cast(new, old.dtype) for old, new in zip(total.grads, grads, strict=True)],
-        {k: (total.sums[k][0] + v, total.sums[k][1] + w) for k, (v, w) in outcome.sums.items()},
-        total.extra + outcome.extra,
-        _buffer_moves(floats, total.buffers, outcome.buffers, buffers, share),
-        outcome.metrics,
-        [old + ops.cast(share, old.dtype) * new for old, new in zip(total.assigned, outcome.assigned, strict=True)],
-    )
+    sums, after = total.sums, total.alike
+    added = [old + ops.cast(new, old.dtype) for old, new in zip(sums.grads, grads, strict=True)]
+    terms = {k: (sums.terms[k][0] + v, sums.terms[k][1] + w) for k, (v, w) in outcome.sums.items()}
+    moves = _buffer_moves(floats, after.buffers, outcome.buffers, buffers, share)
+    pairs = zip(after.assigned, outcome.assigned, strict=True)
+    assigned = [old + ops.cast(share, old.dtype) * new for old, new in pairs]
+    return Folded(Sums(added, terms, sums.extra + outcome.extra), outcome.metrics, After(moves, assigned))
 
 
 def weights_of_rows(engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
@@ -122,5 +135,7 @@ def row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
 
 def section(values: Tensor, number: Tensor, cut: Cut) -> Tensor:
     """Return one microbatch's section of values for all microbatches."""
+    if cut.num_microbatches == 1:
+        return values
     size = values.shape[0] // cut.num_microbatches
     return ops.slice(values, [number * size], [size])

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -19,15 +19,18 @@ from wholestep.cut import Cut
 from wholestep.dispatch.repeat import begun, several
 from wholestep.embeddings.planning import RowPlanner
 from wholestep.embeddings.rows import RowPlan
-from wholestep.embeddings.tables import TableRows
 from wholestep.engines import Engine
 from wholestep.microbatches import (
+    After,
+    Folded,
+    Piece,
+    Sums,
     Totals,
     add,
     extra_share,
     moved,
     nothing,
-    over,
+    pieces_of,
     row_share,
     section,
     weights_of_rows,
@@ -40,9 +43,9 @@ from wholestep.tree import Tensor, Tree
 
 WholeUpdate = Callable[[State, Tree, Tensor, Tensor], tuple[State, Tensor]]
 Gradient = Callable[["SumInputs", Tree, Tensor, Tensor], tuple[list[Tensor], Outcome]]
-Piece = tuple[Tensor, Tensor, Tensor]  # the rows of a microbatch, the place of its first row, its number
-Sums = tuple[list[Tensor], dict[str, tuple[Tensor, Tensor]], Tensor]  # gradients, terms, other losses
-Folded = tuple[Sums, list[Tensor], tuple[list[Tensor], list[Tensor]]]  # sums, metrics, (buffers, assigned parameters)
+Total = TypeVar("Total", bound=Folded[Any, Any, Any])
+Weights = Folded[tuple[()], dict[str, Tensor], tuple[()]]
+Microbatch = Callable[[Tree, "SumInputs", Total, Piece], Total]
 
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
 
@@ -181,12 +184,14 @@ class ObjectiveUpdate(Update):
             params = self.row_planner.in_hand(params, touched)
             inputs = inputs._replace(values=inputs.values._replace(params=params), places=places, weights=weights)
             total = self._total(cut, gradient, data, inputs)
-            grads, penalty = self._regularise(params, total.grads, scale, captured)
-            loss = self.epoch_sums.loss(total.sums, total.extra + penalty)
-            ok = self._is_good(state, loss, grads, total.buffers)
-            sums = self.epoch_sums.add(state.sums, total.sums, total.extra + penalty, count)
+            grads, penalty = self._regularise(params, total.sums.grads, scale, captured)
+            loss = self.epoch_sums.loss(total.sums.terms, total.sums.extra + penalty)
+            ok = self._is_good(state, loss, grads, total.alike.buffers)
+            sums = self.epoch_sums.add(state.sums, total.sums.terms, total.sums.extra + penalty, count)
             state = state._replace(scratch=scratch, captured=())
-            state = self._advance(state, total, sums, grads, ok, touched, row_plan.optimizer)
+            new = state._replace(buffers=total.alike.buffers, metrics=total.carried, sums=sums)
+            assigned = dict(zip(self.forward.facts.assigned, total.alike.assigned, strict=True))
+            state = engine.optimizer.apply(state, new, grads, ok, assigned, touched, row_plan.optimizer)
             logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
             state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
             return self._reported(state, logs, loss, ok)
@@ -202,58 +207,60 @@ class ObjectiveUpdate(Update):
         """
         if cut.num_microbatches == 1 and not cut.split:
             return None
+
+        def microbatch(data: Tree, inputs: SumInputs, total: Weights, piece: Piece) -> Weights:
+            rows, first, _ = piece
+            row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
+            own_first = first + self.engine.replicas.part(rows)[1]
+            sums = self._sums(inputs.values, self.engine.replicas.batch(data, rows), row_weights, (), own_first).sums
+            return total._replace(carried={k: weight + sums[k][1] for k, weight in total.carried.items()})
+
         means = [k for k, fact in self.forward.facts.terms.items() if fact.kind is Mean]
-        total = {k: ops.zeros((), keras.config.floatx()) for k in means}
-        weigh = partial(self._weigh_replica, cut)
-        return self.engine.replicas.total(weigh, data, total, inputs, split=cut.split, syncs=False)[1]
-
-    def _weigh_replica(
-        self, cut: Cut, data: Tree, total: dict[str, Tensor], inputs: SumInputs
-    ) -> tuple[tuple[()], dict[str, Tensor], tuple[()]]:
-        weigh = partial(self._weigh_microbatch, cut, data, inputs)
-        return (), over(self.engine, cut, weigh, total, inputs.rows), ()
-
-    def _weigh_microbatch(
-        self, cut: Cut, data: Tree, inputs: SumInputs, total: dict[str, Tensor], piece: Piece
-    ) -> dict[str, Tensor]:
-        rows, first, _ = piece
-        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
-        own_first = first + self.engine.replicas.part(rows)[1]
-        sums = self._sums(inputs.values, self.engine.replicas.batch(data, rows), row_weights, (), own_first).sums
-        return {k: total[k] + sums[k][1] for k in total}
+        zeros = {k: ops.zeros((), keras.config.floatx()) for k in means}
+        return self._fold(cut, microbatch, Folded((), zeros, ()), data, inputs, syncs=False).carried
 
     def _total(self, cut: Cut, gradient: Gradient, data: Tree, inputs: SumInputs) -> Totals:
         """Return the sums of gradients, terms and changes over the full batch."""
-        fold, metrics = partial(self._fold_replica, cut, gradient), inputs.values.metrics
-        found: Folded = self.engine.replicas.total(fold, data, metrics, inputs, split=cut.split, syncs=True)
-        (grads, sums, extra), metrics, (buffers, assigned) = found
-        return Totals(grads, sums, extra, buffers, metrics, assigned)
+        is_whole = cut.num_microbatches == 1
 
-    def _fold_replica(
-        self, cut: Cut, gradient: Gradient, data: Tree, metrics: list[Tensor], inputs: SumInputs
-    ) -> Folded:
-        """Return the totals of one replica as (sums, metrics, values that are alike on every replica)."""
-        params, before = self.engine.variables.replica_params(inputs.values.params), inputs.values.buffers
-        inputs = inputs._replace(values=inputs.values._replace(params=params, metrics=metrics))
-        if cut.num_microbatches == 1:
-            grads, outcome = gradient(inputs, data, inputs.rows, ops.zeros((), "int32"))
-            total = Totals(grads, *outcome)
-        else:
-            begin = nothing(self.forward.facts, inputs.values)
-            fold = partial(self._fold_microbatch, cut, gradient, data, inputs)
-            total = over(self.engine, cut, fold, begin, inputs.rows)
-            total = total._replace(buffers=list(map(moved, before, total.buffers)))
-        return (total.grads, total.sums, total.extra), total.metrics, (total.buffers, total.assigned)
+        def microbatch(data: Tree, inputs: SumInputs, total: Totals, piece: Piece) -> Totals:
+            rows, first, number = piece
+            values, places = inputs.values, [section(p, number, cut) for p in inputs.places]
+            own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
+            grads, outcome = gradient(own, data, rows, first)
+            if is_whole:
+                after = After(outcome.buffers, outcome.assigned)
+                return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
+            share = row_share(cut, rows.shape[0], first, inputs.num_rows)
+            return add(self.forward.variables.floats, total, grads, outcome, values.buffers, share)
 
-    def _fold_microbatch(
-        self, cut: Cut, gradient: Gradient, data: Tree, inputs: SumInputs, total: Totals, piece: Piece
-    ) -> Totals:
-        rows, first, number = piece
-        values = inputs.values._replace(metrics=total.metrics)
-        own = inputs._replace(values=values, places=[section(p, number, cut) for p in inputs.places])
-        grads, outcome = gradient(own, data, rows, first)
-        share = row_share(cut, rows.shape[0], first, inputs.num_rows)
-        return add(self.forward.variables.floats, total, grads, outcome, values.buffers, share)
+        total = self._fold(cut, microbatch, nothing(self.forward.facts, inputs.values), data, inputs, syncs=True)
+        if is_whole:
+            return total
+        buffers = list(map(moved, inputs.values.buffers, total.alike.buffers))
+        return total._replace(alike=total.alike._replace(buffers=buffers))
+
+    def _fold(
+        self, cut: Cut, microbatch: Microbatch[Total], begin: Total, data: Tree, inputs: SumInputs, *, syncs: bool
+    ) -> Total:
+        """Return the totals over all microbatches of all replicas.
+
+        Args:
+            microbatch: (data, inputs, totals before, piece) -> totals. It closes over no array.
+            begin: the totals of no microbatch.
+        """
+
+        def of_replica(data: Tree, carried: Tree, given: tuple[SumInputs, Total]) -> Total:
+            inputs, total = given[0], given[1]._replace(carried=carried)
+            params = self.engine.variables.replica_params(inputs.values.params)
+            inputs = inputs._replace(values=inputs.values._replace(params=params))
+            for pieces, num in pieces_of(cut, inputs.rows):
+                total = self.engine.ops.fold(partial(microbatch, data, inputs), total, pieces, num)
+            return total
+
+        given = inputs, begin._replace(carried=())
+        found = self.engine.replicas.total(of_replica, data, begin.carried, given, split=cut.split, syncs=syncs)
+        return type(begin)(*found)
 
     def _loss_scale(self, state: State) -> Tensor:
         """Return the factor by which the optimizer scales the loss; its slots may stay in their variables."""
@@ -307,23 +314,6 @@ class ObjectiveUpdate(Update):
         good = ops.isfinite(loss) & (state.stopped == 0)
         values = [*(grads if self._guards_gradients else []), *moved_where_finite(self.forward, state.buffers, buffers)]
         return good & self.engine.ops.is_finite(values)
-
-    def _advance(
-        self,
-        state: State,
-        total: Totals,
-        sums: tuple[Tensor, ...],
-        grads: list[Tensor],
-        ok: Tensor,
-        touched: list[TableRows],
-        twin: Optimizer,
-    ) -> State:
-        """Return the state after the optimizer's update where `ok`."""
-        new = state._replace(buffers=total.buffers, metrics=total.metrics, sums=sums)
-        assigned = dict(zip(self.forward.facts.assigned, total.assigned, strict=True))
-        if touched:
-            return self.engine.optimizer.apply_to_rows(state, new, grads, ok, assigned, touched, twin)
-        return self.engine.optimizer.apply(state, new, grads, ok, assigned)
 
 
 def moved_where_finite(forward: Forward, before: list[Tensor], after: list[Tensor]) -> list[Tensor]:

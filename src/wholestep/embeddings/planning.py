@@ -12,7 +12,7 @@ from wholestep.embeddings.lookups import Lookups
 from wholestep.embeddings.rows import RowPlan, find, for_rows, worth_it
 from wholestep.embeddings.tables import TableRows
 from wholestep.engines import Engine
-from wholestep.microbatches import over
+from wholestep.microbatches import Piece, pieces_of
 from wholestep.model import Forward
 from wholestep.state import State, Values
 from wholestep.tree import Tensor, Tree
@@ -84,14 +84,16 @@ class RowPlanner:
             if cut.num_microbatches == 1:
                 return ids_of(values, engine.replicas.batch(data, rows), ops.zeros((), "int32"))
 
-            def note(noted: list, piece: tuple) -> list:
+            def note(noted: list, piece: Piece) -> list:
                 rows, first, number = piece
                 ids = ids_of(values, engine.replicas.batch(data, rows), first)
                 starts = [number * count for count in row_plan.counts]
                 return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
 
-            none = [ops.zeros((cut.num_microbatches * count,), "int32") for count in row_plan.counts]
-            return over(engine, cut, note, none, rows)
+            noted = [ops.zeros((cut.num_microbatches * count,), "int32") for count in row_plan.counts]
+            for pieces, num in pieces_of(cut, rows):
+                noted = engine.ops.fold(note, noted, pieces, num)
+            return noted
 
         return look_up
 

@@ -34,8 +34,19 @@ class JaxOptimizer:
         self.optimizer: Optimizer = optimizer
         self._branch = branch
 
-    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+    def apply(
+        self,
+        state: State,
+        new: State,
+        grads: list,
+        ok: Tensor,
+        assigned: dict[int, Tensor],
+        touched: Sequence[TableRows] = (),
+        twin: Optimizer | None = None,
+    ) -> State:
         """Return `new` with one optimizer update applied where `ok`, else `state`; nothing is `assigned` here."""
+        if twin is not None and touched:
+            return self._apply_to_rows(state, new, grads, ok, touched, twin)
 
         def update() -> State:
             params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
@@ -44,14 +55,13 @@ class JaxOptimizer:
         # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
         return self._branch(ok, update, lambda: state)
 
-    def apply_to_rows(
+    def _apply_to_rows(
         self,
         state: State,
         new: State,
         grads: list,
         ok: Tensor,
-        assigned: dict[int, Tensor],
-        touched: list[TableRows],
+        touched: Sequence[TableRows],
         twin: Optimizer,
     ) -> State:
         """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""

@@ -112,20 +112,17 @@ class OptimizerStep(Protocol):
 
     keeps_assigned: bool
 
-    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
-        """Return `new` after Keras' update of params and slots where `ok`, else `state`."""
-
-    def apply_to_rows(
+    def apply(
         self,
         state: State,
         new: State,
         grads: list,
         ok: Tensor,
         assigned: dict[int, Tensor],
-        touched: list[TableRows],
-        twin: Optimizer,
+        touched: Sequence[TableRows] = (),
+        twin: Optimizer | None = None,
     ) -> State:
-        """Return the result of `apply` on whole tables, where the twin updates only the `touched` rows of tables."""
+        """Return `new` after Keras' update where `ok`, else `state`; the twin updates `touched` rows of tables."""
 
 
 class StepCalls(Protocol):

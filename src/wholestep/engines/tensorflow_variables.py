@@ -102,8 +102,19 @@ class TensorflowOptimizer:
         self._replicas = replicas
         self._variables = variables
 
-    def apply(self, state: State, new: State, grads: list, ok: Tensor, assigned: dict[int, Tensor]) -> State:
+    def apply(
+        self,
+        state: State,
+        new: State,
+        grads: list,
+        ok: Tensor,
+        assigned: dict[int, Tensor],
+        touched: Sequence[TableRows] = (),
+        twin: Optimizer | None = None,
+    ) -> State:
         """Return `new` with one optimizer update applied where `ok`, to the `assigned` values; else `state`."""
+        if twin is not None and touched:
+            return self._apply_to_rows(state, new, grads, ok, assigned, touched, twin)
 
         def update() -> State:
             params = self._variables.bound.params
@@ -117,14 +128,14 @@ class TensorflowOptimizer:
 
         return tf.cond(ok, update, lambda: state)
 
-    def apply_to_rows(
+    def _apply_to_rows(
         self,
         state: State,
         new: State,
         grads: list,
         ok: Tensor,
         assigned: dict[int, Tensor],
-        touched: list[TableRows],
+        touched: Sequence[TableRows],
         twin: Optimizer,
     ) -> State:
         """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""

@@ -151,13 +151,13 @@ class Forward:
         They mostly depend on the batch alone: then the compiler drops the forward pass.
         """
         with self._scope(values), lookups.noting(values.params) as noted:
-            self._call(batch, first)
+            self._read(batch, None, first)
         return lookups.ids(noted)
 
     def lookups(self, values: Values, batch: Tree, *, lookups: Lookups) -> tuple[Lookups, list[str]]:
         """Return the objective's lookups on one (micro)batch, and the reasons why tables must be passed as a whole."""
         with self._scope(values) as scope, lookups.noting(values.params) as noted:
-            self._call(batch, 0)
+            self._read(batch, None, 0)
         return lookups.learned(noted, scope.read, self.variables)
 
     def padded(self, values: Values, batch: Tree, num: int) -> tuple[list, list]:
@@ -243,21 +243,22 @@ class Forward:
 
     def _read(self, batch: Tree, again: Values | None, first: Tensor | int) -> Reading:
         """Call the objective and check its terms; `again`: the values for a second call, None to make none."""
-        reading, num_rows = self._call(batch, first), tree.num_rows(batch)
+
+        def call(batch: Tree, first: Tensor | int | None) -> Reading:
+            with explained(self.model, self.objective, batch), self._drawing(batch, first):
+                return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
+
+        reading, num_rows = call(batch, first), tree.num_rows(batch)
         terms, reported = (checked(terms, num_rows) for terms in (reading.terms, reading.reported))
         squares = [k for k, t in terms.items() if len(t.values.shape) > 1 and t.values.shape[1] == num_rows > 1]
         if squares and again is not None:
             with self._scope(again):
-                shorter = self._call(tree.map_leaves(lambda leaf: leaf[:-1], batch), None)
+                shorter = call(tree.map_leaves(lambda leaf: leaf[:-1], batch), None)
             refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
         reading = reading._replace(terms=terms, reported=reported)
         if self.notes is not None:
             self.notes.note_reading(reading)
         return reading
-
-    def _call(self, batch: Tree, first: Tensor | int | None) -> Reading:
-        with explained(self.model, self.objective, batch), self._drawing(batch, first):
-            return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
 
     def _drawing(self, batch: Tree, first: Tensor | int | None) -> AbstractContextManager:
         """Return a context in which draws belong to rows, the first at this place; None where draws do not matter."""
