@@ -58,7 +58,7 @@ def updated(optimizer="sgd", microbatch_size="auto", *, updates=1, **arguments):
 
 def as_wholes(monkeypatch):
     monkeypatch.setattr(embeddings, "worth_it", lambda num, table: False)
-    monkeypatch.setattr("wholestep.embeddings.planning.worth_it", lambda num, table: False)
+    monkeypatch.setattr("wholestep.embeddings.rows.worth_it", lambda num, table: False)
 
 
 @pytest.mark.parametrize(("optimizer", "size"), share(zip(OPTIMIZERS, ["auto", "auto", 5, 5, "auto"], strict=True)))

@@ -28,7 +28,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"processes.fingerprint"},
     {"sums", "reports.compilations"},
     {"microbatches"},
-    {"embeddings.planning"},
+    {"embeddings.rows"},
     {"update", "evaluation.scoring"},
     {"program"},
     {"plan", "reports.report"},
@@ -61,13 +61,13 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
 FLOORS_OF_MODEL = [
     {"terms", "compiled", "findings"},
     {"distributions", "objective", "columns"},
-    {"draws", "losses", "preprocess"},
+    {"draws", "losses"},
     {"misfit", "trace"},
     {"forward"},
     {"coupling"},
     {"__init__"},
 ]
-ENGINE_OF = dict.fromkeys(("group.py", "store.py", "heartbeat.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax")
+ENGINE_OF = dict.fromkeys(("group.py", "store.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax")
 ENGINE_OF |= dict.fromkeys((p.name for p in SOURCE.glob("*/tensorflow*.py")), "tensorflow")
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))

@@ -1,5 +1,6 @@
-"""Create the variables of an unbuilt model from the shapes of the first batch, as `keras.Model.fit` does."""
+"""Before the first batch: the variables of an unbuilt model, from its shapes, and a model's own preprocessing."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -9,9 +10,19 @@ from keras.src.backend import compute_output_spec
 
 from wholestep import engines, tree
 from wholestep.custom import CustomSteps
+from wholestep.data import to_numpy, without_none
 from wholestep.engines import scope
 from wholestep.errors import BatchError, SpecificationError, message
-from wholestep.model import Objective, are_same, check_labels_are_numbers, explained, layers, unpack, without_labels
+from wholestep.model import (
+    Objective,
+    are_same,
+    check_labels_are_numbers,
+    explained,
+    is_overridden,
+    layers,
+    unpack,
+    without_labels,
+)
 from wholestep.safety import uninterrupted
 from wholestep.tree import Tensor, Tree
 
@@ -203,3 +214,38 @@ def _call(model: keras.Model, inputs: Tree, training: bool) -> Tree:
 
 def _has_call(model: keras.Model) -> bool:
     return type(model).call is not keras.Model.call
+
+
+Prepare = Callable[[Tree], Tree]
+
+
+def preparation(model: keras.Model, method: str) -> Prepare | None:
+    """Return the preprocessing that the model's `method` applies to every batch; None if the method is Keras'.
+
+    Raises:
+        SpecificationError: the method is overridden, and the model has no preprocessor.
+    """
+    if not is_overridden(model, method):
+        return None
+    samples = getattr(model, "preprocess_samples", None)
+    if samples is None and not hasattr(model, "preprocessor"):
+        must = f"The model must not override `{method}`, which the trainer replaces."
+        attempt = "preprocess the data beforehand, or in `model.preprocessor(x, y, sample_weight)`"
+        attempt += "; then delete the method."
+        raise SpecificationError(message(must, f"`{method}` of {type(model).__name__}", attempt))
+
+    def prepare(batch: Tree) -> Tree:
+        preprocess = samples or model.preprocessor
+        found = unpack(batch)
+        if preprocess is not None:
+            takes_all = "y" in inspect.signature(getattr(preprocess, "call", preprocess)).parameters
+            before = getattr(model, "_in_pipeline_execution", False)
+            model._in_pipeline_execution = True  # or keras-hub warns at every call that the data are not preprocessed
+            try:
+                found = preprocess(*found) if takes_all else (preprocess(found[0]), *found[1:])
+            finally:
+                model._in_pipeline_execution = before
+            found = keras.utils.unpack_x_y_sample_weight(found)
+        return tree.map_leaves(to_numpy, without_none(tuple(found)))
+
+    return prepare

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from wholestep import arguments
-from wholestep.building import Builder
+from wholestep.building import Builder, Prepare, preparation
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Assigned, Checkpoints, Saver, Snapshot, Unsaved, claimed, leaves_of, put
 from wholestep.context import Context
@@ -22,11 +22,9 @@ from wholestep.model import (
     Coupling,
     Findings,
     Objective,
-    Prepare,
     compiled,
     leave_rows_out,
     open_columns,
-    preparation,
 )
 from wholestep.program import Options
 from wholestep.run import Run, groups_of

@@ -17,8 +17,7 @@ from keras.optimizers import LossScaleOptimizer, Optimizer
 from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.dispatch.repeat import begun, several
-from wholestep.embeddings.planning import RowPlanner
-from wholestep.embeddings.rows import RowPlan
+from wholestep.embeddings.rows import RowPlan, RowPlanner
 from wholestep.engines import Engine
 from wholestep.microbatches import (
     After,

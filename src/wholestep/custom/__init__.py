@@ -3,8 +3,7 @@
 Other packages import from here only.
 """
 
-from wholestep.custom.looks import CustomLook
-from wholestep.custom.steps import CustomSteps, check_choices, check_replicas
+from wholestep.custom.steps import CustomLook, CustomSteps, check_choices, check_replicas
 from wholestep.custom.update import undone, update_of
 
 __all__ = [

@@ -22,7 +22,6 @@ from wholestep.model.forward import Forward, Outcome
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
 from wholestep.model.objective import Objective, leave_rows_out, read, uncast, with_mask_of
-from wholestep.model.preprocess import Prepare, preparation
 from wholestep.model.terms import Mean, Sum, Term, Whole, checked
 from wholestep.model.trace import NOTHING_KNOWN, TraceFacts
 
@@ -36,7 +35,6 @@ __all__ = [
     "Mean",
     "Objective",
     "Outcome",
-    "Prepare",
     "Sum",
     "Term",
     "TraceFacts",
@@ -59,7 +57,6 @@ __all__ = [
     "named",
     "open_columns",
     "own_results",
-    "preparation",
     "probe",
     "read",
     "resets_on_the_host",
