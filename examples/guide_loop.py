@@ -2,7 +2,7 @@
 
 The loop has the habits of the one in Keras' guide "Multi-GPU distributed training with JAX", on one device
 (https://keras.io/guides/distributed_training_with_jax). It calls the model without `training`, takes the rows
-unshuffled, drops the last, shorter batch, and prints the loss of the last batch as that of the epoch. The guide trains
+unshuffled, drops the last, shorter batch, and prints the last batch's loss as the epoch's. The guide trains
 on MNIST: 60 000 images, 64 to a batch, so 32 are never used. Here the data are scikit-learn's digits: 1248 images, of
 which 32 are never used, and 549 others to test on.
 

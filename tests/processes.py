@@ -17,7 +17,7 @@ import numpy as np
 from exact import build, data, integers, num_rows_of, snapshot
 
 import wholestep as ws
-from wholestep.processes import heartbeat
+from wholestep.processes import group
 
 ME = jax.process_index()
 FAULT_AFTER = 3  # updates
@@ -226,10 +226,10 @@ def trained(checkpoints=None, seed=0, callbacks=(), columns=0):
     told = {"batch_size": 16, "epochs": 4, "verbose": 0, "validation_data": (x[:20], y[:20])}
     history = ws.Trainer(model).fit(x, y, callbacks=known, checkpoints=checkpoints, **told).history
     found = {}
-    for group, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
+    for part, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         for i, variable in enumerate(variables):
             for shard in variable.value.addressable_shards:
-                found[f"{group}/{i}/{shard.index}"] = zlib.crc32(np.ascontiguousarray(shard.data).tobytes())
+                found[f"{part}/{i}/{shard.index}"] = zlib.crc32(np.ascontiguousarray(shard.data).tobytes())
     return {"values": found, "history": history}
 
 
@@ -362,7 +362,7 @@ def work(what):
         kind, process, place = what.removeprefix("lose ").split("/")
         lose(kind, int(process), place)
     elif what == "brisk":  # the threads talk to the store without a pause
-        heartbeat._INTERVAL = 0.0
+        group._INTERVAL = 0.0
         time.sleep(1.5)
     else:
         fault(what)

@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from wholestep.processes import heartbeat
+from wholestep.processes import group
 
 
 @pytest.mark.parametrize("code", [1, 143])
 def test_the_last_words_come_before_the_end(code, capsys, monkeypatch):
     left = []
     monkeypatch.setattr(os, "_exit", lambda code: left.append((code, capsys.readouterr().err)))
-    heartbeat.end("Process 1 is lost.", code)
+    group.end("Process 1 is lost.", code)
     assert left == [(code, "wholestep: Process 1 is lost.\n")]
 
 
@@ -21,4 +21,4 @@ def test_nobody_need_be_there_to_read(monkeypatch):
             raise BrokenPipeError
 
     monkeypatch.setattr("sys.stderr", Closed())
-    heartbeat.tell("Process 1 is lost.")
+    group.tell("Process 1 is lost.")

@@ -57,12 +57,12 @@ def store(client):
 @pytest.fixture
 def heartbeats(store, monkeypatch):
     """Heartbeats of two processes that beat at once, and the words and exit codes that would end their processes."""
-    from wholestep.processes import heartbeat
+    from wholestep.processes import group
 
     ended = []
-    monkeypatch.setattr(heartbeat, "_INTERVAL", 0.01)
-    monkeypatch.setattr(heartbeat, "end", lambda words, code: ended.append((words, code)))
-    made = [heartbeat.Heartbeat(index, store, patience=30.0) for index in range(2)]
+    monkeypatch.setattr(group, "_INTERVAL", 0.01)
+    monkeypatch.setattr(group, "end", lambda words, code: ended.append((words, code)))
+    made = [group.Heartbeat(index, store, patience=30.0) for index in range(2)]
     yield made, ended
     for each in made:
         each.end()

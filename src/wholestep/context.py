@@ -24,7 +24,7 @@ class Context:
     Args:
         objective: the unreduced loss.
         metrics: the Keras metrics that the objective updates; all of the model's for a custom `train_step`.
-        given: those of them that were passed to the trainer.
+        given: the ones passed to the trainer.
         steps: the model's custom steps.
 
     Attributes:
@@ -85,7 +85,7 @@ class Context:
         return [*of_model, self._schedule(), keras.distribution.distribution(), *held, *flags, *chain(*self._of_steps)]
 
     def _parts(self) -> list[Any]:
-        """Return the objects for which programs are compiled; if one of them changes, other programs are needed."""
+        """Return the objects for which programs are compiled; if any changes, other programs are needed."""
         also = self.steps.slots if self.steps.trains else []
         distribution = keras.distribution.distribution()
         return [*compiled.made_of(self.model, self._given), self._schedule(), distribution, *also]

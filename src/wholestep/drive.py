@@ -135,7 +135,7 @@ class _Training(Policy[Report]):
         return True
 
     def _tell(self, report: Report, failure: int | None) -> None:
-        """Pass the numbers on, up to those of update `failure`, which was not applied."""
+        """Pass the numbers on, up to update `failure`, which was not applied."""
 
     def close(self, unread: deque[Report]) -> None:
         """Write the variables, and count skipped updates."""

@@ -21,7 +21,7 @@ Piece = tuple[Tensor, Tensor, Tensor]  # the rows of a microbatch, the place of 
 
 
 class Sums(NamedTuple):
-    """The sums over the rows of an update; those of replicas add up."""
+    """The sums over the rows of an update; the sums of replicas add up."""
 
     grads: list[Tensor]
     terms: dict[str, tuple[Tensor, Tensor]]

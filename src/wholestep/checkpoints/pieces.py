@@ -84,7 +84,7 @@ def on_host(value: Any) -> Numbers:
 
 
 def copied(numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, are_own: bool) -> Numbers:
-    """Return a copy of an array, or of its pieces; if `are_own`, only of those that this process writes.
+    """Return a copy of an array, or of its pieces; if `are_own`, only of the pieces that this process writes.
 
     Args:
         copy: returns a copy of an array, given a suffix that identifies the piece.

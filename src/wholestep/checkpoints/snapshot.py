@@ -46,7 +46,7 @@ class RunFacts:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "RunFacts":
-        """Return the facts of a snapshot, with their arrays; a DamagedError if they are not those of a run."""
+        """Return the facts of a snapshot, with their arrays; a DamagedError if they belong to no run."""
         try:
             facts: RunFacts = parsed(cls, put_together(snapshot.facts, snapshot.arrays))
             for group in GROUPS:

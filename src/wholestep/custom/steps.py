@@ -145,7 +145,7 @@ class CustomSteps:
 
 
 def with_reads(forward: Forward, read: list[keras.Variable]) -> Forward:
-    """Return the variables of a step and those it has read beside them; `forward` itself if it knows them all."""
+    """Return the variables of a step, and other variables that it has read; `forward` itself if it knows them all."""
     known = forward.facts.captured
     new = [v for v in {id(v): v for v in read}.values() if not any(v is k for k in known)]
     return replace(forward, facts=replace(forward.facts, captured=(*known, *new))) if new else forward

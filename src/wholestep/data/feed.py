@@ -133,7 +133,7 @@ class Resident(_Feed):
 
 
 class Drawn:
-    """A queue of batches drawn from an iterator; it keeps those that left until they are dropped: they may come again.
+    """A queue of batches drawn from an iterator; batches that left are kept until dropped: they may come again.
 
     Args:
         items: the iterator; it must have no other consumer.

@@ -70,7 +70,7 @@ class Workers:
 
 
 class Threads:
-    """Threads that load batches by their numbers. A script may end while one of them loads."""
+    """Threads that load batches by their numbers. A script may end while a thread loads."""
 
     def __init__(self, get: Callable[[int], Any], num: int):
         self._get = get

@@ -173,7 +173,7 @@ class Dispatcher:
             self._pace.start()
 
     def _look(self) -> None:
-        """Write the variables before one of them is accessed."""
+        """Write the variables before any is accessed."""
         if self.catch_up():
             self._looks.note_look()
 

@@ -196,7 +196,7 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> JaxR
         layout = MeshLayout(distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution)
         if replicas not in (None, "all", layout.num_replicas):
             must = "replicas must be left out under keras.distribution, which sets them."
-            raise SpecificationError(message(must, f"replicas={replicas} and {distribution}", "leave one of them out."))
+            raise SpecificationError(message(must, f"replicas={replicas} and {distribution}", "leave one out."))
         return JaxReplicas(layout)
     devices = jax.devices()
     if replicas is None and jax.process_count() == 1:

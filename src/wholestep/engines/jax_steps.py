@@ -25,7 +25,7 @@ class JaxOptimizer:
 
     Args:
         optimizer: the Keras optimizer; None for evaluation alone.
-        branch: calls one of two functions, (is_first, first, second) -> their results.
+        branch: calls the first or second function, (is_first, first, second) -> their results.
     """
 
     keeps_assigned = False  # `keras.Model.fit` drops the parameter values that the forward pass assigns

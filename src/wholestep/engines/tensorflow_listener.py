@@ -109,7 +109,7 @@ class EngineListener:
         tf.numpy_function(heard, [order, *values], tf.int64, stateful=True)
 
     def watch_gradient(self, value: Any, told: Told) -> Tensor:
-        """Return a copy of the value, whose gradient is taken with those of variables."""
+        """Return a copy of the value, whose gradient is taken with the variables' gradients."""
         is_hidden = not tf.executing_eagerly() and value.op.type in _ACTIVATIONS  # Keras would take what it gets
         logits = getattr(value, "_keras_logits", None)  # of which Keras' cross entropies are
         if not value.dtype.is_floating or (logits is None and is_hidden):
@@ -169,7 +169,7 @@ class EngineListener:
         return [(frame.filename, frame.lineno) for frame in reversed(tf.no_op().traceback)]
 
     def unhooked(self, function: Callable) -> Callable:
-        """Return the function as one that autograph leaves alone."""
+        """Return the function in a form that autograph leaves alone."""
         return tf.autograph.experimental.do_not_convert(function)
 
     def settle(self) -> None:

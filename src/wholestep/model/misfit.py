@@ -165,7 +165,7 @@ def _of_missing(y: Tree) -> str | None:
 
 
 def _of_weights(y: Tree, weight: Tree, words: str) -> str | None:
-    """Refuse weights that do not lead the labels' axes; a loss sums the last axis, except that of class numbers."""
+    """Refuse weights that do not lead the labels' axes; a loss sums the last axis, unless it holds class numbers."""
     if y is None or weight is None:
         return None
     if isinstance(y, dict) and isinstance(weight, dict) and y.keys() != weight.keys():

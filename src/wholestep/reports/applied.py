@@ -122,7 +122,7 @@ class Applied:
             if latest is not None and failed is not None and latest.first + failed == first:
                 raise self.failure(run, latest, failed)
             must = f"Update {first} must have a finite loss and gradient. It was not applied, nor was any after it."
-            told = message(must, "one of them not finite", "read the steps' numbers: that names the rows.")
+            told = message(must, "one not finite", "read the steps' numbers: that names the rows.")
             raise NonFiniteError(told, first)
         return run.num_skipped
 
