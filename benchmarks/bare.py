@@ -1,4 +1,4 @@
-"""What one would write by hand in JAX: resident data, one `jax.lax.scan` over an epoch's updates, one dispatch."""
+"""Loops by hand in JAX: `scan`, resident data and one dispatch for an epoch; `single`, one jitted call for a batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,9 +15,7 @@ Tree = Any
 def scan(model: keras.Model, data: dict, batch_size: int, parts: int) -> Callable[[int], None]:
     """Return a function that trains for so many epochs, each update in so many parts, and waits for the end."""
     x, y = jax.device_put((data["x"], data["y"]))
-    model.optimizer.build(model.trainable_variables)
-    variables = (model.trainable_variables, model.optimizer.variables)
-    held = [[[jnp.array(v.value) for v in group] for group in variables]]
+    held = [_state(model)]
     epoch = jax.jit(partial(_epoch, model), donate_argnums=0)
     random = np.random.default_rng(1)
 
@@ -28,6 +26,25 @@ def scan(model: keras.Model, data: dict, batch_size: int, parts: int) -> Callabl
             jax.device_get(report)
 
     return run
+
+
+def single(model: keras.Model, batches: list) -> Callable[[], None]:
+    """Return a function that makes an update on each batch (x, y), which comes from the host, and waits for the end."""
+    held = [_state(model)]
+    rows = np.arange(len(batches[0][1]), dtype=np.int32).reshape(1, 1, -1)
+    update = jax.jit(partial(_epoch, model), donate_argnums=0)
+
+    def run() -> None:
+        for batch in batches:
+            held[0], report = update(held[0], *jax.device_put(batch), rows)
+        jax.device_get(report)
+
+    return run
+
+
+def _state(model: keras.Model) -> Tree:
+    model.optimizer.build(model.trainable_variables)
+    return [[jnp.array(v.value) for v in group] for group in (model.trainable_variables, model.optimizer.variables)]
 
 
 def _epoch(model: keras.Model, state: Tree, x: jax.Array, y: jax.Array, rows: jax.Array) -> tuple[Tree, Tree]:

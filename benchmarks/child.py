@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import resource
 import sys
 
 _TASKS = {
@@ -24,7 +25,8 @@ def main() -> None:
     """Import no more than the task's own module: the import of Keras is itself measured."""
     task, arguments = sys.argv[1:]
     found = importlib.import_module(_TASKS[task]).measure(**json.loads(arguments))
-    print(json.dumps(found))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB on Linux
+    print(json.dumps({"found": found, "peak": peak}))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,16 @@ def use_cores(num: int) -> int:
     return len(cores)
 
 
+_peaks: list[float] = []  # MiB, of the processes since the last `take_peak`
+
+
+def take_peak() -> float:
+    """Return the largest peak memory of the processes since the last call, MiB."""
+    peak = max(_peaks, default=0.0)
+    _peaks.clear()
+    return peak
+
+
 def measure(task: str, engine: str, **arguments: Any) -> Any:
     """Return what a fresh process on this engine finds when it carries out a task of `benchmarks.child`."""
     what = " ".join(str(value) for value in arguments.values())
@@ -23,4 +33,6 @@ def measure(task: str, engine: str, **arguments: Any) -> Any:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{task} on {engine} failed.\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    _peaks.append(found["peak"])
+    return found["found"]

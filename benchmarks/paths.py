@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 import wholestep as ws
-from benchmarks.speed import AT_ONCE, by_hand
+from benchmarks.speed import AT_ONCE, by_hand, single_by_hand
 from benchmarks.works import WORKS
 
 _ROUNDS_TO_WARM_UP = 2
@@ -117,6 +117,10 @@ class Contest:
 
         return ours, theirs
 
+    def update_by_hand(self) -> tuple[Run, Run]:
+        """One update on a batch in hand, beside one call of a compiled function."""
+        return self.update()[0], single_by_hand(WORKS["P"], self.batches())
+
     def evaluate(self) -> tuple[Run, Run]:
         """`evaluate` on arrays."""
         given = {**self.data, "batch_size": self.size, "verbose": 0}
@@ -186,6 +190,7 @@ PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
     "steps(), beside fit": Contest.loop,
     "steps(), every loss read, beside fit": Contest.loop_reading,
     "update(), beside train_on_batch": Contest.update,
+    "update(), beside a bare call": Contest.update_by_hand,
     "evaluate": Contest.evaluate,
     "predict, batch 60": Contest.predict,
     "predict, batch 1024": Contest.predict_large,

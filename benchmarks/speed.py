@@ -77,6 +77,15 @@ def by_hand(work: Work, data: dict, parts: int = 1) -> Run | None:
     return loop(work.model(), data, work.batch_size) if parts == 1 else None
 
 
+def single_by_hand(work: Work, batches: list) -> Callable[[], None]:
+    """Return single updates as one would write them by hand: a compiled function, called for each batch."""
+    if keras.backend.backend() == "jax":
+        from benchmarks.bare import single
+    else:
+        from benchmarks.bare_tensorflow import single
+    return single(work.model(), batches)
+
+
 def _pairs(work: Pairs, quick: bool) -> dict[str, Contestant]:
     """Keras fit gets an eighth of the pairs: it takes long, and rates are compared."""
     fewer = replace(work, num_rows=work.num_rows // 8)

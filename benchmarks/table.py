@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-_HEAD = ("work", "engine", "ours", "", "other", "", "other / ours (range)", "bar", "")
+_HEAD = ("work", "engine", "ours", "", "other", "", "other / ours (range)", "bar", "", "MiB")
 _PACKAGES = ("wholestep", "keras", "jax", "tensorflow-cpu", "numpy")
 
 Contestant = tuple[str, list[float]]  # its name, and a value for each round
@@ -19,6 +19,7 @@ class Row(NamedTuple):
 
     Args:
         bar: the least factor, or the largest difference; None: for information.
+        peak: the peak memory of the processes that measured this work on this engine, all contestants together, MiB.
     """
 
     work: str
@@ -27,6 +28,7 @@ class Row(NamedTuple):
     other: Contestant
     bar: float | None
     is_difference: bool = False
+    peak: float = 0.0
 
     @property
     def name(self) -> str:
@@ -52,7 +54,8 @@ class Row(NamedTuple):
         result = f"{show(median(self.results))} ({show(min(self.results))} to {show(max(self.results))})"
         bar = "" if self.bar is None else f"<= {self.bar:+g}" if self.is_difference else f">= {self.bar:g}"
         values = [part for name, numbers in (self.ours, self.other) for part in (name, _short(median(numbers)))]
-        return self.work, self.engine, *values, result, bar, {None: "", True: "met", False: "missed"}[self.is_met]
+        verdict = {None: "", True: "met", False: "missed"}[self.is_met]
+        return self.work, self.engine, *values, result, bar, verdict, f"{self.peak:.0f}"
 
     def is_worse(self, earlier: list[float]) -> bool:
         """Whether each result is worse than all earlier ones: the ranges are the noise of the two runs."""
