@@ -64,3 +64,24 @@ def test_the_backend_of_a_keras_that_is_there_counts(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
     with pytest.raises(ws.SpecificationError, match="must be jax or tensorflow"):
         backend.check()
+
+
+def test_the_doctor_shows_the_engine_and_what_is_slow(monkeypatch, capsys):
+    name = keras.backend.backend()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    monkeypatch.setattr(keras.config, "floatx", lambda: "float64")
+    monkeypatch.setattr(backend.os, "cpu_count", lambda: 0)
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"engine: {name} (from KERAS_BACKEND)") for line in lines)
+    assert f"keras {keras.__version__}" in lines[0]
+    slow = [line for line in lines if line.startswith("slow: ")]
+    assert "slow: float64 is several times as slow as float32." in slow
+    assert any("virtual devices share 1 cores" in line for line in slow) == (len(backend._devices()) > 1)
+    assert any(line.startswith("compiled programs: kept in") for line in lines) == (name == "jax")  # see conftest
+
+
+def test_the_doctor_refuses_a_backend_without_an_engine(fresh, capsys):
+    fresh.setenv("KERAS_BACKEND", "torch")
+    assert cli.main(["doctor"]) == 1
+    assert "must be jax or tensorflow. Received: torch." in capsys.readouterr().err

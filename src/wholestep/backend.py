@@ -1,12 +1,20 @@
-"""The Keras backend, found before Keras is imported, so that the error of a missing backend is ours."""
+"""The Keras backend, found before Keras is imported, so that the error of a missing backend is ours.
+
+`wholestep doctor` shows on what it runs.
+"""
 
 import json
 import os
+import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from wholestep.errors import SpecificationError, message
+
+_PACKAGES = ("keras", "jax", "tensorflow", "tensorflow-cpu", "numpy", "torch")
 
 
 def check() -> None:
@@ -40,3 +48,60 @@ def configured() -> str:
     except (OSError, ValueError):
         said = ""
     return os.environ.get("KERAS_BACKEND") or said or "tensorflow"
+
+
+def circumstances() -> tuple[list[str], list[str]]:
+    """Return the facts on which results and speed depend, a line for each, and reasons why training would be slow.
+
+    Raises:
+        SpecificationError: see `check`.
+    """
+    check()
+    import keras
+
+    name, devices = configured(), list(map(str, _devices()))
+    given = "KERAS_BACKEND" if "KERAS_BACKEND" in os.environ else "keras.json, or Keras' default"
+    cores, memory = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    flags = os.environ.get("XLA_FLAGS", "none")
+    facts = {
+        "packages": ", ".join(
+            f"{package} {found}" for package in ("wholestep", *_PACKAGES) if (found := _version(package))
+        ),
+        "system": f"Python {platform.python_version()}, {platform.platform()}",
+        "engine": f"{name} (from {given})",
+        "devices": f"{len(devices)}: {', '.join(devices[:8])}",
+        "machine": f"{cores} cores, {memory:.1f} GiB of memory",
+        "numbers": f"{keras.config.floatx()}, policy {keras.config.dtype_policy().name}",
+        "XLA_FLAGS": flags,
+    }
+    slow = []
+    if name == "jax":
+        folder = sys.modules["jax"].config.jax_compilation_cache_dir
+        facts["compiled programs"] = "kept for one process" if folder is None else f"kept in {folder}"
+        if folder is None:
+            short = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 for programs that compile within a second"
+            slow.append(f"Every run compiles anew. Set JAX_COMPILATION_CACHE_DIR to a folder, and {short}.")
+    if Path("/proc/driver/nvidia").exists() and not any("cpu" not in device.lower() for device in devices):
+        slow.append(f"The GPU is not used: {name} sees only {devices[0]}. Install its build for CUDA.")
+    if keras.config.floatx() == "float64":
+        slow.append("float64 is several times as slow as float32.")
+    if "device_count" in flags and len(devices) > cores:
+        slow.append(f"{len(devices)} virtual devices share {cores} cores.")
+    return [f"{fact}: {value}" for fact, value in facts.items()], slow
+
+
+def _devices() -> list[Any]:
+    if configured() == "jax":
+        import jax
+
+        return jax.local_devices()
+    import tensorflow as tf
+
+    return [device.name for device in tf.config.list_logical_devices()]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

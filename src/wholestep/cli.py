@@ -1,4 +1,4 @@
-"""The command line: `wholestep demo | launch | checkpoint | audit`."""
+"""The command line: `wholestep demo | launch | checkpoint | audit | doctor`."""
 
 import argparse
 import os
@@ -33,6 +33,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_launch(commands)
     shell.add_commands(commands)
     audit.add_command(commands, _count)
+    text = (
+        "Show versions, engine, devices and memory, and reasons why training would be slow: for a report of an error."
+    )
+    doctor = commands.add_parser("doctor", help="show versions, engine, devices and memory", description=text)
+    doctor.set_defaults(command=_doctor)
     return parser
 
 
@@ -58,6 +63,16 @@ def _demo(arguments: argparse.Namespace) -> int:
     from wholestep import demo
 
     demo.run(arguments.epochs, arguments.out)
+    return 0
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    try:
+        facts, slow = backend.circumstances()
+    except SpecificationError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n".join([*facts, *(f"slow: {reason}" for reason in slow)]))
     return 0
 
 
