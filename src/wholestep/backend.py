@@ -1,6 +1,6 @@
 """The Keras backend, found before Keras is imported, so that the error of a missing backend is ours.
 
-`wholestep doctor` shows on what it runs.
+`wholestep doctor` shows versions, engine, devices and memory.
 """
 
 import json
