@@ -219,6 +219,29 @@ def test_a_block_that_waited_goes_back_before_those_that_still_wait():
     assert [block.start for block in data.unused][:3] == [(0, 0), (0, 1), (0, 2)]
 
 
+@pytest.mark.parametrize("iterates", [False, True], ids=["a feed", "a loop over the batches"])
+def test_batches_that_wait_for_the_next_pass_are_no_part_of_this_one(iterates):
+    """They were drawn ahead, beyond the end of the pass, by a loop that ended with an error."""
+
+    class Numbered(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return np.full((2,), i)
+
+    data, rows = ws.Batches(Numbered(), shuffle=False), np.arange(2, dtype=np.int32)
+    for start, end in (((0, 2), (1, 0)), ((1, 0), (1, 1))):
+        data.unused.append(Batch(np.full((2,), start[1]), None, rows, 2, None, None, start, end))
+    data.position = (0, 2)
+    if iterates:
+        assert [batch[0] for batch in data] == [2]
+    else:
+        feed = loaded(data)
+        assert [feed.advance(block) or block.start for block in feed.blocks(None, lambda: 1)] == [(0, 2)]
+    assert [batch.start for batch in data.unused] == [(1, 0)]
+
+
 class Again:
     """A stream that begins again."""
 

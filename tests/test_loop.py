@@ -467,3 +467,17 @@ def test_ready_made_batches_after_a_failed_update_come_again(num, monkeypatch):
         ws.Trainer(convolution()).fit(batches, steps_per_epoch=num, **QUIET)
     assert batches.position == (0, 3)
     assert [batch.start for batch in batches.unused] == [(0, i) for i in drawn[3:]]
+
+
+def test_a_callback_that_raises_at_a_failed_update_leaves_data_and_run_before_it():
+    class Raises(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if np.isnan(logs["loss"]):
+                raise OSError("the loss is not finite")
+
+    x = np.array(X)
+    x[12] = np.nan
+    batches, trainer = ws.Batches((x, Y), batch_size=4, shuffle=False), ws.Trainer(model())
+    with pytest.raises(OSError, match="not finite"):
+        trainer.fit(batches, callbacks=[Raises()], **QUIET)
+    assert (trainer.run.number, batches.position) == (3, (0, 3))

@@ -58,3 +58,23 @@ def test_terms_of_different_denominators_are_exact_in_any_cut():
         assert (said["square"], said["size"]) == pytest.approx(expected, rel=1e-5)
         assert said["loss"] == pytest.approx(expected[0] + 0.5 * expected[1], rel=1e-5)
     np.testing.assert_allclose(*weights, rtol=2e-6)
+
+
+def test_a_subclass_of_a_mean_is_a_mean():
+    class Squares(ws.Mean):
+        pass
+
+    class Own(ws.Objective):
+        def __init__(self, kind):
+            self.kind = kind
+
+        def __call__(self, model, batch, training):
+            return self.kind((batch[1] - model(batch[0], training=training)) ** 2)
+
+    def trained(kind):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        history = ws.Trainer(model, Own(kind), optimizer=keras.optimizers.SGD(0.25)).fit(x, x, batch_size=8, verbose=0)
+        return history.history["loss"], [weight.tolist() for weight in model.get_weights()]
+
+    x = np.ones((8, 1), "float32")
+    assert trained(Squares) == trained(ws.Mean) == ([1.0], [[[0.5]], [0.5]])

@@ -125,11 +125,12 @@ class _Training(Policy[Report]):
             NonFiniteError: an update was not applied. The run and the data are at the position before it.
         """
         failure = self._applied.note_failures(self._run, sent)
-        self._tell(sent, failure)
         self.has_failed = failure is not None
+        if failure is not None:
+            self._feed.go_back(sent.block, failure)
+        self._tell(sent, failure)
         if failure is None:
             return False
-        self._feed.go_back(sent.block, failure)
         if not self.stops():  # TerminateOnNaN and similar callbacks end the run themselves
             raise self._applied.failure(self._run, sent, failure)
         return True

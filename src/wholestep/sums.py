@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from wholestep.engines import Engine
-from wholestep.model import NOTHING_KNOWN, Forward, Mean, loss_trackers, own_results
+from wholestep.model import NOTHING_KNOWN, Forward, loss_trackers, own_results
 from wholestep.state import Values
 from wholestep.tree import Tensor, Tree
 
@@ -42,15 +42,14 @@ class EpochSums:
         for k, (value, weight) in sums.items():
             fact = self.terms[k]
             if fact.counts:
-                mean = value if fact.kind is not Mean else value / (weight if weights is None else weights[k])
+                mean = value / (weight if weights is None else weights[k]) if fact.is_mean else value
                 loss = loss + fact.coefficient * mean
         return loss
 
     def add(self, epoch: tuple[Tensor, Tensor], sums: dict, once: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Add an update's sums to the epoch's: means by their weights, the rest by the number of rows."""
         rows = ops.cast(count, keras.config.floatx())
-        kinds = {k: fact.kind for k, fact in self.terms.items()}
-        pairs = [sums[k] if kind is Mean else (rows * sums[k][0], rows) for k, kind in kinds.items()]
+        pairs = [sums[k] if fact.is_mean else (rows * sums[k][0], rows) for k, fact in self.terms.items()]
         pairs.append((rows * once, rows))
         return accumulate(epoch, ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)]))
 

@@ -34,7 +34,7 @@ from wholestep.microbatches import (
     section,
     weights_of_rows,
 )
-from wholestep.model import Forward, Mean, Outcome
+from wholestep.model import Forward, Outcome
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
 from wholestep.state import State, Values
 from wholestep.sums import EpochSums, first_logs
@@ -214,7 +214,7 @@ class ObjectiveUpdate(Update):
             sums = self._sums(inputs.values, self.engine.replicas.batch(data, rows), row_weights, (), own_first).sums
             return total._replace(carried={k: weight + sums[k][1] for k, weight in total.carried.items()})
 
-        means = [k for k, fact in self.forward.facts.terms.items() if fact.kind is Mean]
+        means = [k for k, fact in self.forward.facts.terms.items() if fact.is_mean]
         zeros = {k: ops.zeros((), keras.config.floatx()) for k in means}
         return self._fold(cut, microbatch, Folded((), zeros, ()), data, inputs, syncs=False).carried
 

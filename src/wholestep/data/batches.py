@@ -309,9 +309,8 @@ class Batches(KeepsPosition):
 
     def take(self, position: Position, places: np.ndarray | slice = slice(None)) -> tuple[Any, Position]:
         """Return the batch at a position and the position after it; for a stream, its next batch."""
-        if self.unused:
-            batch = self.unused.pop(0)
-            return batch.host, batch.end
+        if (unused := self.take_unused(position)) is not None:
+            return unused.host, unused.end
         if self._stream is not None:
             drawn = self._stream.draw(position[1])
             return drawn if self._prepare is None else self._prepare(drawn), (position[0], position[1] + 1)
@@ -321,6 +320,18 @@ class Batches(KeepsPosition):
         if self._numbered is not None and after[0] > position[0]:
             self._numbered.end_epoch()
         return batch, after
+
+    def take_unused(self, position: Position) -> Any:
+        """Return the next batch that a feed loaded and its loop did not use; None if there is none.
+
+        Raises:
+            StopIteration: it belongs to the next epoch.
+        """
+        if not self.unused:
+            return None
+        if self.unused[0].start[0] > position[0]:
+            raise StopIteration
+        return self.unused.pop(0)
 
     def after(self, epoch: int, step: int) -> Position:
         """Return the next position; after the last batch of an epoch, the start of the next epoch."""

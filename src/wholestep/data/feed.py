@@ -292,18 +292,15 @@ class Loaded(_Feed):
 
     def _load(self, num: int | None, once: bool) -> Iterator[Batch]:
         batches, done, position = self.batches, 0, self.batches.position
-        epoch = position[0]
-        while batches.unused and done != num:
-            batch = batches.unused.pop(0)
-            self._largest[batch.kind] = max(self._largest.get(batch.kind, 0), batch.full)
-            done, position = done + 1, batch.end
-            yield batch
-        ends = once or num is None
+        epoch, ends = position[0], once or num is None
         while done != num and (not ends or position[0] == epoch):
             try:
-                own = self._own(position)
-                host, after = batches.take(position, slice(None) if own is None else own)
-                batch = self._batch(host, own, position, after)
+                if (batch := batches.take_unused(position)) is not None:
+                    self._largest[batch.kind] = max(self._largest.get(batch.kind, 0), batch.full)
+                else:
+                    own = self._own(position)
+                    host, after = batches.take(position, slice(None) if own is None else own)
+                    batch = self._batch(host, own, position, after)
             except BatchError as error:
                 raise error.at(*position) from error.__cause__
             except StopIteration:
@@ -312,9 +309,8 @@ class Loaded(_Feed):
                     return
                 position = self._end
                 continue
-            done += 1
+            done, position = done + 1, batch.end
             yield batch
-            position = after
 
     def _own(self, position: tuple[int, int]) -> np.ndarray | None:
         """Return which rows of a batch this process must load; None for all."""

@@ -9,7 +9,7 @@ from keras import ops
 from wholestep.errors import SpecificationError, message
 from wholestep.model.draws import DrawFact, Draws
 from wholestep.model.objective import Reading
-from wholestep.model.terms import Term, Whole
+from wholestep.model.terms import Mean, Term, Whole
 from wholestep.state import Variables
 from wholestep.tree import Tensor
 
@@ -18,7 +18,7 @@ from wholestep.tree import Tensor
 class TermFact:
     """Properties of one term of the objective."""
 
-    kind: type
+    is_mean: bool
     coefficient: float
     counts: bool
 
@@ -110,7 +110,7 @@ class Notes:
 
 
 def _term_facts(terms: dict[str, Term], *, counts: bool) -> dict[str, TermFact]:
-    return {k: TermFact(type(t), t.coefficient, counts) for k, t in terms.items()}
+    return {k: TermFact(isinstance(t, Mean), t.coefficient, counts) for k, t in terms.items()}
 
 
 NOTHING_KNOWN = TraceFacts()

@@ -9,7 +9,6 @@ import numpy as np
 from wholestep.embeddings.rows import Lookups
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, message
-from wholestep.model import Mean
 from wholestep.reports.report import Report
 from wholestep.state import State, Values, Variables
 from wholestep.tree import Tensor, Tree
@@ -35,7 +34,7 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
         name = f"term {label!r}" if label else "the loss"
         if rows_of_term.size:
             reasons.append(f"{name} is not finite in rows {_few(_numbers(names, rows_of_term))}")
-        elif forward.facts.terms[label].kind is Mean and np.sum(weights) == 0:
+        elif forward.facts.terms[label].is_mean and np.sum(weights) == 0:
             reasons.append(f"the weights of {name} sum to zero")
     if not reasons and after:
         reasons = [f"{_few(after)} would not be finite after it, though every row's loss is: inputs may be too large"]
