@@ -297,3 +297,16 @@ def test_a_stream_has_no_place_beyond_its_end():
             data.seek(0, 99)
         data.seek(0, 9)
         assert first_rows(data) == [18]
+
+
+def test_running_forward_leaves_no_batch_of_before():
+    class Again:
+        def __iter__(self):
+            return (np.full((2,), i) for i in range(3))
+
+    data = ws.Batches(Again())
+    next(data)
+    data.unused.append("a batch that a loop did not use")
+    data.run_forward(1, 0)
+    assert (data.position, data.unused) == ((1, 0), [])
+    assert next(data).tolist() == [0, 0]

@@ -481,3 +481,28 @@ def test_a_callback_that_raises_at_a_failed_update_leaves_data_and_run_before_it
     with pytest.raises(OSError, match="not finite"):
         trainer.fit(batches, callbacks=[Raises()], **QUIET)
     assert (trainer.run.number, batches.position) == (3, (0, 3))
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_failed_update_that_is_not_read_when_the_data_raise_comes_again(error):
+    class Rows(keras.utils.PyDataset):
+        is_good = False
+
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, i):
+            if i == 8 and not self.is_good:
+                raise error("from the data")
+            return X[i : i + 1] * (np.nan if i == 6 and not self.is_good else 1), Y[i : i + 1]
+
+    rows, built = Rows(), model()
+    batches, trainer = ws.Batches(rows, shuffle=False), ws.Trainer(built)
+    with pytest.raises(error, match="from the data"):
+        trainer.fit(batches, **QUIET)
+    assert (trainer.run.number, batches.position, int(built.optimizer.iterations)) == (6, (0, 6), 6)
+    rows.is_good, twin = True, model()
+    batches.unused.clear()
+    trainer.fit(batches, **QUIET)
+    ws.Trainer(twin).fit(ws.Batches(rows, shuffle=False), **QUIET)
+    assert same(built, twin)

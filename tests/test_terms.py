@@ -115,3 +115,12 @@ def test_a_loss_per_token_of_any_length_is_weighed(weighs):
 
     expected = {"rows": (30.0, 6.0), "tokens": (7.0, 3.0), "nobody": (21.0, 6.0)}[weighs]
     assert tuple(map(float, of_unknown_shape(summed, values, mask, shape=(None, None)))) == expected
+
+
+@pytest.mark.parametrize("kind", [Mean, Sum])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_sums_of_half_precision_count_as_far_as_single_precision(kind, weighs):
+    ones = keras.ops.ones((300, 300), "float16")  # float16 ends at 65504, and bfloat16 does not know 257
+    assert sums(kind(ones, ones if weighs else None)) == (90000.0, 90000.0 if kind is Mean else 1.0)
+    few = keras.ops.ones((257,), "bfloat16")
+    assert sums(kind(few, few if weighs else None)) == (257.0, 257.0 if kind is Mean else 1.0)

@@ -10,7 +10,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from wholestep.errors import SpecificationError, message
 
@@ -59,7 +58,7 @@ def circumstances() -> tuple[list[str], list[str]]:
     check()
     import keras
 
-    name, devices = configured(), list(map(str, _devices()))
+    name, devices = configured(), keras.distribution.list_devices()
     given = "KERAS_BACKEND" if "KERAS_BACKEND" in os.environ else "keras.json, or Keras' default"
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     flags = os.environ.get("XLA_FLAGS", "none")
@@ -88,16 +87,6 @@ def circumstances() -> tuple[list[str], list[str]]:
     if "device_count" in flags and len(devices) > cores:
         slow.append(f"{len(devices)} virtual devices share {cores} cores.")
     return [f"{fact}: {value}" for fact, value in facts.items()], slow
-
-
-def _devices() -> list[Any]:
-    if configured() == "jax":
-        import jax
-
-        return jax.local_devices()
-    import tensorflow as tf
-
-    return [device.name for device in tf.config.list_logical_devices()]
 
 
 def _version(package: str) -> str | None:

@@ -16,19 +16,18 @@ from wholestep.checkpoints import Saver, Unsaved
 from wholestep.data import Block, Feed
 from wholestep.dispatch.repeat import MOST_UPDATES
 from wholestep.errors import BatchError, message, warn
-from wholestep.evaluation.evaluate import Pass, join
+from wholestep.evaluation.evaluate import Pass, join, joined, rows_of
 from wholestep.executor import Executor
 from wholestep.reports.report import Report
 from wholestep.run import Run
 from wholestep.safety import Guard, TerminatedWaiting
 from wholestep.sums import OWN, shown
-from wholestep.tree import Tensor
 
 At = TypeVar("At", contravariant=True)
 Sent = TypeVar("Sent")
 Sends = TypeVar("Sends", covariant=True)
 
-_MOST_UNREAD = 3  # updates of a custom loop, with the newest: waiting for one leaves the device idle
+_MOST_UNREAD = 3  # updates of `steps` in flight, with the newest: with fewer, the device waits
 _MOST_SENT = 16  # dispatches of `fit`: enough where each is a single update
 
 
@@ -124,10 +123,7 @@ class _Training(Policy[Report]):
         Raises:
             NonFiniteError: an update was not applied. The run and the data are at the position before it.
         """
-        failure = self._applied.note_failures(self._run, sent)
-        self.has_failed = failure is not None
-        if failure is not None:
-            self._feed.go_back(sent.block, failure)
+        failure = self._note(sent)
         self._tell(sent, failure)
         if failure is None:
             return False
@@ -139,9 +135,18 @@ class _Training(Policy[Report]):
         """Pass the numbers on, up to update `failure`, which was not applied."""
 
     def close(self, unread: deque[Report]) -> None:
-        """Write the variables, and count skipped updates."""
+        """Write the variables, and note the outcome of unread updates, of which one may have failed."""
         self._executor.dispatcher.finish()
-        self._applied.note_skipped(self._run, unread)
+        while unread and not self.has_failed:
+            self._note(unread.popleft())
+
+    def _note(self, report: Report) -> int | None:
+        """Return the first update that was not applied; the run and the data are then at the position before it."""
+        failure = self._applied.note_failures(self._run, report)
+        self.has_failed = failure is not None
+        if failure is not None:
+            self._feed.go_back(report.block, failure)
+        return failure
 
 
 class _Fitting(_Training):
@@ -309,14 +314,14 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
 
     def run(self, steps: int | None) -> None:
         """Send `steps` batches (None: all)."""
-        num, lane = self._through.run, self._executor.evaluation
-        for _ in drive(lane, num, self._through.feed, self, steps):
+        run, lane = self._through.run, self._executor.evaluation
+        for _ in drive(lane, run, self._through.feed, self, steps):
             pass
         self._hooks.close()
-        if not num.number:
+        if not run.number:
             raise BatchError(message("There must be at least one batch.", "none", "pass data that are not exhausted."))
-        if not self.stops() and steps is not None and num.number < steps:
-            warn(f"The data ended after {num.number} of {steps} batches.")
+        if not self.stops() and steps is not None and run.number < steps:
+            warn(f"The data ended after {run.number} of {steps} batches.")
 
 
 class _Evaluating(_WithoutUpdates):
@@ -371,9 +376,9 @@ class _Predicting(_WithoutUpdates):
     def read(self, sent: tuple[Any, Block]) -> bool:
         """Keep the outputs; call the hook of a batch's end, with the outputs of its group if a callback reads them."""
         (found, block), watch, last = sent, self._watch, self._through.run.number - 1
-        self.outputs.append(keras.tree.map_structure(lambda leaf: _rows(leaf, block.num), found))
+        self.outputs.append(keras.tree.map_structure(lambda leaf: rows_of(leaf, block.num), found))
         several = self.outputs[len(self.outputs) - 1 - last % watch.each :] if watch.has_predict_hooks else []
-        self._hooks.end(last, {"outputs": keras.tree.map_structure(_joined, *several)} if several else None)
+        self._hooks.end(last, {"outputs": keras.tree.map_structure(joined, *several)} if several else None)
         return False
 
     def stops(self) -> bool:
@@ -390,12 +395,3 @@ def run_prediction(executor: Executor, through: Pass, steps: int | None, watch: 
     watch.callbacks.on_predict_end()
     executor.engine.processes.barrier(f"predicted {through.run.number} batches")
     return join(executor.engine.devices.fetch(policy.outputs))
-
-
-def _rows(found: Tensor, num: int) -> Tensor:
-    """Return the outputs of the first `num` batches as one array of rows."""
-    return keras.ops.reshape(found[:num], (num * found.shape[1], *found.shape[2:]))
-
-
-def _joined(*outputs: Tensor) -> Tensor:
-    return outputs[0] if len(outputs) == 1 else keras.ops.concatenate(outputs)

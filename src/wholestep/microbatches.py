@@ -96,7 +96,7 @@ def extra_share(cut: Cut, size: int) -> float:
 def _buffer_moves(
     floats: list[bool], moves: list[Tensor], after: list[Tensor], before: list[Tensor], share: Tensor
 ) -> list[Tensor]:
-    """Return buffer changes: moving statistics by the row-weighted mean over microbatches, counters and seeds once.
+    """Return buffer changes: moving statistics by the row-weighted mean over microbatches, others by the last.
 
     Every microbatch starts from the same buffers.
     """

@@ -170,8 +170,6 @@ class Batches(KeepsPosition):
             raise TypeError("This source has no known number of batches.")
         return num
 
-    # ---- the position ----
-
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go to a position: the next batch is batch `step` of `epoch`. A stream runs forward to it.
 
@@ -192,15 +190,19 @@ class Batches(KeepsPosition):
 
     def _run_to(self, stream: BatchStream, epoch: int, step: int) -> Tree:
         """Restart a stream, unless it is at its beginning, and run forward to a step."""
-        if self.position[1] or self.unused:
-            stream.restart()
-            self.unused.clear()
+        self._restart(stream)
         self.position = (epoch, 0)
         with waiting():
             done, last = stream.skip(step)
         if done < step:
             raise _no_such_place(epoch, step, done)
         return last
+
+    def _restart(self, stream: BatchStream) -> None:
+        if self.position[1] or self.unused:
+            stream.restart()
+            self.unused.clear()
+            self.position = (self.position[0], 0)
 
     def run_forward(self, epoch: int, step: int) -> Any:
         """Run from the beginning to a position, with all side effects of the data. Return a stream's last batch.
@@ -217,6 +219,7 @@ class Batches(KeepsPosition):
             self.seek(epoch, step)
             return None
         last = None
+        self._restart(self._stream)
         with waiting():
             for _ in range(epoch):
                 last = self._stream.skip(sys.maxsize)[1]
@@ -238,6 +241,7 @@ class Batches(KeepsPosition):
         """Restore a stream's position and the state that it had there."""
         assert self._stream is not None
         self._stream.go_on(state)
+        self.unused.clear()
         self.position = position
 
     def rewind(self) -> None:

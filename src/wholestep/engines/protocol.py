@@ -81,7 +81,7 @@ class VariableAccess(Protocol):
         """False only if a variable that the update changes holds a value that the next program would not use."""
 
     def changed_outside(self, variables: list) -> list:
-        """Return all variables, except any that certainly still hold the values of `write`."""
+        """Return the variables, except any that certainly still hold the values of `write`."""
 
     def between_programs(self, state: State) -> State:
         """Return the part of the state kept between programs, without the values that stay in their variables."""

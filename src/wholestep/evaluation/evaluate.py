@@ -237,3 +237,13 @@ def _can_loop(found: Tree) -> bool:
 def join(outputs: list[Tree]) -> Tree:
     """Return the outputs of several batches as one, with numpy leaves."""
     return keras.tree.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *outputs)
+
+
+def rows_of(found: Tensor, num: int) -> Tensor:
+    """Return the outputs of the first `num` batches as one array of rows."""
+    return keras.ops.reshape(found[:num], (num * found.shape[1], *found.shape[2:]))
+
+
+def joined(*outputs: Tensor) -> Tensor:
+    """Return the outputs of a few batches as one array."""
+    return outputs[0] if len(outputs) == 1 else keras.ops.concatenate(outputs)

@@ -130,8 +130,7 @@ class Forward:
             for score in reading.scores:
                 score.update(row_weights)
             terms = reading.terms | reading.reported
-            found = {label: term.sums(row_weights) for label, term in terms.items()}
-            sums = {label: (wide(total), wide(weight)) for label, (total, weight) in found.items()}
+            sums = {label: term.sums(row_weights) for label, term in terms.items()}
             extra = self._extra(scope, reading)
         assigned = [scope.get_current_value(self.variables.params[i]) for i in self.facts.assigned]
         return Outcome(sums, extra, *self._after(scope, values), assigned)

@@ -46,10 +46,11 @@ class Mean(_Shown):
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (sum of values * weights, sum of weights), two scalars; `row_weights` is (rows,) or None."""
-        weights = _weigh(self.values, self.weights, row_weights)
+        values = wide(self.values)
+        weights = _weigh(values, self.weights, row_weights)
         if weights is None:
-            return ops.sum(self.values), ops.cast(math.prod(ops.shape(self.values)), self.values.dtype)
-        return ops.sum(selected(self.values, weights)), ops.sum(weights)
+            return ops.sum(values), ops.cast(math.prod(ops.shape(values)), values.dtype)
+        return ops.sum(selected(values, weights)), ops.sum(weights)
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,8 +68,9 @@ class Sum(_Shown):
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (sum of values * weights, 1), two scalars."""
-        weights = _weigh(self.values, self.weights, row_weights)
-        total = ops.sum(self.values if weights is None else selected(self.values, weights))
+        values = wide(self.values)
+        weights = _weigh(values, self.weights, row_weights)
+        total = ops.sum(values if weights is None else selected(values, weights))
         return total, ops.ones((), total.dtype)
 
 
@@ -82,7 +84,7 @@ class Whole(_Shown):
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (the number, 1)."""
-        return self.values, ops.ones((), self.values.dtype)
+        return wide(self.values), ops.ones((), wide(self.values).dtype)
 
 
 Term = Mean | Sum | Whole
@@ -151,7 +153,7 @@ def as_tensor(value: Tensor) -> Tensor:
 
 
 def wide(value: Tensor) -> Tensor:
-    """Return a sum in floatx or wider, independent of the model's compute dtype."""
+    """Return a value in floatx or wider, independent of the model's compute dtype: float16 counts to 65504."""
     return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())
 
 
