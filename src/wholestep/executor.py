@@ -54,7 +54,7 @@ from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.sums import EpochSums, fresh, names_of
-from wholestep.tree import Tensor, Tree, num_rows
+from wholestep.tree import Tensor, Tree
 from wholestep.update import Update
 
 _NO_METRICS: list[np.ndarray] = []
@@ -214,9 +214,9 @@ class Executor:
         self.where_data_are = self._single.where
         return self._single
 
-    def _num_filled(self, host: Tree) -> int:
+    def _num_filled(self, host: Tree, num: int) -> int:
         """Return the number of rows to pad a single batch to, by the present findings: a restore replaces them."""
-        return self.planner.findings.rows_to_fill(host)
+        return self.planner.findings.rows_to_fill(host, num)
 
     def open_pass(self, batches: Batches, look: Look, steps: int | None) -> Pass:
         """Return a pass over `steps` of these batches (None: all) in evaluation mode."""
@@ -237,7 +237,7 @@ class Executor:
         if self._evaluated is None:
             run, (checks_kind, check) = PassRun(), self._checks_of(look)
             plan = evaluation.plan(run, None, look, 1, checks_kind)
-            self._evaluated = run, SingleBatches(evaluation.engine.devices, plan, check, num_rows, evaluation.tables)
+            self._evaluated = run, SingleBatches(evaluation.engine.devices, plan, check, _as_is, evaluation.tables)
         run, feed = self._evaluated
         self.begin_evaluation(run, look)
         try:
@@ -355,3 +355,8 @@ class Executor:
 
 def _pass(batch: Batch) -> None:
     """Accept any batch."""
+
+
+def _as_is(host: Tree, num: int) -> int:
+    """Return the number of rows: an evaluation pads no batch."""
+    return num

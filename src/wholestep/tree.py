@@ -7,6 +7,7 @@ On the host, text is an array of strings, dtype object, and ragged rows are an a
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -61,22 +62,28 @@ def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
     >>> map_leaves(abs, {"x": -1, "optional": None})
     {'x': 1, 'optional': None}
     """
-    if type(tree) is tuple and all(type(other) is tuple and len(other) == len(tree) for other in others):
-        return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))  # as most batches are
     if isinstance(tree, np.ndarray):
         return function(tree, *others)
     if tree is None:
         return None
+    if type(tree) is tuple and all(map(partial(_is_tuple, len(tree)), others)):
+        return tuple([map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)])  # as most batches are
     return _keras().map_structure(lambda *at: None if at[0] is None else function(*at), tree, *others)
+
+
+def _is_tuple(length: int, tree: Tree) -> bool:
+    return type(tree) is tuple and len(tree) == length
 
 
 def leaves(tree: Tree) -> list:
     """Return the leaves in their flattening order."""
+    if isinstance(tree, np.ndarray):
+        return [tree]
     if tree is None:
         return []
-    if isinstance(tree, tuple | list) and type(tree) in (tuple, list):
+    if type(tree) is tuple or type(tree) is list:
         return [leaf for part in tree for leaf in leaves(part)]
-    return [tree] if isinstance(tree, np.ndarray) else [leaf for leaf in _keras().flatten(tree) if leaf is not None]
+    return [leaf for leaf in _keras().flatten(tree) if leaf is not None]
 
 
 def _keras() -> Any:

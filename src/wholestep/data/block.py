@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from ctypes import addressof, c_char
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -176,14 +177,23 @@ class Block(NamedTuple):
 
 def stage(devices: Devices, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:
     """Return the data of an update as a program takes them, and the row index of every place, int32 (places,)."""
+    return _data_of(devices, batch, cut), _rows_of(devices, batch, cut)
+
+
+def _data_of(devices: Devices, batch: Batch, cut: Cut) -> Any:
     if batch.is_resident:
-        return batch.data, np.resize(batch.rows, cut.places)
+        return batch.data
     if devices.num_replicas == 1:
-        return devices.stage(batch.host), np.resize(batch.rows, cut.places)
-    shares, rows = share_out(cut, devices.num_replicas)
-    shares = shares % batch.num_rows
+        return devices.stage(batch.host)
+    shares = share_out(cut, devices.num_replicas)[0] % batch.num_rows
     shares = shares if batch.own is None else np.searchsorted(batch.own, shares)
-    return devices.stage(tree.map_leaves(np.asarray, batch.host), shares), rows
+    return devices.stage(tree.map_leaves(np.asarray, batch.host), shares)
+
+
+def _rows_of(devices: Devices, batch: Batch, cut: Cut) -> np.ndarray:
+    if batch.is_resident or devices.num_replicas == 1:
+        return np.resize(batch.rows, cut.places)
+    return share_out(cut, devices.num_replicas)[1]
 
 
 @lru_cache(maxsize=64)
@@ -228,12 +238,9 @@ def block_of(devices: Devices, tables: dict, program: Planned, batches: list[Bat
     first, cut = batches[0], program.cut
     whole = [batch.padded(cut.rows) for batch in batches] if devices.num_replicas == 1 else batches
     room, key = program.num_stacked, (program.length, cut, first.num_rows)
-    if room > 1:
-        data = stack(devices, whole, room)
-    else:
-        data, rows = stage(devices, whole[0], cut)
+    data = stack(devices, whole, room) if room > 1 else _data_of(devices, whole[0], cut)
     if key not in tables:
-        rows = stacked_rows(whole[0], cut, room) if room > 1 else rows[None]
+        rows = stacked_rows(whole[0], cut, room) if room > 1 else _rows_of(devices, whole[0], cut)[None]
         tables[key] = table_of(devices, program, rows, first.num_rows)
     return Block(program, data, tables[key], 0, len(batches), tuple(batches), first.start, batches[-1].end)
 
@@ -288,8 +295,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Return an array aligned to 64 bytes, which an engine on the host uses without a copy."""
     num_bytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(num_bytes + 64, np.uint8)
-    start = -raw.__array_interface__["data"][0] % 64
-    return raw[start : start + num_bytes].view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, raw, -addressof(c_char.from_buffer(raw)) % 64)
 
 
 def _signature(part: Any, first_axis: int) -> Any:

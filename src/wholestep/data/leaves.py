@@ -119,8 +119,8 @@ def stack_column(path: tuple, rows: np.ndarray, column: list, attempt: str) -> n
 def to_numpy(leaf: object) -> np.ndarray:
     """Return a leaf as numpy, dense; floats in Keras' floatx."""
     if type(leaf) is np.ndarray:
-        pass
-    elif is_sparse(leaf):
+        return _in_floatx(leaf)
+    if is_sparse(leaf):
         leaf = dense(leaf)
     elif type(leaf).__name__ == "RaggedTensor":
         return tree.ragged(to_numpy(leaf.values), np.asarray(leaf.row_splits))  # type: ignore[attr-defined]
@@ -129,7 +129,10 @@ def to_numpy(leaf: object) -> np.ndarray:
         leaf = leaf.float() if "bfloat16" in str(leaf.dtype) else leaf  # type: ignore[attr-defined]
     elif _is_column(leaf):
         leaf = text_as_arrays(leaf[:])  # type: ignore[index]
-    array = _of_pandas(leaf) if hasattr(leaf, "to_numpy") else np.asarray(leaf)
+    return _in_floatx(_of_pandas(leaf) if hasattr(leaf, "to_numpy") else np.asarray(leaf))
+
+
+def _in_floatx(array: np.ndarray) -> np.ndarray:
     is_float = array.dtype.kind == "f" or (array.dtype.kind == "V" and array.dtype.name == "bfloat16")
     return array.astype(keras.config.floatx(), copy=False) if is_float else array
 
@@ -150,6 +153,8 @@ def checked(batch: Tree) -> Tree:
     Raises:
         BatchError: it holds other data.
     """
+    if all(map(_is_array_of_numbers, tree.leaves(batch))):
+        return batch
     batch = tree.map_leaves(lambda leaf: leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf), batch)
     if all(leaf.dtype.kind in _NUMBERS for leaf in tree.leaves(batch)):
         return batch
@@ -161,6 +166,10 @@ def checked(batch: Tree) -> Tree:
         part = parts[path[0]] if parts else ""
         raise _unknown_kind(f"{part} ({tree.name(path)})" if part else tree.name(path), leaf, is_label=part == "y")
     return tree.map_leaves(lambda leaf: leaf.astype(object) if leaf.dtype.kind in "US" else leaf, batch)
+
+
+def _is_array_of_numbers(leaf: object) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMBERS
 
 
 def _is_text_or_ragged(leaf: np.ndarray) -> bool:

@@ -15,13 +15,13 @@ class SingleBatches:
     Args:
         plan: returns the program of a batch.
         check: raises an error for data that no program may use.
-        num_full: returns the number of rows up to which a batch may be padded.
+        num_full: returns the number of rows up to which a batch of a number of rows may be padded.
         tables: the tables of earlier blocks, see `wholestep.data.block.Known`; completed.
     """
 
     where = "Batches are loaded as they are needed (they come ready-made)."
 
-    def __init__(self, devices: Devices, plan: Plan, check: Check, num_full: Callable[[Tree], int], tables: dict):
+    def __init__(self, devices: Devices, plan: Plan, check: Check, num_full: Callable[[Tree, int], int], tables: dict):
         self._devices = devices
         self._plan = plan
         self._check = check
@@ -30,8 +30,9 @@ class SingleBatches:
 
     def block(self, host: Tree) -> Block:
         """Return the block of a batch, numpy arrays of shape (rows, ...)."""
-        rows = np.arange(num_rows_of(host), dtype=np.int32)
-        batch = Batch(host, None, rows, self._num_full(host), None, None, (0, 0), (0, 1))
+        num = num_rows_of(host)
+        rows, full = np.arange(num, dtype=np.int32), self._num_full(host, num)
+        batch = Batch(host, None, rows, full, None, None, (0, 0), (0, 1))
         program = self._plan(batch)
         self._check(batch)
         return block_of(self._devices, self._tables, program, [batch])

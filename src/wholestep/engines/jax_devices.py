@@ -13,7 +13,7 @@ from wholestep.checkpoints import Numbers
 from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.processes import Processes
-from wholestep.tree import Tensor, Tree
+from wholestep.tree import Tensor, Tree, map_leaves
 
 _INT32 = np.iinfo(np.int32)
 
@@ -97,12 +97,12 @@ class JaxDevices:
         if shares is not None and self.layout is not None:
             layout = self.layout
             return Shares(jax.tree.map(lambda leaf: layout.spread(_narrow(leaf), shares), data))
-        return self.place(data) if self._must_place else jax.tree.map(_narrow, data)
+        return self.place(data) if self._must_place else map_leaves(_narrow, data)
 
     def fetch(self, values: Tree) -> Any:
         """Return device values as numpy. The only place that waits."""
         with self._processes.waiting("computing"):
-            return jax.tree.map(np.asarray, values)
+            return np.asarray(values) if isinstance(values, jax.Array) else jax.tree.map(np.asarray, values)
 
     def is_ready(self, values: Tree) -> bool:
         """Whether the values can be fetched without waiting for a device."""
@@ -221,7 +221,7 @@ def gather(data: Data, rows: Tensor) -> Data:
 def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:
     """Convert 64-bit integers to 32 bits as JAX would, but refuse values that would wrap around."""
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    if array.dtype not in (np.int64, np.uint64) or jax.config.jax_enable_x64:
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or jax.config.jax_enable_x64:
         return array
     if array.size and (array.max() > _INT32.max or array.min() < _INT32.min):
         raise BatchError(

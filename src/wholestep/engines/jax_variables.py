@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from wholestep.engines.jax_devices import MeshLayout
 from wholestep.state import State, Variables
@@ -181,6 +182,14 @@ class JaxVariables:
     def load_and_store(self, function: Callable) -> Callable:
         """Return the function unchanged: variables are written after the program."""
         return function
+
+    def storing(self, function: Callable, variables: Variables) -> Callable:
+        """Return the function unchanged, as `load_and_store`."""
+        return function
+
+    def number(self, variable: keras.Variable) -> int:
+        """Return the value of an integer variable. Waits."""
+        return int(np.asarray(variable.value))
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters of the state."""

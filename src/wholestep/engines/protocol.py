@@ -89,6 +89,12 @@ class VariableAccess(Protocol):
     def load_and_store(self, function: Callable) -> Callable:
         """Return a function (state, ...) -> (state, results) as a program of the state kept between programs."""
 
+    def storing(self, function: Callable, variables: Variables) -> Callable:
+        """Return a function (state, ...) -> (state, results) as a program after which `write` need not wait."""
+
+    def number(self, variable: keras.Variable) -> int:
+        """Return the value of an integer variable. Waits."""
+
     def write(self, variables: Variables, state: State) -> None:
         """Write a state that a program has returned to the Keras variables, without waiting."""
 

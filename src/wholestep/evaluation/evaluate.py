@@ -21,7 +21,7 @@ from wholestep.program import Program, Programs
 from wholestep.reports.compilations import Compilations
 from wholestep.reports.layout import ReportLayout, check_same
 from wholestep.safety import uninterrupted
-from wholestep.state import State
+from wholestep.state import State, Variables
 from wholestep.tree import Tensor, Tree
 
 _MOST_BYTES = 64 << 20  # of outputs in one dispatch
@@ -109,12 +109,9 @@ class Evaluation:
         which = self._span(block.first, block.num)
         with engine.processes.dispatching("evaluating"), uninterrupted():
             moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
+            engine.variables.write(_moved_variables(forward, moved), moved)
             after = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
-            if forward.facts.moves_buffers:
-                after = after._replace(buffers=moved.buffers)
-                engine.variables.assign(forward.variables.buffers, moved.buffers)
-            if moved.metrics:
-                engine.variables.assign(forward.variables.metrics, moved.metrics)
+            after = after._replace(buffers=moved.buffers) if forward.facts.moves_buffers else after
             run.state, run.number, run.layout = after, run.number + block.num, program.layout
             feed.advance(block)
         return found, block
@@ -163,6 +160,7 @@ class Evaluation:
         if num_stacked > 1:
             data = stack(engine.devices, [batch], num_stacked)
         program = several(engine, each, found if loops else None, most)
+        program = engine.variables.storing(program, _moved_variables(step.forward, parts[0]))
         always_xla, arguments = engine.programs.always_xla, (*parts, data)
         # Not spent: the state before the first batch serves every pass.
         made = compiled(engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False)
@@ -222,6 +220,12 @@ class Pass:
     run: PassRun
     feed: Feed
     look: Look
+
+
+def _moved_variables(forward: Forward, moved: State) -> Variables:
+    """Return the variables of the part of the state that a batch changes."""
+    buffers = forward.variables.buffers if forward.facts.moves_buffers else []
+    return Variables([], [], buffers, forward.variables.metrics if moved.metrics else [])
 
 
 def _num_bytes(found: Tree) -> int:

@@ -1,7 +1,10 @@
 """Measured properties of a model and of the machine, by which updates are planned."""
 
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from wholestep import tree
 from wholestep.tree import Tree
@@ -104,16 +107,20 @@ class Findings:
         """Return the findings as JSON."""
         return asdict(self)
 
-    def rows_to_fill(self, host: Tree) -> int:
-        """Return the number of rows to pad a batch to: the size of an earlier batch, or a power of two.
+    def rows_to_fill(self, host: Tree, count: int) -> int:
+        """Return the number of rows to pad a batch of `count` rows to: the size of an earlier batch, or a power of two.
 
         So batches of many sizes need few programs.
         """
-        count = tree.num_rows(host)
-        shape = str([(tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in tree.leaves(host)])
+        shape = _text_of(tuple([(leaf.shape[1:], leaf.dtype) for leaf in tree.leaves(host)]))
         known, power = self.sizes.setdefault(shape, []), 1 << (count - 1).bit_length()
         fitting = [size for size in known if count <= size <= 2 * power]
         if not fitting:
             fitting = [power if known else count]
             known.extend(fitting)
         return min(fitting)
+
+
+@lru_cache(maxsize=1024)
+def _text_of(shapes: tuple[tuple[tuple[int, ...], np.dtype], ...]) -> str:
+    return str([(shape, str(dtype)) for shape, dtype in shapes])

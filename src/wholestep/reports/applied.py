@@ -191,7 +191,7 @@ class Applied:
 
     @property
     def _num_applied(self) -> int:
-        return int(np.asarray(self._optimizer.iterations))
+        return self._engine.variables.number(self._optimizer.iterations)
 
 
 class Ending:
