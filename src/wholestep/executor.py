@@ -299,9 +299,10 @@ class Executor:
         """Check weights and labels before they are used. Needs a trace."""
         if self._checks_batches:
             objective: Any = self.objective
+            numbers = batch.names
             with named(batch):
-                check_weights(batch.host, all_zero=batch.is_resident, divisors=objective.divisors, numbers=batch.names)
-                check_labels(objective.label_ranges, batch.host, batch.names)
+                check_weights(batch.host, all_zero=batch.is_resident, divisors=objective.divisors, numbers=numbers)
+                check_labels(objective.label_ranges, batch.host, numbers)
 
     # ---- an update ----
 

@@ -171,7 +171,12 @@ class Setup:
 
     def executor_to_train(self, example: Callable[[], Tree]) -> Executor:
         """Return the executor of the current model, to train."""
-        executor = self.executor_for(example, trains=True)
+        self.settle()
+        return self.executor_to_update(example)
+
+    def executor_to_update(self, example: Callable[[], Tree]) -> Executor:
+        """Return the executor of the current model; the caller checks that the last single update was applied."""
+        executor = self._current_executor(example, trains=True)
         if not self.steps.trains:
             arguments.check_trains(self.model)
         return executor
@@ -186,9 +191,15 @@ class Setup:
             predicts: whether only outputs are requested, of batches that (`are_whole`) also hold other parts.
         """
         self.settle()
+        return self._current_executor(example, trains=trains, predicts=predicts, are_whole=are_whole)
+
+    def _current_executor(
+        self, example: Callable[[], Tree], *, trains: bool = False, predicts: bool = False, are_whole: bool = False
+    ) -> Executor:
         self._adopt_optimizer()
         executor, call, restored = self.executor, (trains, predicts, are_whole), self.run.restored
         if executor is None or restored or call not in self._ready or not executor.context.is_untouched():
+            self.settle()
             executor = self._executor_anew(example, *call)
         return executor
 

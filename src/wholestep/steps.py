@@ -152,7 +152,9 @@ def run_update(executor: Executor, run: Run, host: Tree) -> Logs:
         run.end_call()
     executor.begin_update(run)
     feed = executor.single(run, host)
-    report = executor.send(run, feed, feed.block(host), in_call=False)
+    block = feed.block(host)  # while the device computes the last update
+    executor.applied.settle(run)
+    report = executor.send(run, feed, block, in_call=False)
     executor.applied.hand_over(run, report)
     return Logs(executor, run, report)
 

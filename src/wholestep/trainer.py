@@ -214,7 +214,7 @@ class Trainer(OnBatch):
         """
         with self._guard:
             host = self._setup.single_batch(batch, "fit")
-            return run_update(self._setup.executor_to_train(lambda: host), self.run, host)
+            return run_update(self._setup.executor_to_update(lambda: host), self.run, host)
 
     # ---- without an update ----
 

@@ -7,7 +7,6 @@ On the host, text is an array of strings, dtype object, and ragged rows are an a
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -66,13 +65,11 @@ def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
         return function(tree, *others)
     if tree is None:
         return None
-    if type(tree) is tuple and all(map(partial(_is_tuple, len(tree)), others)):
-        return tuple([map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)])  # as most batches are
+    if type(tree) is tuple and not others:  # as most batches are
+        return tuple([function(part) if isinstance(part, np.ndarray) else map_leaves(function, part) for part in tree])
+    if type(tree) is tuple and all(type(other) is tuple and len(other) == len(tree) for other in others):
+        return tuple([map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)])
     return _keras().map_structure(lambda *at: None if at[0] is None else function(*at), tree, *others)
-
-
-def _is_tuple(length: int, tree: Tree) -> bool:
-    return type(tree) is tuple and len(tree) == length
 
 
 def leaves(tree: Tree) -> list:
@@ -82,7 +79,7 @@ def leaves(tree: Tree) -> list:
     if tree is None:
         return []
     if type(tree) is tuple or type(tree) is list:
-        return [leaf for part in tree for leaf in leaves(part)]
+        return [leaf for part in tree for leaf in ((part,) if isinstance(part, np.ndarray) else leaves(part))]
     return [leaf for leaf in _keras().flatten(tree) if leaf is not None]
 
 

@@ -299,11 +299,13 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _signature(part: Any, first_axis: int) -> Any:
+    if isinstance(part, np.ndarray) and part.dtype.kind != "O":
+        return part.shape[first_axis:], part.dtype
     if isinstance(part, dict):
         names = sorted(part, key=str)
         return dict, *((name, _signature(part[name], first_axis)) for name in names)
     if isinstance(part, list | tuple):
-        return type(part), *(_signature(each, first_axis) for each in part)
+        return type(part), *[_signature(each, first_axis) for each in part]
     if part is not None and part.dtype == object and tree.is_ragged(part):
         return "ragged", part.shape[first_axis:1], _signature(part[0], 1)
     return None if part is None else (part.shape[first_axis:], part.dtype)

@@ -33,7 +33,7 @@ def numpy_batch(batch: Tree) -> Tree:
 
 def own_batch(batch: Tree, prepare: Callable[[Any], Any] | None = None) -> Tree:
     """Return a copy of a user's batch, prepared and checked: a generator may fill its arrays again."""
-    copied = tree.map_leaves(np.array, raw_batch(batch))
+    copied = raw_batch(batch, lambda leaf: np.array(to_numpy(leaf)))
     return checked(copied if prepare is None else prepare(copied))
 
 
@@ -47,10 +47,12 @@ def text_as_arrays(source: Tree) -> Any:
     return np.array(source, dtype=object) if is_text else source  # else each string takes the room of the longest
 
 
-def raw_batch(batch: Tree) -> Tree:
-    """Return a user's batch with numpy leaves of any kind."""
-    batch = text_as_arrays(batch)
-    return tree.map_leaves(to_numpy, without_none(tuple(batch) if isinstance(batch, list) else batch))
+def raw_batch(batch: Tree, convert: Callable[[Any], np.ndarray] | None = None) -> Tree:
+    """Return a user's batch with numpy leaves of any kind, by `convert` or else `to_numpy`."""
+    if type(batch) is not tuple or not all(map(_is_array_of_numbers, batch)):  # most batches need no look inside
+        batch = text_as_arrays(batch)
+        batch = without_none(tuple(batch) if isinstance(batch, list) else batch)
+    return tree.map_leaves(convert or to_numpy, batch)
 
 
 def without_none(batch: Tree) -> Any:

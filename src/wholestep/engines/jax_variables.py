@@ -162,16 +162,15 @@ class JaxVariables:
 
     def write(self, variables: Variables, state: State) -> None:
         """Write the state to the Keras variables. Does not wait."""
-        self.assign([*variables.params, *variables.slots, *variables.buffers], _changed(state))
-        self.assign(variables.metrics, state.metrics)
+        self.assign(variables.all, [*_changed(state), *state.metrics])
 
     def assign(self, variables: list, values: list) -> None:
         """Write these values to these variables. Does not wait."""
         if not self._gives_whole:
             values = [self._alone(variable, value) for variable, value in zip(variables, values, strict=True)]
         for variable, value in zip(variables, values, strict=True):
-            if _WATCH in (own := vars(variable)):
-                own["_value"] = value  # without a report
+            if _WATCH in variable.__dict__:
+                variable.__dict__["_value"] = value  # without a report
             else:
                 variable._value = value
 

@@ -63,15 +63,17 @@ def explained(
         raise BatchError(message) from error
 
 
-@contextmanager
-def named(batch: Batch) -> Iterator[None]:
-    """Add the position of a loaded batch to its error."""
-    try:
-        yield
-    except BatchError as error:
-        if not batch.is_resident:
-            error.at(*batch.start)
-        raise
+class named:  # noqa: N801  it is used as a function
+    """A context that adds the position of a loaded batch to its error; not a generator, as each update enters it."""
+
+    def __init__(self, batch: Batch):
+        self._batch = batch
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, BatchError) and not self._batch.is_resident:
+            error.at(*self._batch.start)
 
 
 def check_parts(model: keras.Model, batch: Tree) -> None:

@@ -65,7 +65,7 @@ class Applied:
 
     def note_written(self) -> None:
         """Record that an update has written the optimizer's variables."""
-        self._iterations = self._optimizer.iterations.value
+        self._iterations = self._optimizer.iterations._value
 
     def note_last(self, run: Run) -> None:
         """Record the last batch that was used, if the user made it: a resumed run compares it."""
@@ -80,14 +80,14 @@ class Applied:
 
         It is not seen on TensorFlow: the variable's value is always the same object, and reading its number would wait.
         """
-        return self._iterations is not self._optimizer.iterations.value
+        return self._iterations is not self._optimizer.iterations._value
 
     def recount(self, run: Run) -> None:
         """Set the run's number to the optimizer's `iterations` plus the skipped updates. Waits."""
         if (latest := self._latest()) is not None and self._skips:
             self.note_failures(run, latest)
         run.counted(self._num_applied + run.num_skipped, run.num_skipped)
-        self._iterations = self._optimizer.iterations.value
+        self._iterations = self._optimizer.iterations._value
 
     @property
     def is_counted(self) -> bool:
