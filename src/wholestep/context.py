@@ -1,5 +1,7 @@
 """The context of a call: the model as its programs know it, with its engine and its variables."""
 
+from collections.abc import Mapping
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -62,6 +64,19 @@ class Context:
         self._of_steps = self.steps.watched() if self.steps.trains else []
         self._flagged = [*self._layers, *self.model.variables]
         self._seen = self._attributes()
+        vars(self).pop("_order", None)
+
+    @cached_property
+    def _order(self) -> list[str]:
+        return compiled.order_of(self.model)
+
+    def results(self, logs: Mapping[str, Any], *, return_dict: bool) -> Any:
+        """Return logs as `keras.Model.evaluate` does: by name, a single number, or a list in its order."""
+        if return_dict:
+            return dict(sorted(logs.items()))
+        names = self._order
+        values = [logs[name] for name in names if name in logs] + [logs[k] for k in sorted(logs) if k not in names]
+        return values[0] if len(values) == 1 else values
 
     def is_untouched(self) -> bool:
         """Whether the model, its layers and variables have the recorded attributes."""

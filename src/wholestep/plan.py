@@ -57,7 +57,7 @@ class Planner:
     empty: list[np.ndarray] = field(default_factory=list)
     programs: Programs = field(default_factory=Programs)
     _updates: Programs = field(default_factory=Programs)
-    _filled: Programs = field(default_factory=Programs)  # by the shape of a batch, the shape of its program
+    _filled: Programs = field(default_factory=Programs)  # the same by the shape of a batch before it is padded
 
     def adopt(self, findings: Findings) -> None:
         """Plan by the findings of a restored run; drop the programs planned by different findings."""
@@ -84,7 +84,7 @@ class Planner:
 
     def known(self, batch: Batch, wanted: Wanted) -> Program | None:
         """Return the known program for updates like this one; None if there is none."""
-        return self.programs.get(self._filled.get((self._key(batch, wanted), batch.full), ()))
+        return self._filled.get((self._key(batch, wanted), batch.full))
 
     def filled(self, sample: Sample, wanted: Wanted) -> Sample:
         """Return the sample, padded to the rows of a full batch if it is short and padding is exact."""
@@ -104,7 +104,7 @@ class Planner:
             self.engine.processes.set_status("compiling")
             most = wanted.most if filled.batch.is_resident or self._may_loop(filled.batch) else 1
             self.programs[key] = self._plan(filled, wanted.short, _length(filled.batch, most))
-        self._filled[self._key(batch, wanted), batch.full] = key
+        self._filled[self._key(batch, wanted), batch.full] = self.programs[key]
         return self.programs[key]
 
     def _key(self, batch: Batch, wanted: Wanted) -> tuple:

@@ -14,7 +14,6 @@ from wholestep.data import Batches, class_weighted, classify, dense, is_sparse, 
 from wholestep.drive import step_epoch
 from wholestep.engines import connect
 from wholestep.executor import Executor
-from wholestep.model import compiled
 from wholestep.reports.report import Report
 from wholestep.run import Run
 from wholestep.safety import Guard
@@ -165,6 +164,11 @@ class OnBatch(ABC):
     model: keras.Model
     run: Run
 
+    @property
+    @abstractmethod
+    def executor(self) -> Executor | None:
+        """The compiled programs of the current model."""
+
     @abstractmethod
     def update(self, batch: Tree) -> Mapping[str, Any]:
         """Run one update on a single batch."""
@@ -213,14 +217,16 @@ class OnBatch(ABC):
         batch = _batch(x, y, sample_weight)
         if class_weight is not None:
             batch = class_weighted(class_weight)(numpy_batch(batch))
-        logs = dict(self.update(batch))
-        return dict(sorted(logs.items())) if return_dict else compiled.in_order(self.model, logs)
+        return self._results(dict(self.update(batch)), return_dict)
 
     def test_on_batch(self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False) -> Any:
         """Return the loss and the metrics of one batch, as `keras.Model.test_on_batch` does."""
         arguments.check_data(classify(x), y, sample_weight)
-        logs = self._evaluate_single(_batch(x, y, sample_weight))
-        return dict(sorted(logs.items())) if return_dict else compiled.in_order(self.model, logs)
+        return self._results(self._evaluate_single(_batch(x, y, sample_weight)), return_dict)
+
+    def _results(self, logs: dict[str, Any], return_dict: bool) -> Any:
+        assert self.executor is not None
+        return self.executor.context.results(logs, return_dict=return_dict)
 
     def predict_on_batch(self, x: Tree) -> Any:
         """Return the model's outputs for one batch as numpy arrays; a single process calls the model's own method.

@@ -17,7 +17,7 @@ from wholestep.evaluation.evaluate import Look
 from wholestep.executor import Executor
 from wholestep.explain import explain
 from wholestep.fit import Epochs, Validation, Watching, fit
-from wholestep.model import Objective, compiled
+from wholestep.model import Objective
 from wholestep.run import Run
 from wholestep.safety import Guard, check_process
 from wholestep.setup import Given, Setup
@@ -244,7 +244,7 @@ class Trainer(OnBatch):
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks), steps)
             logs = run_evaluation(executor, through, steps, watch)
-            return dict(sorted(logs.items())) if return_dict else compiled.in_order(self.model, logs)
+            return executor.context.results(logs, return_dict=return_dict)
 
     def _evaluate_single(self, batch: Tree) -> dict[str, Any]:
         with self._guard:

@@ -88,8 +88,6 @@ def classify(source: object) -> Data:
     """Return the data with their kind; data that are classified already are returned unchanged."""
     if isinstance(source, Data):
         return source
-    if type(source) is np.ndarray:  # as single batches are
-        return Data(source, Kind.ARRAYS)
     if isinstance(source, KeepsPosition):
         return Data(source, Kind.BATCHES)
     if isinstance(source, keras.utils.PyDataset):

@@ -150,7 +150,7 @@ class TensorflowDevices:
 
     def fetch(self, values: Tree) -> Any:
         """Return device values as numpy. The only place that waits."""
-        return tree.map_leaves(array_of, values)
+        return array_of(values) if isinstance(values, tf.Tensor) else tree.map_leaves(array_of, values)
 
     def is_ready(self, values: Tree) -> bool:
         """Whether the values can be fetched without waiting: on a CPU, where calls return after the computation."""

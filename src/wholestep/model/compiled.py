@@ -84,16 +84,15 @@ def own_results(model: keras.Model) -> dict[str, Tensor]:
     return dict(model.get_metrics_result()) if is_overridden(model, "get_metrics_result") else {}
 
 
-def in_order(model: keras.Model, logs: dict[str, Tensor | float]) -> Tensor | float | list:
-    """Return these logs as `keras.Model.evaluate` does: a number, or a list in its order."""
+def order_of(model: keras.Model) -> list[str]:
+    """Return the names of the logs in the order of the model's metrics, by which `keras.Model.evaluate` lists them."""
     trackers = [] if model._compile_loss is None else model._compile_loss.metrics
     renamed = dict(zip(map(id, trackers), distinct([m.name for m in trackers]), strict=True))
     names = []
     for metric in model.metrics:
         parts = metric.metrics if metric is model._compile_metrics else [metric]
         names += [renamed.get(id(part), part.name) for part in parts]
-    values = [logs[name] for name in names if name in logs] + [logs[k] for k in sorted(logs) if k not in names]
-    return values[0] if len(values) == 1 else values
+    return names
 
 
 def made_of(model: keras.Model, extra: list) -> list:
