@@ -68,11 +68,12 @@ def test_a_change_between_two_updates_is_noticed(change):
 def test_single_updates_and_evaluations_walk_over_no_layers_and_ask_for_no_example(monkeypatch):
     made = model()
     trainer = ws.Trainer(made)
-    trainer.update((X, Y))
+    trainer.train_on_batch(X, Y)
     trainer.test_on_batch(X, Y)
     walks = count_calls(monkeypatch, keras.Model, "_flatten_layers")
     examples = count_calls(monkeypatch, ws.Batches, "example")
-    dict(trainer.update((X, Y)))
+    trainer.train_on_batch(X, Y)
+    trainer.test_on_batch(X, Y)
     assert walks == []
     trainer.evaluate(X, Y, verbose=0)
     trainer.predict(X, verbose=0)

@@ -263,9 +263,9 @@ def holds_read(case):
         equal(values, [value + 1 for value in known] if values else [])
 
 
-def holds_read_metrics(case):
+def holds_values(case):
     case.variables.metrics[0].assign(4)
-    state = case.read()._replace(metrics=case.engine.variables.read_metrics(case.variables))
+    state = case.read()._replace(metrics=case.engine.variables.values(case.variables.metrics))
     case.variables.metrics[0].assign(9)  # which the state does not see
     after = case.engine.devices.fetch(case.compile(dispatched(grown), (state,))(state)[0])
     equal(after.metrics, [np.full((), 5)])
@@ -371,6 +371,14 @@ def holds_load_and_store(case):
         spends=False,
     )
     equal(case.engine.devices.fetch(seen(case.engine.variables.between_programs(state))[1]), case.held()[2])
+    before, state = case.held(), case.read()
+    moved = Variables([], [], case.variables.buffers, case.variables.metrics)
+    engine = case.engine.evaluation or case.engine
+    program = engine.variables.load_and_store(dispatched(grown), moved)
+    state = state._replace(params=[], slots=[])
+    state, _ = engine.programs.compile(program, (state,), spends=False).call(state)
+    engine.variables.write(moved, state)
+    equal(case.held(), [*before[:2], [value + 1 for value in before[2]], [np.ones(())]])
 
 
 def holds_write(case):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from shares import on, share
-from small import ROWS, X, Y, model
+from small import ROWS, X, Y, count_calls, model
 
 import wholestep as ws
 from wholestep.evaluation.evaluate import Evaluation, join
@@ -90,6 +90,20 @@ def test_a_row_that_a_table_does_not_have():
     for compute in (lambda: trainer.evaluate(*data, verbose=0), lambda: trainer.update(data)):
         with pytest.raises(Exception, match=r"\[1,1\] = 9 is not in \[0, 9\)|indices.* = 9 is not in \[0, 9\)"):
             compute()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="on JAX no program writes variables")
+def test_an_evaluation_writes_the_metrics_of_the_model_in_its_program(monkeypatch):
+    made = model()
+    trainer = ws.Trainer(made)
+    trainer.test_on_batch(X, Y)
+    assigned = count_calls(monkeypatch, type(trainer.executor.engine.variables), "assign")
+    logs = trainer.test_on_batch(X[:7], Y[:7], return_dict=True)
+    trainer.test_on_batch(X, Y)
+    num = len(assigned)  # of the traces
+    assert trainer.test_on_batch(X[:7], Y[:7], return_dict=True) == logs
+    assert len(assigned) == num
+    assert {k: float(v) for k, v in made.get_metrics_result().items()} == pytest.approx(logs)
 
 
 class Counts(keras.layers.Layer):

@@ -8,6 +8,8 @@ import pytest
 from small import X, Y, count_calls, model
 
 import wholestep as ws
+from wholestep.data import SingleBatches
+from wholestep.reports.applied import Applied
 
 
 def sizes(trainer):
@@ -23,6 +25,25 @@ def test_batches_of_ever_other_sizes_are_few_programs():
     assert sizes(trainer) == [2, 10, 16]
     for a, b in zip(made.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+
+
+def test_the_sizes_in_a_checkpoint_are_named_by_shapes_and_dtypes():
+    trainer = ws.Trainer(model())
+    for count in (10, 3):
+        trainer.update((X[:count], Y[:count]))
+    assert trainer.run.findings.sizes == {"[((6,), 'float32'), ((), 'int64')]": [10, 4]}
+
+
+def test_a_batch_is_made_before_the_last_update_is_waited_for(monkeypatch):
+    trainer = ws.Trainer(model())
+    trainer.update((X, Y))
+    made = count_calls(monkeypatch, SingleBatches, "block")
+    waits = count_calls(monkeypatch, type(trainer.executor.engine.devices), "fetch")
+    seen, settle = [], Applied.settle
+    monkeypatch.setattr(Applied, "settle", lambda *given: seen.append((len(made), len(waits))) or settle(*given))
+    trainer.update((X, Y))
+    assert seen == [(1, 0)]
+    assert len(waits) == 1
 
 
 def test_rows_that_see_each_other_keep_their_own_shape():

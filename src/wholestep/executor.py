@@ -123,7 +123,7 @@ class Executor:
         if run.state is None or run.variables is not self.variables:
             blank = (), np.int32(0), self.planner.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.devices.place(blank)
-            state = State([], [], [], self._access.read_metrics(self.variables), sums, stopped, scratch)
+            state = State([], [], [], self._access.values(self.variables.metrics), sums, stopped, scratch)
             run.hold(self._access.between_programs(self._whole(state)), self.variables)
         elif not self._access.holds(self.variables, run.state):
             run.hold(self._whole(run.state))
@@ -138,7 +138,7 @@ class Executor:
         """Begin an epoch: reset Keras' metrics now, and the sums in the next update."""
         state = self.refresh(run)
         self._empty_metrics()
-        run.hold(state._replace(metrics=self._access.read_metrics(self.variables)), begins=EPOCH)
+        run.hold(state._replace(metrics=self._access.values(self.variables.metrics)), begins=EPOCH)
 
     def _empty_metrics(self) -> list[np.ndarray]:
         """Reset Keras' metrics, and return their values."""
@@ -171,7 +171,7 @@ class Executor:
         self.begin_epoch(run)
         for name, variables in groups.items():
             put(*((kept["running"], variables, {}) if name == "metrics" else (kept[name], variables, run.assigned)))
-        running = self._access.read_metrics(self.variables)
+        running = self._access.values(self.variables.metrics)
         put(kept["metrics"], groups["metrics"], {})
         num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))

@@ -100,7 +100,7 @@ def names_of(engine: Engine, forward: Forward) -> list[str]:
         names.extend([*numbers, *forward.own_results(metrics, {})])
         return numbers
 
-    engine.programs.shapes(note, engine.variables.read_metrics(forward.variables))
+    engine.programs.shapes(note, engine.variables.values(forward.variables.metrics))
     return names
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
 from wholestep.engines.jax_devices import MeshLayout
 from wholestep.state import State, Variables
@@ -145,9 +144,9 @@ class JaxVariables:
         params, slots, buffers = variables.params, variables.slots, variables.buffers
         return self._own(params, seen), self._own(slots, seen), self._own(buffers, seen)
 
-    def read_metrics(self, variables: Variables) -> list:
-        """Return the values of the Keras metrics' variables, to be spent by the next program."""
-        return self._own(variables.metrics, set())
+    def values(self, variables: list) -> list:
+        """Return the values of these variables, to be spent by the next program."""
+        return self._own(variables, set())
 
     def holds(self, variables: Variables, state: State) -> bool:
         """Whether the variables that an update changes still hold the values of the state."""
@@ -178,17 +177,9 @@ class JaxVariables:
         """Return the part of the state that is kept between programs: all of it."""
         return state
 
-    def load_and_store(self, function: Callable) -> Callable:
+    def load_and_store(self, function: Callable, variables: Variables | None = None) -> Callable:
         """Return the function unchanged: variables are written after the program."""
         return function
-
-    def storing(self, function: Callable, variables: Variables) -> Callable:
-        """Return the function unchanged, as `load_and_store`."""
-        return function
-
-    def number(self, variable: keras.Variable) -> int:
-        """Return the value of an integer variable. Waits."""
-        return int(np.asarray(variable.value))
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
         """Return the parameters of the state."""

@@ -65,8 +65,8 @@ class VariableAccess(Protocol):
     def read(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of params, slots and buffers, which may all be spent; [] for a group kept in variables."""
 
-    def read_metrics(self, variables: Variables) -> list:
-        """Return the values of the Keras metrics' variables, which may be spent."""
+    def values(self, variables: list) -> list:
+        """Return the values of these variables, such as the metrics', which may be spent."""
 
     def captured(self, variables: list, state: State) -> list:
         """Return the newest values of variables that no program reads itself; spending the state spares them."""
@@ -86,14 +86,8 @@ class VariableAccess(Protocol):
     def between_programs(self, state: State) -> State:
         """Return the part of the state kept between programs, without the values that stay in their variables."""
 
-    def load_and_store(self, function: Callable) -> Callable:
-        """Return a function (state, ...) -> (state, results) as a program of the state kept between programs."""
-
-    def storing(self, function: Callable, variables: Variables) -> Callable:
-        """Return a function (state, ...) -> (state, results) as a program after which `write` need not wait."""
-
-    def number(self, variable: keras.Variable) -> int:
-        """Return the value of an integer variable. Waits."""
+    def load_and_store(self, function: Callable, variables: Variables | None = None) -> Callable:
+        """Return a program of the state kept between programs, or of a full state if it only stores in `variables`."""
 
     def write(self, variables: Variables, state: State) -> None:
         """Write a state that a program has returned to the Keras variables, without waiting."""

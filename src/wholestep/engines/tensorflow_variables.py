@@ -30,13 +30,9 @@ class TensorflowVariables:
         self.bound = variables
         return [], [], list(map(_value_of, variables.buffers))
 
-    def read_metrics(self, variables: Variables) -> list:
-        """Return the values of the Keras metrics' variables."""
-        return list(map(_value_of, variables.metrics))
-
-    def number(self, variable: keras.Variable) -> int:
-        """Return the value of an integer variable. Waits."""
-        return int(_value_of(variable))
+    def values(self, variables: list) -> list:
+        """Return the values of these variables."""
+        return list(map(_value_of, variables))
 
     def captured(self, variables: list, state: State) -> list:
         """Return []: programs read variables that the trainer does not own themselves."""
@@ -62,25 +58,21 @@ class TensorflowVariables:
         """Return the part of the state kept between programs: buffers stay in their variables."""
         return state._replace(buffers=[])
 
-    def load_and_store(self, function: Callable) -> Callable:
-        """Return the function for a program that reads buffers from their variables, and writes them and metrics."""
+    def load_and_store(self, function: Callable, variables: Variables | None = None) -> Callable:
+        """Return the function for a program that reads buffers from their variables, and writes them and metrics.
+
+        Args:
+            variables: those to write; then buffers are part of the state, and are not read.
+        """
 
         def program(state: State, *given: Tree) -> tuple[State, Tree]:
-            bound = self.bound
-            state = state._replace(buffers=[tf.convert_to_tensor(v.value) for v in bound.buffers])
-            state, results = self.storing(function, bound)(state, *given)
-            return self.between_programs(state), results
-
-        return program
-
-    def storing(self, function: Callable, variables: Variables) -> Callable:
-        """Return the function for a program that writes buffers and metrics to these variables."""
-
-        def program(state: State, *given: Tree) -> tuple[State, Tree]:
+            bound = variables or self.bound
+            if variables is None:
+                state = state._replace(buffers=[tf.convert_to_tensor(v.value) for v in bound.buffers])
             state, results = function(state, *given)
-            self.assign(variables.buffers, state.buffers)
-            self.assign(variables.metrics, state.metrics)
-            return state, results
+            self.assign(bound.buffers, state.buffers)
+            self.assign(bound.metrics, state.metrics)
+            return self.between_programs(state) if variables is None else state, results
 
         return program
 

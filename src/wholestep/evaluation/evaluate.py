@@ -160,7 +160,7 @@ class Evaluation:
         if num_stacked > 1:
             data = stack(engine.devices, [batch], num_stacked)
         program = several(engine, each, found if loops else None, most)
-        program = engine.variables.storing(program, _moved_variables(step.forward, parts[0]))
+        program = engine.variables.load_and_store(program, _moved_variables(step.forward, parts[0]))
         always_xla, arguments = engine.programs.always_xla, (*parts, data)
         # Not spent: the state before the first batch serves every pass.
         made = compiled(engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False)

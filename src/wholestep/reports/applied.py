@@ -191,7 +191,7 @@ class Applied:
 
     @property
     def _num_applied(self) -> int:
-        return self._engine.variables.number(self._optimizer.iterations)
+        return int(self._engine.variables.values([self._optimizer.iterations])[0])
 
 
 class Ending:
