@@ -7,7 +7,7 @@ from audit_scripts import script
 
 from wholestep.audit.chain import allied
 from wholestep.audit.log import Applied, Called, Log, Other, steps
-from wholestep.audit.outputs import across
+from wholestep.audit.modes import across
 from wholestep.audit.scout import Watched
 
 ENGINE = keras.backend.backend()

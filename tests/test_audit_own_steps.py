@@ -7,7 +7,7 @@ from audit_scripts import script
 from shares import halves
 
 from wholestep.audit.log import Applied
-from wholestep.audit.own_steps import Moves, solved
+from wholestep.audit.readings import Moves, solved
 from wholestep.audit.steps import apply
 from wholestep.audit.windows import Piece, Update
 

@@ -155,10 +155,10 @@ def is_import(node, room):
 
 
 PORT_OF_THE_AUDIT = {
-    *("chain", "conclusion", "families", "hooks", "loops", "meaning", "probe", "replay", "scout", "searching"),
+    *("chain", "conclusion", "families", "hooks", "loops", "meaning", "replay", "scout", "searching"),
     *("surroundings", "watch"),
 }
-OF_A_SCRIPT = {"derived", "script", "shell", "soft_labels", "supposing"}  # of the command, which knows Keras alone
+OF_A_SCRIPT = {"derived", "script", "shell", "supposing"}  # of the command, which knows Keras alone
 
 
 def test_only_the_port_of_the_audit_knows_keras():

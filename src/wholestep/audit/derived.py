@@ -5,14 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.families import Loss, Through, by_place, losses, mean_of, others, shares_of
+from wholestep.audit.families import Loss, Through, by_place, losses, mean_of, others, shares_of, softened
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Log
 from wholestep.audit.meaning import LossObjective
-from wholestep.audit.measure import SOLVED
-from wholestep.audit.outputs import are_shares
+from wholestep.audit.measure import SOLVED, are_shares
 from wholestep.audit.replay import Replay
-from wholestep.audit.soft_labels import softened
 from wholestep.audit.surroundings import assembled, is_padded
 from wholestep.audit.windows import PAD, Rows
 

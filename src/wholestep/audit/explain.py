@@ -7,8 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from wholestep.audit import by_row
-from wholestep.audit.basis import MOST_ROWS, Basis
+from wholestep.audit.basis import MOST_ROWS, NUM_SOLVED, Basis, labels_of_others
 from wholestep.audit.changes import by_variable
 from wholestep.audit.coefficients import RAW, SPARE, Level, clipped_in_turn, solve
 from wholestep.audit.evidence import Evidence, Meant
@@ -39,7 +38,7 @@ class Search:
         self.bases = [Basis(e, most) for e in chosen]
         self.has_penalty = any(basis.has_penalty for basis in self.bases)
         self.found: list[Explanation] = []
-        self._is_small = len(chosen[0].handed) <= by_row.NUM_SOLVED
+        self._is_small = len(chosen[0].handed) <= NUM_SOLVED
         self._forms: list[Form] = []
 
     def stages(self) -> Iterator[tuple[Callable[[], None], float]]:
@@ -172,7 +171,7 @@ class Search:
         """Try for each row the label of any other."""
         rows: dict[int, np.ndarray] = {}
         for basis in self.bases:
-            if (found := by_row.labels_of_others(basis.e)) is None:
+            if (found := labels_of_others(basis.e)) is None:
                 return
             rows |= zip((piece.called.order for piece in basis.e.update.pieces), found, strict=True)
         told = Error("the labels", "are each those of some other row", ("labels of other rows",))

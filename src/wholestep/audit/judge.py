@@ -10,15 +10,12 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.changes import otherwise
-from wholestep.audit.ends import ends
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many
 from wholestep.audit.gradients import gradients
-from wholestep.audit.handing import frozen, left_out
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import FINE, all_same
-from wholestep.audit.modes import Modes, carried, evaluations, follows, second_passes, state
-from wholestep.audit.outputs import across, constant
+from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import read, without_void
@@ -34,6 +31,7 @@ from wholestep.audit.steps import (
     rates,
     repeated,
 )
+from wholestep.audit.variables import ends, frozen, left_out
 from wholestep.audit.verdict import Verdict, quiet
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
 

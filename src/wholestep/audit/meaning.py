@@ -10,10 +10,8 @@ from wholestep import tree
 from wholestep.audit import port
 from wholestep.audit.families import Function, name_of
 from wholestep.audit.found import Likely
-from wholestep.audit.measure import SOLVED
-from wholestep.audit.outputs import ENOUGH, are_shares
+from wholestep.audit.measure import ENOUGH, NUM_PROBES, SOLVED, are_shares, shares
 from wholestep.audit.port import OneLoss
-from wholestep.audit.weighing import NUM_PROBES, shares
 from wholestep.errors import SpecificationError, message
 from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Sum, Term, Whole, unpack, unreduced
 from wholestep.tree import Tree

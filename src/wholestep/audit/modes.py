@@ -8,7 +8,7 @@ import numpy as np
 
 from wholestep.audit.found import Finding, Likely, Proof, found, of_values
 from wholestep.audit.log import Called, Line, Log
-from wholestep.audit.measure import all_same, distance
+from wholestep.audit.measure import ENOUGH, all_same, are_shares, distance
 from wholestep.audit.port import Port
 from wholestep.audit.windows import PAD, Piece, Update, Windows
 
@@ -167,3 +167,30 @@ def in_training(replay: Port, calls: list[Called]) -> str | None:
         if training <= fits and inference > differs:
             return f" ({called.line})" if called.line else ""
     return None
+
+
+def across(outputs: list[np.ndarray]) -> list[str]:
+    """Return a note if the outputs are probabilities over the rows of each batch, and not over the classes.
+
+    >>> across([np.array([[0.9, 0.2], [0.1, 0.8]])] * 8)[0][:59]
+    'The outputs of each class add up to 1 over the rows of a ba'
+    """
+    whole = [out for out in outputs if out.ndim == 2 and min(out.shape) > 1]
+    many = [np.exp(out) if out.max() <= 0 else out for out in whole]
+    if sum(map(np.size, many)) < ENOUGH or not all(are_shares(out.T) and not are_shares(out) for out in many):
+        return []
+    told = "The outputs of each class add up to 1 over the rows of a batch, and those of a row do not: the softmax is "
+    return [Likely(f"{told}taken along the wrong axis. `axis=-1` is meant.")]
+
+
+def constant(outputs: list[np.ndarray]) -> list[str]:
+    """Return a note if all outputs are one number, in every row.
+
+    >>> constant([np.ones((4, 1))] * 4)
+    ['All outputs are 1, in every row of every update: is it a softmax of a single number? That takes a sigmoid.']
+    """
+    many = np.concatenate([np.ravel(out) for out in outputs] or [np.zeros(0)])
+    if many.size < ENOUGH or np.any(many != many[0]):
+        return []
+    told = "is it a softmax of a single number? That takes a sigmoid." if many[0] == 1 else "do they see the inputs?"
+    return [Likely(f"All outputs are {many[0]:g}, in every row of every update: {told}")]

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.by_row import solve
+from wholestep.audit.basis import factors_of_rows
 from wholestep.audit.evidence import Evidence
+from wholestep.audit.gradients import by_parameter
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.measure import FINE, SOLVED
-from wholestep.audit.proof import by_parameter
 from wholestep.audit.windows import PAD, Piece, Update, passes
 from wholestep.errors import SpecificationError, message
 
@@ -51,7 +51,7 @@ def pictures(case: Case, verdict: Verdict) -> Iterator[Picture]:
     """Yield the pictures that have something to show."""
     if verdict.evidence:
         e, parameters = _differing(verdict)
-        if (factors := solve(e)) is not None:
+        if (factors := factors_of_rows(e)) is not None:
             yield _drawn(partial(_factors, e, *factors), 3.2)
         if parameters:
             yield _drawn(partial(_parameters, e, parameters), 1.6 + 0.28 * min(len(parameters), _NUM_PARAMETERS))

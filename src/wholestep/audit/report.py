@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from wholestep.audit.found import Found, Likely, Proof, many, some
+from wholestep.audit.gradients import HIDDEN
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.pictures import Picture, assert_drawable, can_draw, pictures
-from wholestep.audit.proof import HIDDEN
 from wholestep.errors import SpecificationError, message
 
 WITH_FAULT = "reference with this fault"

@@ -1,17 +1,24 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from wholestep import tree
 from wholestep.audit.log import Applied, Called, Log, steps
 from wholestep.audit.measure import SOLVED, all_same, distance, in_part
-from wholestep.audit.own_steps import Rule
 from wholestep.tree import Tree
 
 PAD = -1
+
+
+class Rule(NamedTuple):
+    """An optimizer that was solved for: its rate by update, in words, and a note on it, if there is one."""
+
+    rates: list[float]
+    told: str
+    note: str = ""
 
 
 class Rows:

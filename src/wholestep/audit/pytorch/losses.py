@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wholestep.audit.measure import shares
 from wholestep.audit.port import Observed, OneLoss
 from wholestep.audit.pytorch.state import unpacked
-from wholestep.audit.weighing import shares
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from wholestep.audit.found import Found, Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Values
-from wholestep.audit.outputs import ENOUGH, are_shares
+from wholestep.audit.measure import ENOUGH, are_shares
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.pytorch import words
 from wholestep.audit.pytorch.hooks import Rates, Setting
