@@ -20,16 +20,15 @@ from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Called, Log, Values
 from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.meaning import is_masked
-from wholestep.audit.measure import distance
+from wholestep.audit.measure import distance, is_padded
 from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.scout import Scout
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, inquire, nested, subjects
+from wholestep.audit.searching import Meaning, UnknownError, nested
 from wholestep.audit.source import is_gone_over_again, own_fault
-from wholestep.audit.supposing import Supposed, observed, possible, stated, why_unknown
-from wholestep.audit.surroundings import is_padded
+from wholestep.audit.supposing import Supposed, inquire, observed, possible, stated, subjects, why_unknown
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError

@@ -9,10 +9,9 @@ from wholestep.audit.families import Loss, Through, by_place, losses, mean_of, o
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Log
 from wholestep.audit.meaning import LossObjective
-from wholestep.audit.measure import SOLVED, are_shares
+from wholestep.audit.measure import SOLVED, are_shares, is_padded
 from wholestep.audit.replay import Replay
-from wholestep.audit.surroundings import assembled, is_padded
-from wholestep.audit.windows import PAD, Rows
+from wholestep.audit.windows import PAD, Rows, assembled
 
 _MOST_PASSES = 12  # on which a loss is tried
 _FEWEST, _FEW_CLASSES = 3, 20  # of two classes, any loss of the difference has such a derivative

@@ -141,3 +141,16 @@ def shares(value: Callable[[list[int], np.ndarray], float], num: int, shape: tup
 def are_shares(out: np.ndarray) -> bool:
     """Whether the numbers of each place are probabilities."""
     return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
+
+
+def is_padded(labels: np.ndarray) -> bool:
+    """Whether rows of whole numbers end with zeros, and are of more than one length.
+
+    >>> is_padded(np.array([[3, 1, 0], [2, 0, 0]])), is_padded(np.array([[0, 1, 3], [2, 0, 1]]))
+    (True, False)
+    """
+    if labels.ndim < 2 or labels.dtype.kind not in "iu":
+        return False
+    used = np.reshape(labels, (len(labels), -1)) != 0
+    lengths = used.sum(axis=1)
+    return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.frozen import FrozenNumbers
 from wholestep.audit.hooks import Hooks, replaced
 from wholestep.audit.log import Log
 from wholestep.audit.loops import Asked, Loop, Use, Watched, spread
@@ -31,7 +30,7 @@ from wholestep.audit.source import (
     place_of_loop,
 )
 from wholestep.audit.stop import Limit
-from wholestep.audit.surroundings import Surroundings, names_of_user, of_batch, tape_elsewhere
+from wholestep.audit.surroundings import FrozenNumbers, Surroundings, names_of_user, of_batch, tape_elsewhere
 from wholestep.audit.watch import room
 from wholestep.engines import listener
 from wholestep.tree import Tree

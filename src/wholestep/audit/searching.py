@@ -1,6 +1,9 @@
-"""The intention of a script: its model, loss, optimizer and data, as far as they can be found."""
+"""The data of a script: the arrays, datasets or batches that hold its model's inputs, and the labels of its loss."""
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -9,36 +12,18 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit import chain
-from wholestep.audit.families import averaging, is_unreduced, name_of
-from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
 from wholestep.audit.loops import Asked, Loop, Watched, outputs_beside
-from wholestep.audit.measure import same
-from wholestep.audit.scout import Scout
-from wholestep.audit.surroundings import (
-    Named,
-    Surroundings,
-    agrees,
-    assembled,
-    cut,
-    different,
-    holding,
-    is_stream,
-    joined,
-    read,
-)
-from wholestep.audit.windows import PAD, Rows
+from wholestep.audit.surroundings import Named, is_stream
+from wholestep.audit.windows import PAD, Rows, agrees, assembled, keys
 from wholestep.data import class_weighted
 from wholestep.tree import Tree
 
 _LABELS = ("y", "label", "target", "count", "output")
-_SWAPPED = Likely(
-    "The loss gets the model's outputs in place of the labels, `y_true`, which come first. Are its arguments swapped?"
-)
 _UNKNOWN_ROWS = "whether all rows of the data are used: the data are not known"
 _FIRST_LABELS = f"{_UNKNOWN_ROWS}, and a row's label is the first that it was given"
 _MOST = 3  # arrays that may be the labels
+_SECONDS, _ROWS = 30.0, 200_000  # the most for reading a dataset once more
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
 
 
@@ -89,104 +74,7 @@ class Labels(NamedTuple):
     weight: np.ndarray | None
 
 
-def subjects(scout: Scout) -> Iterator[tuple[Loop, Watched]]:
-    """Yield the models that the loops train, with the loop; the script's own loops first, and its main models.
-
-    Models that are trained as one are one. A model that is never called, as its parts are, is named by them.
-
-    Raises:
-        UnknownError: there is no model.
-    """
-    loops = sorted(scout.loops.values(), key=lambda loop: loop.is_fit)
-    found = [(loop, each) for loop in loops for each in _trained(loop)]
-    if not found and (others := [(loop, each) for loop in loops for each in loop.watched.values()]):
-        found = [max(others, key=lambda pair: (id(pair[1].model) in pair[0].fitted, bool(pair[1].log.called)))]
-    if not found:
-        raise UnknownError("the model: no Keras model was called")
-    yield from found
-
-
-def _trained(loop: Loop) -> list[Watched]:
-    joined = chain.joined(loop.trained)
-    parts = {id(part) for each in joined if isinstance(each.model, chain.Chain) for part in each.model.parts}
-    called = [each for each in joined if each.log.called and id(each.model) not in parts] or joined
-    return sorted(called, key=_num_seen, reverse=True)
-
-
-def inquire(loop: Loop, watched: Watched) -> Meaning:
-    """Return the intention of a loop that trains a model.
-
-    Raises:
-        UnknownError: it cannot be found.
-    """
-    model, log = watched.model, watched.log
-    loss, asked, told = _loss(model, loop)
-    calls = [c for c in log.called if c.differentiated is not False]
-    own = [each for each in loop.losses.values() if each.is_own and each.calls]
-    labels = max((list(_labels(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
-    are_swapped = bool(labels) and all(
-        each.called.outputs and same(each.label, each.called.outputs[0]) for each in labels
-    )
-    labels = [] if are_swapped else labels
-    meaning = Meaning(watched, (), loss, _optimizer(watched, loop.scout.around), is_supposed=not told)
-    if not told or loss is not None:
-        meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
-    meaning.notes = [_SWAPPED] * are_swapped
-    meaning.own = [each.loss for each in own]
-    of_loop = [f"loop: {loop.place}"] * (len(loop.scout.loops) > 1)
-    meaning.told = [f"model: {_name(model)}", *of_loop, *([told] if told else [])]
-    meaning.data = _search(loop, meaning, calls, labels)
-    return meaning
-
-
-def _num_seen(watched: Watched) -> tuple[bool, int, int]:
-    """Return whether a model was called itself, and not only its parts; its optimizer steps and its variables."""
-    return bool(watched.log.called), len(watched.log.applied), len(watched.model.trainable_variables)
-
-
-def _loss(model: keras.Model, loop: Loop) -> tuple[Any, list[Asked], str]:
-    """Return (the loss that is meant, the losses that get its labels, the loss in words); "" if it is not known."""
-    known = [each for each in loop.losses.values() if not each.is_own]
-    asked = [each for each in known if each.calls] or known
-    is_for_fit = loop.is_beside_fit and bool(asked)
-    if getattr(model, "compiled", False) and model._compile_loss is not None and not is_for_fit:
-        same = [each for each in asked if each.loss is model.loss or len(asked) == 1]
-        return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"
-    if len(asked) == 1:
-        told = "as the script calls it: whether it fits the model is not judged"
-        return averaging(asked[0].loss), asked, f"loss: {name_of(asked[0].loss)}, {told}"
-    return None, asked, ""
-
-
-def _name(model: keras.Model) -> str:
-    num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    if isinstance(model, chain.Chain):
-        return f"{', '.join(repr(part.name) for part in model.parts)}, one after the other, {num:,} weights"
-    return f"{type(model).__name__} {model.name!r}, {num:,} weights"
-
-
-def _labels(calls: list[Called], every: list[Called], asked: Asked) -> Iterator[Labels]:
-    """Yield each forward pass with the labels and weights of the loss after it."""
-    if not calls:
-        return
-    orders = sorted(c.order for c in every)
-    wanted = {c.order: c for c in calls}
-    for order, y, weight in sorted(asked.calls, key=lambda call: call[0]):
-        before = int(np.searchsorted(orders, order)) - 1
-        called = wanted.get(orders[before]) if before >= 0 else None
-        if called is not None and called.inputs and y.ndim and len(y) == len(called.inputs[0]):
-            fits = weight is not None and weight.ndim and len(weight) == len(y)
-            yield Labels(called, y, weight if fits else None)
-
-
-def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optimizer | None:
-    used = {step.optimizer for step in watched.log.applied}
-    own = getattr(watched.model, "optimizer", None)
-    known = [getattr(o, "inner_optimizer", o) for o in [own, *around.of(keras.optimizers.Optimizer)]]
-    return next((o for o in known if o is not None and id(o) in used), None)
-
-
-def _search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
+def search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
     """Return (x, y) or (x, y, sample_weight), and note in the meaning how they were found.
 
     Args:
@@ -197,7 +85,7 @@ def _search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labe
         UnknownError: they cannot be found.
     """
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
-    beside = {name: list(_labels(calls, meaning.watched.log.called, each)) for name, each in loop.beside.items()}
+    beside = {name: list(labels_of(calls, meaning.watched.log.called, each)) for name, each in loop.beside.items()}
     named = {name: {each.called.order: each.label for each in own} for name, own in beside.items()}
     meaning.by_pass = named | dict(outputs_beside(loop, meaning.watched.log))
     data = _Data(loop, meaning, calls, labels, beside)
@@ -211,6 +99,20 @@ def _search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labe
         if found is not None:
             return found
     raise unknown
+
+
+def labels_of(calls: list[Called], every: list[Called], asked: Asked) -> Iterator[Labels]:
+    """Yield each forward pass with the labels and weights of the loss after it."""
+    if not calls:
+        return
+    orders = sorted(c.order for c in every)
+    wanted = {c.order: c for c in calls}
+    for order, y, weight in sorted(asked.calls, key=lambda call: call[0]):
+        before = int(np.searchsorted(orders, order)) - 1
+        called = wanted.get(orders[before]) if before >= 0 else None
+        if called is not None and called.inputs and y.ndim and len(y) == len(called.inputs[0]):
+            fits = weight is not None and weight.ndim and len(weight) == len(y)
+            yield Labels(called, y, weight if fits else None)
 
 
 class _Data:
@@ -368,8 +270,7 @@ class _Data:
 def once(watched: Watched, given: list[list[np.ndarray]]) -> tuple[Tree, list[int]]:
     """Return (a model's inputs, each row once, the first position of each)."""
     leaves = [joined(each) for each in zip(*given, strict=True)]
-    keys = [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
-    first = sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+    first = sorted({key: row for row, key in reversed([*enumerate(keys(leaves))])}.values())
     return nested(watched, [leaf[first] for leaf in leaves]), first
 
 
@@ -390,3 +291,120 @@ def nested(watched: Watched, x: list[np.ndarray]) -> Tree:
 def _are_weights(values: np.ndarray) -> bool:
     """Whether an array may hold the weights of its rows."""
     return values.size == len(values) and values.dtype.kind == "f" and bool(values.min() >= 0 < values.max())
+
+
+def holding(arrays: list[Named], inputs: list[list[np.ndarray]]) -> list[Named] | None:
+    """Return the smallest arrays that hold all rows of all these inputs, a leaf each."""
+    widths = [int(np.prod(leaf.shape[1:])) for leaf in inputs[0]]
+    fitting = [
+        [a for a in arrays if int(np.prod(a.value.shape[1:])) == width and _has_row(a.value, leaf[0])]
+        for leaf, width in zip(inputs[0], widths, strict=True)
+    ]
+    found = []
+    for choice in itertools.islice(itertools.product(*fitting), 200):
+        if len({len(named.value) for named in choice}) > 1:
+            continue
+        rows = Rows([named.value for named in choice])
+        held = [rows.find(leaves) for leaves in inputs if len(leaves) == len(choice)]
+        share = np.mean([np.mean(each != PAD) for each in held if len(each)])
+        found.append((share, -len(choice[0].value), list(choice)))
+    if not found:
+        return None
+    share, _, best = max(found, key=lambda each: each[:2])
+    return best if share > 0.5 else None
+
+
+def cut(arrays: list[Named], shape: tuple[int, ...]) -> list[Named]:
+    """Return the arrays without their last place and without their first, where that leaves the shape of the inputs.
+
+    A model of the next token gets a sequence without its last place, and its loss the same without the first.
+    """
+    longer = [a for a in arrays if a.value.ndim == len(shape) > 1 and a.value.shape[1] == shape[1] + 1]
+    parts = {"[:, :-1]": np.s_[:, :-1], "[:, 1:]": np.s_[:, 1:]}
+    return [Named(a.home, a.name + name, a.value[part]) for a in longer for name, part in parts.items()]
+
+
+def _has_row(array: np.ndarray, row: np.ndarray) -> bool:
+    flat = array.reshape(len(array), -1)
+    with np.errstate(all="ignore"):
+        wanted = row.reshape(-1)
+        few = np.flatnonzero(flat[:, 0].astype(wanted.dtype) == wanted[0]) if wanted.size else np.arange(len(flat))
+    return any(flat[i].astype(wanted.dtype).tobytes() == wanted.tobytes() for i in few[:10_000])
+
+
+def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Return arrays one after the other; batches of several widths are padded with zeros.
+
+    >>> joined([np.array([[1, 2]]), np.array([[3]])]).tolist()
+    [[1, 2], [3, 0]]
+    """
+    parts = list(parts)
+    width = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
+
+    def filled(part: np.ndarray) -> np.ndarray:
+        more = width - part.shape[1] if part.ndim > 1 else 0
+        return np.pad(part, [(0, 0), (0, more), *[(0, 0)] * (part.ndim - 2)]) if more else part
+
+    return np.concatenate(list(map(filled, parts)))
+
+
+def different(arrays: Iterable[Named]) -> list[Named]:
+    """Return those whose values differ."""
+    return list({(n.value.shape, n.value.dtype.str, n.value.tobytes()): n for n in arrays}.values())
+
+
+def read(dataset: Any, inputs: list[list[np.ndarray]]) -> tuple | None:
+    """Return (x, y[, sample_weight]) of a dataset that holds most of these inputs; None if it does not.
+
+    A shuffled dataset without its last, shorter batch leaves out other rows in each pass: it is read until it has all
+    inputs, or until a pass has no new rows.
+    """
+    until, known = time.monotonic() + _SECONDS, None
+    while True:
+        num = 0 if known is None else len(tree.leaves(known)[0])
+        if (found := _pass(dataset, until)) is None:
+            return None
+        known = found if known is None else _united(known, found)
+        rows = Rows(known[0])
+        share = np.mean([np.mean(rows.find(leaves) != PAD) for leaves in inputs])
+        if share == 1 or share <= 0.5 or len(tree.leaves(known)[0]) == num or time.monotonic() > until:
+            return known if share > 0.5 else None
+
+
+def _united(known: tuple, more: tuple) -> tuple:
+    """Return the rows of two passes over one dataset; equal rows as often as in the pass that has most of them."""
+    num = len(tree.leaves(known)[0])
+    both = [joined(pair) for pair in zip(tree.leaves(known), tree.leaves(more), strict=True)]
+    rows = keys(both)
+    counts = Counter(rows[:num])
+    chosen = list(range(num))
+    for row, key in enumerate(rows[num:], start=num):
+        counts[key] -= 1
+        if counts[key] < 0:
+            chosen.append(row)
+    whole = iter([leaf[chosen] for leaf in both])
+    return tree.map_leaves(lambda _: next(whole), known)
+
+
+def _pass(dataset: Any, until: float) -> tuple | None:
+    """Return the batches of one pass, joined."""
+    num, parts = 0, []
+    seen: set[int] = set()
+    for batch in (dataset[i] for i in range(len(dataset))) if not is_stream(dataset) else dataset:
+        if not isinstance(batch, tuple) or len(batch) not in (2, 3):
+            return None
+        batch = tree.map_leaves(np.asarray, batch)
+        leaves = tree.leaves(batch)
+        if not all(leaf.ndim for leaf in leaves):
+            return None
+        key = hash(b"".join(leaf.tobytes() for leaf in leaves))
+        num += len(leaves[0])
+        if key in seen or num > _ROWS or time.monotonic() > until:  # it repeats, or is too long
+            break
+        seen.add(key)
+        parts.append(batch)
+    if not parts:
+        return None
+    flat = [tree.leaves(part) for part in parts]
+    whole = iter([joined(each) for each in zip(*flat, strict=True)])
+    return tree.map_leaves(lambda _: next(whole), parts[0])

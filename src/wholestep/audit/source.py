@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, wraps
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wholestep.audit.log import Line
+from wholestep.audit.stop import frames
 from wholestep.errors import WholestepError
 
 TRAINING = "fit", "train_on_batch", "gradient", "grad", "value_and_grad", "stateless_apply", "apply_gradients"
@@ -52,21 +54,17 @@ def is_of_user(file: str) -> bool:
 
 def is_in_trainer() -> bool:
     """Whether a step of this library's own trainer runs here."""
-    files = (Path(file) for file, _ in _running())
+    files = (Path(each.f_code.co_filename) for each in frames(sys._getframe()))
     return any(file.parent == _PACKAGE and file.name not in _COMMAND for file in files)
 
 
 def is_in_fit() -> bool:
     """Whether the `fit` of some Keras model runs here."""
-    return any(name == "fit" and file.startswith(_KERAS) for file, name in _running())
+    return any(map(_is_fit, frames(sys._getframe())))
 
 
-def _running() -> Iterator[tuple[str, str]]:
-    """Yield (file, name) of the functions that run now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_code.co_name
-        frame = frame.f_back
+def _is_fit(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "fit" and frame.f_code.co_filename.startswith(_KERAS)
 
 
 def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
@@ -99,11 +97,10 @@ def place_of_loop(*, begins_fit: bool = False) -> tuple[tuple[Line, ...], bool]:
     The lines of a `fit` lead to its call, if no loop is around it; for code outside of all loops there are none.
     """
     lines: list[Line] = []
-    frames = _frames_of_script()
-    are_fit = [f.f_code.co_name == "fit" and f.f_code.co_filename.startswith(_KERAS) for f in frames]
-    num = [*are_fit, True].index(True)
-    is_fit = begins_fit or num < len(frames)
-    for frame in frames[:num]:
+    running = _frames_of_script()
+    num = [*map(_is_fit, running), True].index(True)
+    is_fit = begins_fit or num < len(running)
+    for frame in running[:num]:
         if is_of_user(frame.f_code.co_filename):
             loop, _ = _loop_around(frame.f_code.co_filename, frame.f_lineno)
             lines.append(Line(frame.f_code.co_filename, loop or frame.f_lineno))
@@ -115,8 +112,8 @@ def place_of_loop(*, begins_fit: bool = False) -> tuple[tuple[Line, ...], bool]:
 def calls_later(verbs: tuple[str, ...], others: frozenset[str] = frozenset()) -> bool:
     """Whether the script may call one of these after the statements that run now; `others` are modules of no script."""
     places: list[Line] = []
-    frames = [frame for frame in _frames_of_script() if is_of_user(frame.f_code.co_filename)]
-    for file, number in [(f.f_code.co_filename, f.f_lineno) for f in frames]:
+    running = [frame for frame in _frames_of_script() if is_of_user(frame.f_code.co_filename)]
+    for file, number in [(f.f_code.co_filename, f.f_lineno) for f in running]:
         places.append(Line(file, _loop_around(file, number)[1] or number))
         if _loop_around(file, number)[1]:
             break
@@ -153,11 +150,8 @@ def _dotted(node: ast.expr) -> str:
 
 def _frames_of_script() -> list[FrameType]:
     """Return the frames of the main thread that the script has, the outermost first."""
-    frames, frame = list[FrameType](), sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_code.co_filename != _RUNNER:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
+    every = frames(sys._current_frames().get(threading.main_thread().ident or 0))
+    return [*takewhile(lambda frame: frame.f_code.co_filename != _RUNNER, every)][::-1]
 
 
 @cache

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
@@ -115,17 +115,20 @@ def _set(ended: threading.Event) -> None:
         pass
 
 
+def frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those of its callers, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _is_busy(frame: FrameType | None) -> bool:
     """Whether a callback of an engine's program runs, or a thread is being started.
 
     A new thread has its starter's identity for a moment: it would be ended instead, and its starter would wait.
     """
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename.endswith(_CALLING_BACK) or code is threading.Thread.start.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    codes = [each.f_code for each in frames(frame)]
+    return any(c.co_filename.endswith(_CALLING_BACK) or c is threading.Thread.start.__code__ for c in codes)
 
 
 class _Counting:

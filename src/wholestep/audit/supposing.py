@@ -1,24 +1,123 @@
-"""The possible intentions of a script, if its loss is its own: those with the derivative of its loss come first."""
+"""The intention of a script: its models, loss and optimizer; of a loss of its own those with its derivative first."""
 
 from collections.abc import Iterator
 from itertools import chain, islice, product
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit import chain as chains
 from wholestep.audit.derived import Derived, Solved, by_logits, passes, solved
-from wholestep.audit.families import Loss, Through, losses, mean_of, name_of, picked
+from wholestep.audit.families import Loss, Through, averaging, is_unreduced, losses, mean_of, name_of, picked
+from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
+from wholestep.audit.loops import Asked, Loop, Watched
 from wholestep.audit.meaning import ByRow, NoLoss, Observed
+from wholestep.audit.measure import is_padded, same
 from wholestep.audit.port import ByPass
 from wholestep.audit.replay import Replay
-from wholestep.audit.searching import Meaning, once, reconstructs
-from wholestep.audit.surroundings import is_padded
+from wholestep.audit.scout import Scout
+from wholestep.audit.searching import (
+    Meaning,
+    UnknownError,
+    labels_of,
+    once,
+    reconstructs,
+    search,
+)
+from wholestep.audit.surroundings import Surroundings
 from wholestep.audit.windows import PAD, Rows
 from wholestep.tree import Tree
 
+_SWAPPED = Likely(
+    "The loss gets the model's outputs in place of the labels, `y_true`, which come first. Are its arguments swapped?"
+)
 _MOST_HEADS = 100  # combinations of losses and labels of several outputs
+
+
+def subjects(scout: Scout) -> Iterator[tuple[Loop, Watched]]:
+    """Yield the models that the loops train, with the loop; the script's own loops first, and its main models.
+
+    Models that are trained as one are one. A model that is never called, as its parts are, is named by them.
+
+    Raises:
+        UnknownError: there is no model.
+    """
+    loops = sorted(scout.loops.values(), key=lambda loop: loop.is_fit)
+    found = [(loop, each) for loop in loops for each in _trained(loop)]
+    if not found and (others := [(loop, each) for loop in loops for each in loop.watched.values()]):
+        found = [max(others, key=lambda pair: (id(pair[1].model) in pair[0].fitted, bool(pair[1].log.called)))]
+    if not found:
+        raise UnknownError("the model: no Keras model was called")
+    yield from found
+
+
+def _trained(loop: Loop) -> list[Watched]:
+    joined = chains.joined(loop.trained)
+    parts = {id(part) for each in joined if isinstance(each.model, chains.Chain) for part in each.model.parts}
+    called = [each for each in joined if each.log.called and id(each.model) not in parts] or joined
+    return sorted(called, key=_num_seen, reverse=True)
+
+
+def inquire(loop: Loop, watched: Watched) -> Meaning:
+    """Return the intention of a loop that trains a model.
+
+    Raises:
+        UnknownError: it cannot be found.
+    """
+    model, log = watched.model, watched.log
+    loss, asked, told = _loss(model, loop)
+    calls = [c for c in log.called if c.differentiated is not False]
+    own = [each for each in loop.losses.values() if each.is_own and each.calls]
+    labels = max((list(labels_of(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
+    are_swapped = bool(labels) and all(
+        each.called.outputs and same(each.label, each.called.outputs[0]) for each in labels
+    )
+    labels = [] if are_swapped else labels
+    meaning = Meaning(watched, (), loss, _optimizer(watched, loop.scout.around), is_supposed=not told)
+    if not told or loss is not None:
+        meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
+    meaning.notes = [_SWAPPED] * are_swapped
+    meaning.own = [each.loss for each in own]
+    of_loop = [f"loop: {loop.place}"] * (len(loop.scout.loops) > 1)
+    meaning.told = [f"model: {_name(model)}", *of_loop, *([told] if told else [])]
+    meaning.data = search(loop, meaning, calls, labels)
+    return meaning
+
+
+def _num_seen(watched: Watched) -> tuple[bool, int, int]:
+    """Return whether a model was called itself, and not only its parts; its optimizer steps and its variables."""
+    return bool(watched.log.called), len(watched.log.applied), len(watched.model.trainable_variables)
+
+
+def _loss(model: keras.Model, loop: Loop) -> tuple[Any, list[Asked], str]:
+    """Return (the loss that is meant, the losses that get its labels, the loss in words); "" if it is not known."""
+    known = [each for each in loop.losses.values() if not each.is_own]
+    asked = [each for each in known if each.calls] or known
+    is_for_fit = loop.is_beside_fit and bool(asked)
+    if getattr(model, "compiled", False) and model._compile_loss is not None and not is_for_fit:
+        same = [each for each in asked if each.loss is model.loss or len(asked) == 1]
+        return None, same, f"loss: {name_of(model.loss)}, as the model is compiled"
+    if len(asked) == 1:
+        told = "as the script calls it: whether it fits the model is not judged"
+        return averaging(asked[0].loss), asked, f"loss: {name_of(asked[0].loss)}, {told}"
+    return None, asked, ""
+
+
+def _name(model: keras.Model) -> str:
+    num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    if isinstance(model, chains.Chain):
+        return f"{', '.join(repr(part.name) for part in model.parts)}, one after the other, {num:,} weights"
+    return f"{type(model).__name__} {model.name!r}, {num:,} weights"
+
+
+def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optimizer | None:
+    used = {step.optimizer for step in watched.log.applied}
+    own = getattr(watched.model, "optimizer", None)
+    known = [getattr(o, "inner_optimizer", o) for o in [own, *around.of(keras.optimizers.Optimizer)]]
+    return next((o for o in known if o is not None and id(o) in used), None)
 
 
 class Supposed(NamedTuple):

@@ -1,7 +1,7 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,11 @@ class Rule(NamedTuple):
     rates: list[float]
     told: str
     note: str = ""
+
+
+def keys(leaves: list[np.ndarray]) -> list[bytes]:
+    """Return the bytes of each row of some arrays of as many rows."""
+    return [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
 
 
 class Rows:
@@ -39,8 +44,8 @@ class Rows:
             return np.array([], int)
         found = np.full(len(inputs[0]), PAD)
         table = self._table(tuple((leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
-        for row in range(len(inputs[0])):
-            if equal := table.get(b"".join(leaf[row].tobytes() for leaf in inputs)):
+        for row, key in enumerate(keys(inputs)):
+            if equal := table.get(key):
                 found[row] = min(equal, key=self._uses.__getitem__)
                 self._uses[found[row]] += 1
         return found
@@ -69,11 +74,34 @@ class Rows:
             narrow = [(leaf[:, : w[0]], leaf[:, w[0] :]) if w else (leaf, leaf[:0]) for leaf, (_, w) in pairs]
             cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
             table: dict[bytes, list[int]] = {}
-            for row in range(self.num):
+            for row, key in enumerate(keys(cast)):
                 if not any(np.any(rest[row : row + 1]) for _, rest in narrow):
-                    table.setdefault(b"".join(leaf[row].tobytes() for leaf in cast), []).append(row)
+                    table.setdefault(key, []).append(row)
             self._tables[kinds] = table
         return self._tables[kinds]
+
+
+def agrees(array: np.ndarray, pairs: list[tuple[np.ndarray, Any]]) -> bool:
+    """Whether an array has the values that were seen at these rows."""
+    for rows, values in pairs:
+        known = rows != PAD
+        if array[rows[known]].size != values[known].size:
+            return False
+        with np.errstate(all="ignore"):
+            if not np.array_equal(array[rows[known]].reshape(-1).astype(values.dtype), values[known].reshape(-1)):
+                return False
+    return True
+
+
+def assembled(num: int, pairs: list[tuple[np.ndarray, Any]], fill: float = 0.0) -> np.ndarray | None:
+    """Return an array of the values that were seen at these rows; None if a row had several."""
+    whole = np.full((num, *pairs[0][1].shape[1:]), fill, pairs[0][1].dtype)
+    for rows, values in pairs:
+        known = rows != PAD
+        if values.shape[1:] != whole.shape[1:]:
+            return None
+        whole[rows[known]] = values[known]
+    return whole if agrees(whole, pairs) else None
 
 
 @dataclass(frozen=True)
@@ -86,9 +114,9 @@ class Piece:
     @property
     def is_known(self) -> bool:
         """Whether its inputs are rows of the data; a batch may be padded with copies of one other row."""
-        inputs = self.called.inputs
-        others = {b"".join(leaf[row].tobytes() for leaf in inputs) for row in np.flatnonzero(self.rows == PAD)}
-        return bool(np.any(self.rows != PAD)) and len(others) <= 1
+        if np.all(self.rows == PAD):
+            return False
+        return len({*keys([leaf[self.rows == PAD] for leaf in self.called.inputs])}) <= 1
 
 
 @dataclass(frozen=True)
