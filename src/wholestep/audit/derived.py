@@ -246,11 +246,7 @@ def _others(pairs: list[tuple[np.ndarray, np.ndarray]], y: np.ndarray) -> Iterat
 
 
 def _fitted(
-    replay: Replay,
-    derived: list[Derived],
-    loss: Loss,
-    labels: tuple[str, np.ndarray],
-    beside: dict[str, np.ndarray],
+    replay: Replay, derived: list[Derived], loss: Loss, labels: tuple[str, np.ndarray], beside: dict[str, np.ndarray]
 ) -> Iterator[Solved]:
     """Yield the loss with the weights of rows or places by which it has the derivatives, if there are some."""
     name, y = labels

@@ -230,13 +230,7 @@ class Evidence:
         return self.meant.replay.derivative(objective, piece.called.outputs[0], batch[1], weights, change)
 
     def gradient(
-        self,
-        i: int,
-        factors: np.ndarray,
-        objective: Any = None,
-        *,
-        penalty: float = 0.0,
-        batch: Tree = None,
+        self, i: int, factors: np.ndarray, objective: Any = None, *, penalty: float = 0.0, batch: Tree = None
     ) -> np.ndarray:
         """Return the gradient of one piece, with a factor for each row and term; by default of the meant objective."""
         piece, is_meant = self.update.pieces[i], objective is None and batch is None

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,28 +30,6 @@ class NoLoss:
 
 class Observed:
     """An objective that is the loop's own loss: its derivative by the outputs is in batches in place of labels."""
-
-
-class Losses(Protocol):
-    """The losses of a framework, and the relatives that one may be mistaken for."""
-
-    def is_squared(self, loss: Any) -> bool:
-        """Whether it is the mean squared error."""
-
-    def flipped(self, loss: Any) -> Any:
-        """Return a loss that takes probabilities for logits or the other way; None if there is none."""
-
-    def swapped(self, loss: Any) -> Any:
-        """Return a loss that gets outputs and labels in the other order."""
-
-    def others(self, loss: Any, labels: Any) -> Iterator[tuple[str, Any]]:
-        """Yield (in words, loss) for the other losses that take such labels."""
-
-    def changes(self, loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
-        """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
-
-    def unsmoothed(self, loss: Any) -> tuple[Any, float, bool] | None:
-        """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
 
 
 class Terms(NamedTuple):
@@ -83,7 +61,7 @@ class Port(ABC):
         evaluating: how a model is called to evaluate it, in words.
         freezing: how a layer is set not to be trained, in words.
         outlined: why weights may move while no update is seen, in words.
-        losses: its losses.
+        losses: its losses, and the relatives that one may be mistaken for: the functions of `audit.families`.
         names, shapes, sizes: of the trainable variables.
         names_of_others: of the other variables.
         num_recurrent: how many of these, the last ones, are the states of recurrent layers.
@@ -98,7 +76,7 @@ class Port(ABC):
     evaluating: str
     freezing: str
     outlined: str
-    losses: Losses
+    losses: Any
     names_of_others: list[str]
     num_recurrent = 0
     are_seeds: list[bool]

@@ -1,7 +1,7 @@
 """Keras behind the port of the audit: a model as a function of recorded values."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -23,7 +23,7 @@ _PULLED = Observed()
 
 
 class Replay(Port):
-    """A Keras model as a function of recorded values."""
+    """A Keras model as a function of recorded values; `Port` says of each method what it returns."""
 
     framework = "Keras"
     evaluating = "call the model with `training=False`"
@@ -39,7 +39,6 @@ class Replay(Port):
         self, model: keras.Model, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
     ):
         super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
-        self.has_losses = False  # of its layers, as its first `outputs` show
         layers = model._flatten_layers()
         dtypes = [layer.compute_dtype for layer in layers]
         self._measure([(v.path, tuple(v.shape)) for v in model.trainable_variables], dtypes)
@@ -56,49 +55,44 @@ class Replay(Port):
 
     @staticmethod
     def engine() -> str:
-        """Return the name of the engine."""
         return str(keras.backend.backend())
 
     @staticmethod
-    def as_then(model: keras.Model, log: Log) -> AbstractContextManager[None]:
-        """Let the layers be set to be trained as at the end of a log, for the time of a `with`."""
-        return _as_then(model, log)
+    @contextmanager
+    def as_then(model: keras.Model, log: Log) -> Iterator[None]:
+        num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
+        then = log.flags.get(num, []) if num != len(model.trainable_variables) else []
+        now = flags(model) if then else []
+        try:
+            _set(then)
+            yield
+        finally:
+            _set(now)
 
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
-        """Return the line that computes the loss of a pass, or adds its penalty; None where it cannot be read."""
         return line_of_loss(called.line, is_penalty=is_penalty)
 
     def objective(self, loss: Any, *, is_masked: bool = True) -> LossObjective:
-        """Return a Keras loss as an objective, by the mask that the model makes or without."""
         return LossObjective(loss, is_masked=is_masked)
 
     def misfits(self, objective: OneLoss, outputs: list[np.ndarray]) -> list[str]:
-        """Return a note if a cross entropy takes logits and gets probabilities, or the other way round."""
         *_, last = self.model._flatten_layers()
         return misfits(objective.given, outputs, getattr(getattr(last, "activation", None), "__name__", ""))
 
     def values(self) -> Values | None:
-        """Return the model's present values; None if the loop has given them away."""
         return values(self.model)
 
     def beside(self, i: int) -> list[int]:
-        """Return the trainable variables of the layer that has the i-th one."""
         variables = self.model.trainable_variables
         homes = [{id(v) for v in layer._trainable_variables} for layer in self.model._flatten_layers()]
         beside = set[int]().union(*(home for home in homes if id(variables[i]) in home))
         return [j for j, v in enumerate(variables) if id(v) in beside]
 
     def frozen(self) -> list[int]:
-        """Return the other variables that would be trained if their layer were set to be trainable."""
         own = {id(v) for layer in self.model._flatten_layers() for v in layer._trainable_variables}
         return [i for i, v in enumerate(self._others) if id(v) in own]
 
     def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
-        """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots.
-
-        Later steps continue with the slots of the step before. None if another optimizer made the steps, or if their
-        numbers are not complete.
-        """
         try:
             config = optimizer.get_config()
         except Exception:  # a step of JAX that was ended halfway has given up the optimizer's numbers
@@ -124,8 +118,6 @@ class Replay(Port):
         return [np.array(ops.convert_to_numpy(v)) for v in variables]
 
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return (leaves of the output, the model's other values afterwards) of a forward pass."""
-
         def run(params: list, buffers: list, inputs: list) -> tuple:
             scope = self._scope(params, buffers)
             with scope:
@@ -138,11 +130,6 @@ class Replay(Port):
         return [np.asarray(leaf) for leaf in outputs], [np.asarray(leaf) for leaf in buffers]
 
     def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
-        """Return the loss of a piece, unreduced.
-
-        Args:
-            is_by_outputs: whether the objective is one loss of the one output: then the model itself need not run.
-        """
         num = len(piece.called.inputs[0])
         found: dict = {}
 
@@ -177,19 +164,13 @@ class Replay(Port):
         training: bool,
         penalty: float = 0.0,
     ) -> np.ndarray:
-        """Return the gradient of the sum of factors (terms, rows) times values and weights, flat.
-
-        Args:
-            penalty: the factor of the model's own losses.
-        """
         num = len(piece.called.inputs[0])
 
         def run(params: list, buffers: list, batch: Any, factors: Tensor, penalty: Tensor) -> tuple:
             def loss(params: list) -> tuple:
                 with self._scope(params, buffers):
-                    terms = checked(read(objective(self.model, batch, training), {}).terms, num)
+                    sums = self._sums(objective, batch, training, num)
                     own = self._penalty()
-                    sums = ops.stack([_by_row(term, num)[0] for term in terms.values()])
                 total = ops.sum(ops.where(factors == 0, ops.zeros_like(sums), sums) * factors) + penalty * own
                 return total, own
 
@@ -211,13 +192,6 @@ class Replay(Port):
         *,
         is_once: bool = False,
     ) -> np.ndarray:
-        """Return the derivative of the sum of the rows' losses by a model's one output.
-
-        Args:
-            objective: a `LossObjective`.
-            change: a function that the outputs go through before the loss.
-            is_once: whether the objective is used a few times only, and not worth a program.
-        """
         num = len(outputs)
 
         def by_loss(given: list, labels: Tree, weights: Tree) -> tuple:
@@ -244,14 +218,12 @@ class Replay(Port):
         return np.asarray(pulled(given, loss([changed], labels, weights)[0][0])[0][0], "float64")
 
     def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
-        """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
         num = len(piece.called.inputs[0])
 
         def run(params: list, buffers: list, chosen: list, batch: Any) -> tuple:
             def loss(chosen: list) -> tuple:
                 with self._scope(params, [*buffers[:i], *chosen, *buffers[i + 1 :]]):
-                    terms = checked(read(objective(self.model, batch, training), {}).terms, num)
-                    total = sum((ops.sum(_by_row(term, num)[0]) for term in terms.values()), ops.zeros(()))
+                    total = ops.sum(self._sums(objective, batch, training, num))
                 return total, total
 
             return self._ops.differentiate(loss, chosen)
@@ -263,9 +235,13 @@ class Replay(Port):
         return np.asarray(grad, "float64")
 
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
-        """Return the gradient of the sum of the outputs times the chosen factors, flat."""
         batch = self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in chosen]
         return self.gradient(piece, _PULLED, batch, np.ones((1, len(piece.called.inputs[0]))), training=training)
+
+    def _sums(self, objective: Objective, batch: Any, training: bool, num: int) -> Tensor:
+        """Return the values times weights of every row, by term: (terms, rows)."""
+        terms = checked(read(objective(self.model, batch, training), {}).terms, num)
+        return ops.stack([_by_row(term, num)[0] for term in terms.values()])
 
     def _penalty(self) -> Tensor:
         return sum((ops.sum(loss) for loss in self.model.losses), ops.zeros(()))
@@ -298,19 +274,6 @@ def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
     values = ops.cast(ops.where(weights == 0, ops.zeros_like(term.values), term.values) * weights, "float32")
     weights = ops.cast(weights, "float32")
     return ops.sum(ops.reshape(values, (num, -1)), axis=1), ops.sum(ops.reshape(weights, (num, -1)), axis=1)
-
-
-@contextmanager
-def _as_then(model: keras.Model, log: Log) -> Iterator[None]:
-    """Let the layers be set to be trained as at the end of a log, for the time of a `with`."""
-    num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
-    then = log.flags.get(num, []) if num != len(model.trainable_variables) else []
-    now = flags(model) if then else []
-    try:
-        _set(then)
-        yield
-    finally:
-        _set(now)
 
 
 def untrained(model: keras.Model) -> list[keras.Variable]:

@@ -31,13 +31,7 @@ class Limit:
         has_come: set once the loop has ended.
     """
 
-    def __init__(
-        self,
-        num_updates: int,
-        is_enough: Callable[[], bool] = bool,
-        *,
-        can_end: bool = True,
-    ):
+    def __init__(self, num_updates: int, is_enough: Callable[[], bool] = bool, *, can_end: bool = True):
         self.num_updates, self._is_enough, self._can_end = num_updates, is_enough, can_end
         self.reports: list[tuple[Any, Any]] = []
         self.is_asked, self.has_come = threading.Event(), threading.Event()

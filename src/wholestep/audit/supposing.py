@@ -19,14 +19,7 @@ from wholestep.audit.measure import is_padded, same
 from wholestep.audit.port import ByPass
 from wholestep.audit.replay import Replay
 from wholestep.audit.scout import Scout
-from wholestep.audit.searching import (
-    Meaning,
-    UnknownError,
-    labels_of,
-    once,
-    reconstructs,
-    search,
-)
+from wholestep.audit.searching import Meaning, UnknownError, labels_of, once, reconstructs, search
 from wholestep.audit.surroundings import Surroundings
 from wholestep.audit.windows import PAD, Rows
 from wholestep.tree import Tree

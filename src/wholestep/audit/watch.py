@@ -91,7 +91,8 @@ class Audit:
         >>> report.has_seen, report.causes
         (False, [])
         """
-        return _Unentered(partial(watched, model, data, loss, learning_rate=learning_rate, optimizer=optimizer))
+        made = partial(case, model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+        return _Unentered(partial(watched, model, made))
 
     def call(
         self,
@@ -133,17 +134,10 @@ audit = Audit()
 
 
 @contextmanager
-def watched(
-    model: keras.Model,
-    data: Tree,
-    loss: Any = None,
-    *,
-    learning_rate: float | Callable[[int], Any] | None = None,
-    optimizer: keras.optimizers.Optimizer | None = None,
-) -> Iterator[Report]:
+def watched(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Report]:
     """Run the body of a `with` under hooks; see `Audit`."""
     command, log, report = COMMAND.get(), Log(), Report()
-    made = case(model, data, loss, log, learning_rate=learning_rate, optimizer=optimizer)
+    made = case_of(log)
     log.room = room(model)
     log.begin(made.before)
     if command is not None:
