@@ -10,7 +10,7 @@ from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, found
 from wholestep.audit.log import clips_of
-from wholestep.audit.measure import ROUNDED, SOLVED, distance
+from wholestep.audit.measure import ROUNDED, SOLVED, distance, shortened
 
 _NAMES = "clipnorm", "global_clipnorm", "clipvalue"
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient
@@ -96,27 +96,30 @@ def changed(everything: list[Evidence]) -> tuple[str, float]:
     replay = everything[0].meant.replay
     fits, same = replay.tolerance.fits, _SAME_IN_PART if replay.is_in_part else SOLVED
     same = _SAME_SPARSE if replay.is_sparse else same
-    pairs = [(e.handed, e.reference) for e in everything]
-    if (apart := _by_norm(pairs, fits, same)) <= fits:
-        return "clipped by their norm", apart
-    if (apart := _by_norm(pairs, fits, same, power=2)) <= fits:
-        return "clipped by the square of their norm", apart
+    apart = np.inf
+    for told, apart in _usual(everything, fits, same):
+        if apart <= fits:
+            return told, apart
+    return "", apart
+
+
+def _usual(everything: list[Evidence], fits: float, same: float) -> Iterator[tuple[str, float]]:
+    """Yield (a usual change of gradients, the distance of the handed ones from the references with it)."""
+    pairs, replay = [(e.handed, e.reference) for e in everything], everything[0].meant.replay
+    yield "clipped by their norm", _by_norm(pairs, fits, same)
+    yield "clipped by the square of their norm", _by_norm(pairs, fits, same, power=2)
     bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
-    if (apart := max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)) <= fits:
-        return "clipped by value", apart
+    yield "clipped by value", max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
-    if any(set(handed) != set(parts[0][0]) for handed, _ in parts):
-        return "", apart
-    one_by_one = [[(handed[name], meant[name]) for handed, meant in parts] for name in parts[0][0]]
-    apart = max(_by_norm(each, fits, same) for each in one_by_one)
-    if apart > fits and not replay.is_in_part:
-        shapes = dict(zip(replay.names, replay.shapes, strict=True))
-        centred = [{name: _centred(part, shapes[name]) for name, part in meant.items()} for _, meant in parts]
-        names = parts[0][0]
-        lists = [([h[n] for n in names], [c[n] for n in names]) for (h, _), c in zip(parts, centred, strict=True)]
-        if (apart := max(distance(handed, made) for handed, made in lists)) <= fits:
-            return "centralised (the mean over the inputs is taken off)", apart
-    return ("clipped variable by variable" if apart <= fits else ""), apart
+    names = list(parts[0][0])
+    if all(set(handed) == set(names) for handed, _ in parts):
+        one_by_one = ([(handed[name], meant[name]) for handed, meant in parts] for name in names)
+        yield "clipped variable by variable", max(_by_norm(each, fits, same) for each in one_by_one)
+        if not replay.is_in_part:
+            shapes = dict(zip(replay.names, replay.shapes, strict=True))
+            lists = [([h[n] for n in names], [_centred(m[n], shapes[n]) for n in names]) for h, m in parts]
+            told = "centralised (the mean over the inputs is taken off)"
+            yield told, max(distance(handed, made) for handed, made in lists)
 
 
 def added(everything: list[Evidence]) -> tuple[float, str, float] | None:
@@ -212,14 +215,8 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
     told = ", ".join(f"{name}={bound:.4g}" for name, bound in zip(_NAMES, bounds, strict=True) if bound)
     name, numbers = "clip forgotten" if is_bare else "clipped otherwise", [e.update.number for e in wrong]
     rest = plain if is_right else changed(everything)[1]
-    yield found(
-        name,
-        max(apart),
-        wrong[0].update.applied.line,
-        numbers,
-        f"The optimizer that was meant has {told}.",
-        with_change=rest,
-    )
+    line, detail = wrong[0].update.applied.line, f"The optimizer that was meant has {told}."
+    yield found(name, max(apart), line, numbers, detail, with_change=rest)
 
 
 def _bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
@@ -227,12 +224,7 @@ def _bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, floa
     of_each, of_all, of_numbers = bounds
     if of_each:
         parts = e.meant.replay.parts(gradient).values()
-        return np.concatenate([_shortened(part, of_each) for part in parts])
+        return np.concatenate([shortened(part, of_each) for part in parts])
     if of_all:
-        return _shortened(gradient, of_all)
+        return shortened(gradient, of_all)
     return np.clip(gradient, -of_numbers, of_numbers) if of_numbers else gradient
-
-
-def _shortened(vector: np.ndarray, bound: float) -> np.ndarray:
-    size = float(np.linalg.norm(vector))
-    return vector * (bound / size) if size > bound else vector

@@ -15,7 +15,7 @@ from wholestep.audit.basis import MOST_ROWS, Basis
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Error, Form
 from wholestep.audit.found import listed
-from wholestep.audit.measure import SOLVED
+from wholestep.audit.measure import SOLVED, shortened
 from wholestep.audit.ratios import MEANT, Reading, least, readings
 
 SPARE = 4  # numbers beyond the unknowns of a solution
@@ -288,17 +288,12 @@ def clipped_in_turn(bases: list[Basis]) -> Iterator[Said]:
             shares = basis.e.whole[0] / (len(basis.sizes) * basis.counts["the weight of the own microbatch"])
             own = shares[basis.starts] if is_even else np.ones(len(basis.sizes))
             parts = [share * part for share, part in zip(own, basis.parts(), strict=True)]
-            total = reduce(lambda one, two: _shortened(one + two, bound), parts, 0 * basis.e.handed)
-            is_other |= basis.e.apart(_shortened(np.sum(parts, axis=0), bound)) > SOLVED
+            total = reduce(lambda one, two: shortened(one + two, bound), parts, 0 * basis.e.handed)
+            is_other |= basis.e.apart(shortened(np.sum(parts, axis=0), bound)) > SOLVED
             made.append(total + basis.e.penalty)
         if is_other:
             told = f"is clipped to the norm {bound:.4g} whenever a microbatch is added"
             yield [Error("the gradient", told, ("clip per microbatch",))], 1.2, [*made]
-
-
-def _shortened(vector: np.ndarray, bound: float) -> np.ndarray:
-    size = float(np.linalg.norm(vector))
-    return vector * (bound / size) if size > bound else vector
 
 
 def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False) -> tuple[str, ...]:

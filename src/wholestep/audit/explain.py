@@ -120,8 +120,13 @@ class Search:
             factors = [basis.shapes[words] for basis in self.bases]
             has_levels = any(map(np.ptp, factors)) or "the number of the batch" in words
             if has_levels or (not words.startswith("times") and np.ptp(np.concatenate(factors))):
-                of_rows = partial(_factors, words=words)
-                columns = partial(_shaped, form=form, words=words)
+
+                def of_rows(basis: Basis, words: str = words) -> np.ndarray:
+                    return basis.shapes[words]
+
+                def columns(basis: Basis, words: str = words) -> list[np.ndarray]:
+                    return [basis.shaped(form, basis.shapes[words])]
+
                 self._solve(Level("shape", form, columns, _first, words, of_rows))
 
     def _stale(self) -> None:
@@ -196,14 +201,6 @@ class Search:
         for is_bare in (False, True) if self.has_penalty else (False,):
             if (explained := by_variable(self.bases, self.fits, is_bare=is_bare)) is not None:
                 self._add(*explained)
-
-
-def _factors(basis: Basis, words: str) -> np.ndarray:
-    return basis.shapes[words]
-
-
-def _shaped(basis: Basis, form: Form, words: str) -> list[np.ndarray]:
-    return [basis.shaped(form, basis.shapes[words])]
 
 
 def _first(basis: Basis) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The verdict of an audit on its log, stage by stage; the first stage that differs comes first."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -11,15 +11,14 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.changes import otherwise
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import Finding, Found, Likely, many
+from wholestep.audit.found import Finding, Found, Likely, many, some
 from wholestep.audit.gradients import gradients
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import FINE, all_same
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
-from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port
-from wholestep.audit.printed import printed
-from wholestep.audit.readings import read, without_void
-from wholestep.audit.rows import altered, beside, classes, order
+from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
+from wholestep.audit.readings import by_hand, choose, read, stays, without_void
+from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import (
     INSIDE,
     Schedule,
@@ -28,27 +27,106 @@ from wholestep.audit.steps import (
     apply,
     between,
     idle,
+    printed,
     rates,
     repeated,
 )
 from wholestep.audit.variables import ends, frozen, left_out
-from wholestep.audit.verdict import Verdict, quiet
-from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, windows
+from wholestep.audit.windows import Rows, Update, Windows, windows
+
+_LONGEST = 200  # letters of an error in a report
+
+
+@dataclass
+class Verdict:
+    """The findings of an audit.
+
+    Attributes:
+        causes: the faults, in the order of the stages.
+        notes: observations that are no fault, or may be intended.
+        unseen: everything that could not be checked.
+        looked_at: the updates that were seen, in words.
+        has_loss: whether the loss that is meant is known, or can be supposed.
+        unjudged: why no gradient was judged, in words; "" if some were.
+        has_backward: whether the gradients are those of the loop's loss, whose form is not known.
+        seen: the updates and passes; None before they were looked for.
+        evidence: the updates whose gradients could be computed again.
+    """
+
+    causes: list[Found] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    looked_at: str = ""
+    has_seen: bool = False
+    has_loss: bool = True
+    unjudged: str = ""
+    has_backward: bool = False
+    seen: Windows | None = None
+    evidence: list[Evidence] = field(default_factory=list)
+
+    def add(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Add the findings of a stage, and return them."""
+        findings = list(findings)
+        self.causes += [each for each in findings if isinstance(each, Found)]
+        self.notes += [each for each in findings if isinstance(each, str)]
+        return findings
+
+    def look(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
+        """Return the findings of a check; a check that fails is reported as not done, in one line."""
+        try:
+            return list(check(*arguments))
+        except Exception as error:  # the loop may do anything
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+            self.unseen.append(f"{name}: {told}")
+            return []
+
+    def check(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
+        """Add the findings of a check, and return them."""
+        return self.add(self.look(name, check, *arguments))
+
+    def make_note(self, name: str, note: str) -> None:
+        """Replace the causes of a name by a note."""
+        others = [cause for cause in self.causes if cause.name != name]
+        self.notes += [note] * (len(others) < len(self.causes))
+        self.causes = others
+
+    @property
+    def judged(self) -> list[str]:
+        """The stages that were judged."""
+        if not self.has_seen or self.seen is None:
+            return []
+        stages = ["rows"] * (FEW_PASSES not in self.notes) + ["mode"] + ["gradient"] * (not self.unjudged)
+        stages += ["backward pass"] * self.has_backward
+        is_own = self.seen.is_by_hand and not self.seen.is_rated
+        return [*stages, *["step"] * (not is_own), "state"]
+
+    @property
+    def of_gradient(self) -> list[Found]:
+        """The causes in the gradient."""
+        return [cause for cause in self.causes if cause.stage == "gradient"]
+
 
 CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
-_NUM_TRIED = 3  # updates by which one of several derivatives is chosen
 _AT_FIRST = Likely(
     "The weights move, but every gradient is taken at the weights of the beginning, also when rows come again. Take it "
     "at the weights that the update before has made."
+)
+_CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
+_NO_PASS = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
+_OWN_STEP = (
+    "the gradients: the weights do not move by a rate times the gradient that was meant (another gradient? momentum? "
+    "another optimizer?), and which it is cannot be told"
+)
+_MORE_THAN_OUTPUTS = (
+    "the gradient: it is not that of the loop's loss by the model's outputs alone (a penalty on weights by hand? "
+    "clipped by hand? another path to the weights?)"
 )
 # Errors of a supposed loss that are a matter of scale or padding: the author may have meant them.
 _MAY_BE_MEANT = (
     *("never divided", "divided by the full batch", "divided twice", "mean of row means", "divided by the rows"),
     *("divided by the weights", "padding counted", "padded places counted"),
 )
-
-
 # Errors of the gradient that show without the form of the loss.
 _WITHOUT_A_FORM = (
     *("stale gradients", "gradients swapped", "ascent", "only the last microbatch", "only the first microbatch"),
@@ -113,8 +191,7 @@ class Case:
         seen = windows(self.log, rows)
         verdict.seen = seen = replace(seen, updates=without_void(seen.updates))
         self._say_what_was_seen(verdict, seen, replay, rows)
-        events: list[Called | Applied] = [*self.log.called, *self.log.applied]
-        if len({len(each.params) for each in events if each.is_whole}) > 1:
+        if len({len(each.params) for each in self._events()}) > 1:
             verdict.has_seen = False
             verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
         if verdict.has_seen:
@@ -125,18 +202,18 @@ class Case:
         verdict.causes = list(map(self.port.said, verdict.causes))
         return verdict
 
+    def _events(self) -> list[Called | Applied]:
+        events: list[Called | Applied] = [*self.log.called, *self.log.applied]
+        return [each for each in events if each.is_whole]
+
     def _begin_late(self, num_trained: int) -> None:
         """Drop the first part of the log if the trainable variables change after a few updates."""
         num = [len(each.params) for each in self.log.called if each.is_whole]
         if len(list(groupby(num))) not in (2, 3) or num[-1] != num_trained:
             return
-        events: list[Called | Applied] = [*self.log.called, *self.log.applied]
-        late = self.log.since(max(e.order for e in events if e.is_whole and len(e.params) != num[-1]))
+        late = self.log.since(max(each.order for each in self._events() if len(each.params) != num[-1]))
         if len(late.applied) >= LEAST:
-            told = (
-                "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
-            )
-            late.notes[told] = None
+            late.notes[_CHANGES] = None
             first = next(each for each in late.called if each.is_whole)
             self.log, self.before, self.printed, self.is_late = late, first.params, [], True
 
@@ -147,7 +224,7 @@ class Case:
                 modes.note(replay, update)
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer)
         verdict.seen = seen = read(meant, seen, rows, self.data)
-        verdict.notes += _by_hand(seen, replay.framework)
+        verdict.notes += by_hand(seen, replay.framework)
         verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
@@ -161,10 +238,9 @@ class Case:
         verdict.add(modes.findings())
         if modes.unlike:
             told = (
-                f"the outputs of updates {', '.join(map(str, modes.unlike[:6]))} are not those of the model in either "
+                f"the outputs of updates {some(modes.unlike, 6)} are not those of the model in either mode: what comes"
             )
-            told += "mode: what comes after them"
-            verdict.unseen.append(f"{told} (draws outside of its seeds? code outside of the model?)")
+            verdict.unseen.append(f"{told} after them (draws outside of its seeds? code outside of the model?)")
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
         bare = [replace(u, pieces=[]) if u.number in seen.stale else u for u in steps]
         is_own = bool(bare) and all(u.applied.optimizer == id(self.optimizer) for u in bare)
@@ -173,8 +249,7 @@ class Case:
         inside = [each for each in moved if isinstance(each, Found) and each.name in INSIDE]
         moving = {number for cause in inside for number in cause.updates}
         if moving:
-            told = f"the gradient of {many(len(moving), 'update')}: the weights move inside the window"
-            verdict.unseen.append(told)
+            verdict.unseen.append(f"the gradient of {many(len(moving), 'update')}: the weights move inside the window")
         like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
         self._judge_gradients(verdict, seen, meant, like)
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
@@ -201,13 +276,12 @@ class Case:
 
     def _how_it_ran(self, seen: Windows) -> Iterator[str]:
         if seen.stale:
-            told = "The gradients of several batches are taken at the same weights, and applied one after the other: "
-            told += f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
-            yield Likely(told)
+            told = f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
+            yield Likely(f"The gradients of several batches are taken at the same weights, and applied in turn: {told}")
         yield from self.log.notes
-        if seen.num_skipped:
-            num = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
-            yield f"{num} skipped: the gradient was not finite at this loss scale."
+        if num := seen.num_skipped:
+            steps = many(num, "optimizer step was", "optimizer steps were")
+            yield f"{steps} skipped: the gradient was not finite at this loss scale."
         if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
             yield f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up."
 
@@ -223,23 +297,20 @@ class Case:
             verdict.unjudged = "the loss that is meant is not known"
         elif seen.is_by_hand and not seen.is_rated:
             verdict.unjudged = "the optimizer step is your own"
-            told = "the weights do not move by a rate times the gradient that was meant (another gradient?"
-            told = f"the gradients: {told} momentum? another optimizer?), and which it is cannot be told"
-            verdict.unseen.append(told)
+            verdict.unseen.append(_OWN_STEP)
         else:
             if meant.replay.is_observing:
-                _choose(meant, like)
+                choose(meant, like)
             findings, verdict.evidence = gradients(meant, like) if like else ([], [])
             if meant.replay.is_observing:
                 findings = self._of_observed(verdict, findings)
-            is_any = bool(verdict.evidence) or any(isinstance(each, Found) for each in findings)
-            if not is_any:
+            has_causes = any(isinstance(each, Found) for each in findings)
+            if not (verdict.evidence or has_causes):
                 verdict.unjudged = "no gradient of an update could be computed again"
-            verdict.has_loss = is_any or not like
+                verdict.has_loss = not like
             if self.supposed:
                 findings = [self._supposed(each, verdict.evidence) for each in findings]
-            verdict.add(findings)
-            has_causes = any(isinstance(each, Found) for each in findings)
+            has_causes = any(isinstance(each, Found) for each in verdict.add(findings))
             if self.is_told and not has_causes and verdict.evidence and not seen.is_by_hand:
                 verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)
         verdict.causes = [c for c in verdict.causes if c.name != CARRIED or _is_proven(c, verdict)]
@@ -252,8 +323,7 @@ class Case:
             return []
         known = [each for each in findings if isinstance(each, Found) and each.name in _WITHOUT_A_FORM]
         if not known:
-            told = "the gradient: it is not that of the loop's loss by the model's outputs alone (a penalty on weights "
-            verdict.unseen.append(f"{told}by hand? clipped by hand? another path to the weights?)")
+            verdict.unseen.append(_MORE_THAN_OUTPUTS)
         return [*known]
 
     def _supposed(self, finding: Finding, evidence: list[Evidence]) -> Finding:
@@ -262,7 +332,7 @@ class Case:
             return finding
         of_heads = (*_OF_HEADS, *["output left out"] * (not self.is_called))
         is_along = (self.by_pass or not finding.is_listed) and all(e.is_along for e in evidence)
-        if not (finding.name in (*_MAY_BE_MEANT, *of_heads) or is_along):
+        if finding.name not in (*_MAY_BE_MEANT, *of_heads) and not is_along:
             return finding
         told = f"The gradient is that of {self.supposed}, but: {finding.explanation}"
         width = next((np.shape(called.outputs[0])[-1] for called in self.log.called if called.outputs), 1)
@@ -286,56 +356,39 @@ class Case:
         verdict.looked_at = f"{many(len(seen.updates), 'update')} of {many(num, 'batch', 'batches')} of the data"
         verdict.has_seen = bool(seen.updates) and num > 0
         if seen.updates and not seen.pieces:
-            told = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
-            verdict.unseen.append(told)
+            verdict.unseen.append(_NO_PASS)
             verdict.add(self._left_out(replay, seen))
         elif seen.updates and not num:
             told = (
                 "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
             )
-            told += "".join(map(str, verdict.look("the inputs", lambda: [beside(rows, seen.pieces)])))
+            near = verdict.look("the inputs", lambda: [beside(rows, seen.pieces)])
             verdict.add(altered(rows, [np.asarray(y) for y in tree.leaves(self.data[1])], seen.pieces))
-            verdict.unseen.append(told)
+            verdict.unseen.append("".join([told, *map(str, near)]))
         elif seen.foreign:
-            told = many(seen.foreign, "forward pass", "forward passes")
-            verdict.unseen.append(f"{told} on other inputs than `data`")
+            num_foreign = many(seen.foreign, "forward pass", "forward passes")
+            verdict.unseen.append(f"{num_foreign} on other inputs than `data`")
         if not seen.updates and not verdict.unseen:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
-            told = self.port.outlined if has_moved else "any update: no optimizer step was made, and no weight moved"
-            verdict.unseen.append(told)
-            verdict.notes += [_AT_FIRST] * (has_moved and _stays(seen.pieces))
+            still = "any update: no optimizer step was made, and no weight moved"
+            verdict.unseen.append(self.port.outlined if has_moved else still)
+            verdict.notes += [_AT_FIRST] * (has_moved and stays(seen.pieces))
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int]) -> list[Update]:
         known = [u for u in seen.updates if u.is_known and u.number not in twice]
         are_clear = [
             u.number in seen.settled or not rows.twins(u.rows) or rows.agree(u.rows, self.data[1:]) for u in known
         ]
-        num = are_clear.count(False), sum(not u.applied.is_whole for u in seen.updates)
+        lost = sum(not u.applied.is_whole for u in seen.updates)
         bare = sum(not u.pieces and u.number not in twice for u in seen.updates)
-        unseen = {
-            f"the gradient of {many(num[0], 'update')}: rows with equal inputs and different labels or weights": num[0],
-            f"the numbers of {many(num[1], 'update')}, mostly the last: the log keeps {self.log.room}": num[1],
-            f"the gradient of {many(bare, 'update')} without a forward pass that was seen": bare,
-        }
-        verdict.unseen += [told for told, is_any in unseen.items() if is_any]
+        unseen = (
+            ("the gradient of {}: rows with equal inputs and different labels or weights", are_clear.count(False)),
+            (f"the numbers of {{}}, mostly the last: the log keeps {self.log.room}", lost),
+            ("the gradient of {} without a forward pass that was seen", bare),
+        )
+        verdict.unseen += [told.format(many(num, "update")) for told, num in unseen if num]
         return [u for u, is_clear in zip(known, are_clear, strict=True) if is_clear]
-
-
-def _choose(meant: Meant, updates: list[Update]) -> None:
-    """Choose of several derivatives by an output, one for each loss, those that make the gradients."""
-    for place in (-1, 0):
-        meant.replay.place = place
-        if all(Evidence(meant, update).is_along for update in updates[:_NUM_TRIED]):
-            return
-    meant.replay.place = -1
-
-
-def _stays(pieces: list[Piece]) -> bool:
-    """Whether gradients are taken of the same rows again, and always at the same weights."""
-    own = [piece for piece in pieces if piece.called.differentiated and piece.called.is_whole]
-    rows = np.concatenate([piece.rows[piece.rows != PAD] for piece in own]) if own else np.zeros(0)
-    return len(np.unique(rows)) < len(rows) and all(all_same(p.called.params, own[0].called.params) for p in own)
 
 
 def _is_proven(carried: Found, verdict: Verdict) -> bool:
@@ -346,20 +399,3 @@ def _is_proven(carried: Found, verdict: Verdict) -> bool:
     own = [e for e in verdict.evidence if e.update.number in carried.updates]
     differs = own[0].meant.replay.tolerance.differs if own else 0.0
     return bool(own) and all(e.without <= differs or e.update.number in of_known for e in own)
-
-
-def _by_hand(seen: Windows, framework: str) -> list[str]:
-    """Return a note if no optimizer of the framework moves the weights, with the rate if it is known."""
-    if not seen.is_by_hand:
-        return []
-    rates = [u.applied.learning_rate for u in seen.updates]
-    least, most = min(rates), max(rates)
-    same = f"{most:.4g} times the gradient in each"
-    told = (
-        same
-        if most - least <= FINE.differs * most
-        else f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
-    )
-    told = f", here {told}{seen.rule.told}" if seen.rule is not None else ""
-    note = [seen.rule.note] if seen.rule is not None and seen.rule.note else []
-    return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *note]

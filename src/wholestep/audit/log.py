@@ -133,10 +133,6 @@ class Other:
 Event = Called | Applied | Scaled | Other
 
 
-def _order(event: Event) -> int:
-    return event.order
-
-
 class Values(NamedTuple):
     """All values of a model."""
 
@@ -278,8 +274,8 @@ class Log:
     def close(self) -> None:
         """Keep nothing more, and sort the events in the order in which they ran."""
         self.is_open = False
-        for events in (self.called, self.applied, self.scaled, self.others):
-            events.sort(key=lambda event: event.order)
+        for name in _EVENTS:
+            getattr(self, name).sort(key=lambda event: event.order)
 
 
 @dataclass(frozen=True)

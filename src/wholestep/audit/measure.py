@@ -154,3 +154,9 @@ def is_padded(labels: np.ndarray) -> bool:
     used = np.reshape(labels, (len(labels), -1)) != 0
     lengths = used.sum(axis=1)
     return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))
+
+
+def shortened(vector: np.ndarray, bound: float) -> np.ndarray:
+    """Return a vector, clipped to a norm."""
+    size = float(np.linalg.norm(vector))
+    return vector * (bound / size) if size > bound else vector

@@ -1,8 +1,10 @@
 """The port: all that the stages ask of a framework. `audit.replay` has it for Keras, `audit.pytorch` for PyTorch."""
 
+import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -266,3 +268,17 @@ class Port(ABC):
         """Return the leaves of an input in the structure of the data."""
         leaves = iter(inputs)
         return tree.map_leaves(lambda _: next(leaves), self.data[0])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the warnings of Keras and the engine: inside, losses and steps are hypotheses, and not the user's."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -17,6 +17,7 @@ from wholestep.tree import Tree
 NUM_OPTIONS, NUM_COMBINED = 80, 2**15  # rows that are tried, and ways to combine them
 NUM_PLACES = 200  # numbers of a gradient by which the ways are compared
 _NEAR = 3e-4
+_NUM_TRIED = 3  # updates by which one of several derivatives is chosen
 _ROUNDING = 4e-7  # of a move, for a unit of the weights
 
 
@@ -165,7 +166,7 @@ def _rated(meant: Meant, seen: Windows, updates: list[Update]) -> Windows:
     lengths = [float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
     near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
-    rates = list(map(_along, falls, grads))
+    rates = [e.share for e in evidence]
     rule: Rule | None = Rule([abs(rate) for rate in rates], "")
     if all(rate and distance(a, rate * b) <= n for a, b, rate, n in zip(falls, grads, rates, near, strict=True)):
         grads = [fall / abs(rate) for fall, rate in zip(falls, rates, strict=True)]  # of an ascent: of the other sign
@@ -179,12 +180,6 @@ def _rated(meant: Meant, seen: Windows, updates: list[Update]) -> Windows:
         for u, grad, rate in zip(updates, grads, rule.rates, strict=True)
     ]
     return replace(seen, updates=found, rule=rule)
-
-
-def _along(handed: np.ndarray, reference: np.ndarray) -> float:
-    """Return how many times the reference is nearest to the handed gradient."""
-    size = float(reference @ reference)
-    return float(handed @ reference) / size if size else 0.0
 
 
 def without_void(updates: list[Update]) -> list[Update]:
@@ -322,3 +317,36 @@ def _fitted(moves: Moves, t: int, parts: list[np.ndarray], are_known: np.ndarray
     is_made = distance(fall, factors @ np.stack(basis)) <= moves.near[t]
     share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
     return factors if is_made and share > _SHARE * float(np.linalg.norm(fall)) else None
+
+
+def stays(pieces: list[Piece]) -> bool:
+    """Whether gradients are taken of the same rows again, and always at the same weights."""
+    own = [piece for piece in pieces if piece.called.differentiated and piece.called.is_whole]
+    rows = np.concatenate([piece.rows[piece.rows != PAD] for piece in own]) if own else np.zeros(0)
+    return len(np.unique(rows)) < len(rows) and all(all_same(p.called.params, own[0].called.params) for p in own)
+
+
+def choose(meant: Meant, updates: list[Update]) -> None:
+    """Choose of several derivatives by an output, one for each loss, those that make the gradients."""
+    for place in (-1, 0):
+        meant.replay.place = place
+        if all(Evidence(meant, update).is_along for update in updates[:_NUM_TRIED]):
+            return
+    meant.replay.place = -1
+
+
+def by_hand(seen: Windows, framework: str) -> list[str]:
+    """Return a note if no optimizer of the framework moves the weights, with the rate if it is known."""
+    if not seen.is_by_hand:
+        return []
+    rates = [u.applied.learning_rate for u in seen.updates]
+    least, most = min(rates), max(rates)
+    same = f"{most:.4g} times the gradient in each"
+    told = (
+        same
+        if most - least <= FINE.differs * most
+        else f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
+    )
+    told = f", here {told}{seen.rule.told}" if seen.rule is not None else ""
+    note = [seen.rule.note] if seen.rule is not None and seen.rule.note else []
+    return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *note]

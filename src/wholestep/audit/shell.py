@@ -76,9 +76,9 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
 
 def _conclude(own: argparse.Namespace, ran: Any) -> int:
     from wholestep.audit.conclusion import conclude
+    from wholestep.audit.port import quiet
     from wholestep.audit.report import write_html
     from wholestep.audit.searching import UnknownError
-    from wholestep.audit.verdict import quiet
 
     if ran.scout.elsewhere and not any(each.log.applied for each in ran.scout.watched):
         return _say_unseen(own, [ran.scout.elsewhere, ran.how])

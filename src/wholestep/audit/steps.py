@@ -1,16 +1,19 @@
 """The stages of the optimizer step and of the moves between two: counts, slots, learning rates, written weights."""
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from statistics import mean
 from typing import Any
 
 import numpy as np
 
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Finding, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
 from wholestep.audit.ratios import least
-from wholestep.audit.windows import Update, Windows
+from wholestep.audit.windows import PAD, Update, Windows, passes
 from wholestep.errors import SpecificationError, message
 
 Schedule = Callable[[int], float]
@@ -75,13 +78,20 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
     """Return the finding on an optimizer whose state begins anew: a new optimizer, or the first state of the same."""
     steps = [u.applied for u in updates]
     pairs = [(a, b) for a, b in pairwise(steps) if a.is_whole and b.is_whole]
-    in_turn = [(a, b) for a, b in pairs if b.optimizer != a.optimizer and _overlap(a, b)]
-    if _returns(in_turn):
-        return _in_turn(in_turn)
-    anew = [(a, b) for a, b in pairs if b.optimizer != a.optimizer and b.iterations == 0 and _overlap(a, b)]
+    others = [
+        (a, b)
+        for a, b in pairs  # of the same parameters: else two optimizers make one update
+        if b.optimizer != a.optimizer and any(map(_are_both, a.grads, b.grads))
+    ]
+    if any(b.optimizer == left.optimizer for i, (left, _) in enumerate(others) for _, b in others[i + 1 :]):
+        lines = dict.fromkeys(str(step.line) for step in others[0] if step.line is not None)
+        told = f"{len({step.optimizer for pair in others for step in pair})} optimizers move the same variables in turn"
+        return f"{told} ({', '.join(lines)}). Is that meant?" if lines else f"{told}. Is that meant?"
+    begins = {step.optimizer: step for step in reversed(steps)}
+    anew = [(a, b) for a, b in others if b.iterations == 0]
     lost = [(a, b) for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
     for name, begun in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
-        alike = [(a, b) for a, b in begun if begun is lost or _is_alike(_beginning(steps, a), b)]
+        alike = [(a, b) for a, b in begun if begun is lost or _is_alike(begins[a.optimizer], b)]
         is_often = begun is anew and sum(_goes_on(a, b) for a, b in alike) > 1
         numbers = [u.number for u in updates if any(u.applied is b for _, b in begun)]
         if is_often or 2 * len(alike) > len(pairs) > 0:
@@ -91,22 +101,8 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
     return None
 
 
-def _returns(changed: list[tuple[Applied, Applied]]) -> bool:
-    """Whether an optimizer makes steps again after another one has made some of the same variables."""
-    return any(b.optimizer == left.optimizer for i, (left, _) in enumerate(changed) for _, b in changed[i + 1 :])
-
-
-def _in_turn(changed: list[tuple[Applied, Applied]]) -> str:
-    """Return the note on optimizers that move the same variables in turn."""
-    lines = dict.fromkeys(str(step.line) for step in changed[0] if step.line is not None)
-    told = f"{len({step.optimizer for pair in changed for step in pair})} optimizers move the same variables in turn"
-    told += f" ({', '.join(lines)})" if lines else ""
-    return f"{told}. Is that meant?"
-
-
-def _beginning(steps: list[Applied], step: Applied) -> Applied:
-    """Return the first step of the optimizer that made this step."""
-    return next(each for each in steps if each.optimizer == step.optimizer)
+def _are_both(one: np.ndarray | None, two: np.ndarray | None) -> bool:
+    return one is not None and two is not None
 
 
 def _is_alike(one: Applied, two: Applied) -> bool:
@@ -118,11 +114,6 @@ def _goes_on(one: Applied, two: Applied) -> bool:
     """Whether another optimizer of the same kind continues with the weights of the optimizer before."""
     is_alike = [v.shape for v in one.slots_after] == [v.shape for v in two.slots_after]
     return is_alike and all_same(in_part(one.params_after), in_part(two.params))
-
-
-def _overlap(one: Applied, two: Applied) -> bool:
-    """Whether two steps move the same parameters, rather than being two optimizers' of one update."""
-    return any(a is not None and b is not None for a, b in zip(one.grads, two.grads, strict=True))
 
 
 def _is_first_again(first: Applied, before: Applied, after: Applied) -> bool:
@@ -298,3 +289,85 @@ def as_vector(state: list[np.ndarray]) -> np.ndarray:
     """Return weights as one vector, of many weights those at some places."""
     whole = np.concatenate([np.ravel(leaf).astype("float64") for leaf in state])
     return whole if len(whole) <= NUM_KEPT else whole[np.random.default_rng(0).permutation(len(whole))[:NUM_KEPT]]
+
+
+class Losses:
+    """The losses of all forward passes of the updates, cut into passes over the data, with the model's own or without.
+
+    Attributes:
+        alone, rows: by pass over the data, the mean over the rows of each batch, and their number.
+        means: over all rows of each pass over the data.
+    """
+
+    def __init__(self, evidence: list[Evidence], *, penalty: bool):
+        of = {p.called.order: (e, i) for e in evidence for i, p in enumerate(e.update.pieces)}
+        pieces = [piece for e in evidence for piece in e.update.pieces]
+        self._cuts = [[of[piece.called.order] for piece in cut] for cut in passes(pieces)]
+        self._penalty = penalty
+        self.alone = [[self._mean([each]) for each in cut] for cut in self._cuts]
+        self.rows = [[int(_real(each).sum()) for each in cut] for cut in self._cuts]
+        self.means = list(map(self._mean, self._cuts))
+
+    @property
+    def by_rows(self) -> list[float]:
+        """The mean over the batches of each pass, each by its rows."""
+        return [float(np.average(means, weights=num)) for means, num in zip(self.alone, self.rows, strict=True)]
+
+    def changed(self) -> Iterator[tuple[str, list[float]]]:
+        """Yield (the cause, the numbers that are printed by mistake)."""
+        sums, updates = list(map(sum, self.alone)), [len({id(e) for e, _ in cut}) for cut in self._cuts]
+        yield "printed: mean of means", list(map(mean, self.alone))
+        yield "printed: last batch", [each[-1] for each in self.alone]
+        yield "printed: not reset", list(map(self._mean, accumulate(self._cuts)))
+        yield "printed: not reset", list(map(mean, accumulate(self.alone)))
+        yield "printed: summed over microbatches", [each / n for each, n in zip(sums, updates, strict=True)]
+        yield "printed: sum", sums
+        yield "printed: means over rows", [each / sum(num) for each, num in zip(sums, self.rows, strict=True)]
+
+    def _mean(self, cut: list[tuple[Evidence, int]]) -> float:
+        terms, real = [e.terms[i] for e, i in cut], list(map(_real, cut))
+        values = sum((t.values * own).sum(axis=1) for t, own in zip(terms, real, strict=True))
+        weights = sum((t.weights * own).sum(axis=1) for t, own in zip(terms, real, strict=True))
+        penalty = float(np.average([t.penalty for t in terms], weights=[own.sum() for own in real]))
+        divisor = np.where(terms[0].divided, weights, len(cut))
+        return float(np.sum(terms[0].coefficients * values / divisor)) + penalty * self._penalty
+
+
+def _real(one: tuple[Evidence, int]) -> np.ndarray:
+    """Return of each row of a forward pass whether it is one of the data."""
+    e, i = one
+    return e.update.pieces[i].rows != PAD
+
+
+def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> Iterator[Finding]:
+    """Yield the finding on printed losses: one number for each pass, or for the last.
+
+    Args:
+        is_whole: whether the evidence is of all updates that the loop made.
+    """
+    if not evidence or not is_whole:
+        yield "The printed loss is not judged: not all updates could be computed again."
+        return
+    both, num = [Losses(evidence, penalty=penalty) for penalty in (True, False)], len(numbers)
+    num_passes = len(both[0].means)
+    if num not in (1, num_passes):
+        yield f"The printed loss is not judged: {num} printed numbers for {num_passes} passes over the data."
+        return
+    right = [farthest(numbers, losses.means[-num:]) for losses in both]
+    as_keras = [farthest(numbers, losses.by_rows[-num:]) for losses in both]
+    fits, differs = evidence[0].meant.replay.tolerance
+    if min(right) <= differs or min(as_keras) <= FINE.fits:
+        if min(right[0], as_keras[0]) > differs:
+            yield BY_NAME["printed: without penalty"].explanation
+        return
+    for losses in both:
+        for name, every in losses.changed():
+            wrong = every[-num:]
+            if (apart := farthest(numbers, wrong)) <= fits:
+                columns = [np.array(each) for each in (numbers, losses.means[-num:], wrong)]
+                proof = of_values("the printed loss", lambda i: f"of pass {num_passes - num + 1 + i}", columns)
+                updates = [e.update.number for e in evidence]
+                yield found(name, min(right), None, updates, with_change=apart, proof=proof)
+                return
+    told = ", ".join(f"{n:.6g}" for n in both[0].means[-num:])
+    yield f"The printed loss has no known cause; the mean over all rows, as they were trained on, is {told}."

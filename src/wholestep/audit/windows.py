@@ -216,7 +216,8 @@ def windows(log: Log, rows: Rows) -> Windows:
     is_by_hand = not updates
     if is_by_hand:
         updates, rest = by_hand(rest)
-    pieces = sorted([*pieces, *rest, *(p for u in updates if is_by_hand for p in u.pieces)], key=_order)
+    pieces = [*pieces, *rest, *(p for u in updates if is_by_hand for p in u.pieces)]
+    pieces.sort(key=lambda piece: piece.called.order)
     updates, stale = _one_by_one(updates)
     place, is_own = placed(pieces), is_by_hand and bool(updates)
     return Windows(pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale)
@@ -258,10 +259,6 @@ def _are_others(group: list[Update]) -> bool:
     keys = {b"".join(np.asarray(g).tobytes() for g in step.grads if g is not None) for step in steps}
     has_one = all(step.is_whole and any(np.any(g) for g in step.grads if g is not None) for step in steps)
     return has_one and len(parts) == 1 and len(keys) == len(steps)
-
-
-def _order(piece: Piece) -> int:
-    return piece.called.order
 
 
 def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
