@@ -156,9 +156,9 @@ def is_import(node, room):
 
 PORT_OF_THE_AUDIT = {
     *("chain", "conclusion", "families", "hooks", "loops", "meaning", "replay", "scout", "searching"),
-    *("surroundings", "watch"),
+    *("supposing", "surroundings", "watch"),
 }
-OF_A_SCRIPT = {"derived", "script", "shell", "supposing"}  # of the command, which knows Keras alone
+OF_A_SCRIPT = {"derived", "script", "shell"}  # of the command, which knows Keras alone
 
 
 def test_only_the_port_of_the_audit_knows_keras():

@@ -143,7 +143,6 @@ class Basis:
         return self._kept((form, by_row.tobytes()), lambda: sum(parts, np.zeros_like(self.e.handed)))
 
     def _by_row(self, form: Form) -> np.ndarray:
-        """Return the part of each row: (rows, parameters)."""
         if form == BASE:
             return np.stack(self.rows())
         ones = [(i, one) for i, size in enumerate(self.sizes) for one in np.eye(size)]
@@ -170,7 +169,6 @@ class Basis:
         return self._made[key]
 
     def _part(self, form: Form, i: int, by_row: Any) -> np.ndarray:
-        """Return the part of one piece, its rows multiplied by these factors and the right ones."""
         e, piece = self.e, self.e.update.pieces[i]
         if form.is_of_pairs:
             return self._of_pairs(form, i, by_row)

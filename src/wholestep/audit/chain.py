@@ -71,7 +71,6 @@ def has_generated(two: Watched, others: list[Watched]) -> bool:
 
 
 def _made(models: list[Watched]) -> set[bytes]:
-    """Return the rows of the outputs of models."""
     outputs = [leaf for one in models for called in one.log.called for leaf in called.outputs if leaf.ndim]
     return {row.tobytes() for leaf in outputs for row in leaf}
 
@@ -108,7 +107,6 @@ def _joined(one: Watched, two: Watched) -> Watched | None:
 
 
 def _passes(one: Log, two: Log) -> list[Called]:
-    """Return the passes through both; nothing if the second one is trained on something else too."""
     last: dict[int, Called] = {}
     found = []
     for place, called in _in_order(one.called, two.called):
@@ -123,7 +121,6 @@ def _passes(one: Log, two: Log) -> list[Called]:
 
 
 def _through(one: Called, two: Called) -> Called:
-    """Return the pass through both models."""
     known = one.differentiated if two.differentiated is None else two.differentiated
     both = replace(two, inputs=one.inputs, differentiated=known)
     if not (one.is_whole and two.is_whole):
@@ -132,7 +129,6 @@ def _through(one: Called, two: Called) -> Called:
 
 
 def _in_order(one: list, two: list) -> list[tuple[int, Any]]:
-    """Return the events of both with 0 or 1 for whose each is."""
     return sorted([*((0, event) for event in one), *((1, event) for event in two)], key=lambda e: e[1].order)
 
 
@@ -171,7 +167,6 @@ def _is_same_call(one: Applied, two: Applied) -> bool:
 
 
 def _both(one: Applied, two: Applied, size: int) -> Applied:
-    """Return a step of two models' variables, the first of which has `size`."""
     if not (one.is_whole and two.is_whole):
         return one.emptied()
     values: dict[str, Any] = {

@@ -68,7 +68,6 @@ def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> tuple[list
 
 
 def _far(one: _Gradients, two: _Gradients, floor: list[float]) -> float:
-    """Return how far two gradients are apart in the worst update."""
     return max(distance(a, b, scale) for a, b, scale in zip(one, two, floor, strict=True))
 
 
@@ -220,7 +219,6 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
 
 
 def _bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
-    """Return the gradient as Keras clips it."""
     of_each, of_all, of_numbers = bounds
     if of_each:
         parts = e.meant.replay.parts(gradient).values()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 from types import GeneratorType
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import losses, name_of
 from wholestep.audit.found import Likely, many, numbers_of
 from wholestep.audit.judge import Case, Verdict
-from wholestep.audit.log import Called, Log, Values
+from wholestep.audit.log import Log, Values
 from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.meaning import is_masked
 from wholestep.audit.measure import distance, is_padded
@@ -36,6 +36,10 @@ from wholestep.errors import SpecificationError
 _SECONDS = 90  # of the search for a loss that is not known; the one that is tried then is tried to its end
 _SECONDS_OF_ALL = 40  # of the reports on several models
 _SUM = "The loss is a sum of means: of rows of the data, and of rows that another model has made."
+_ENDED = (
+    "the rest of the script: it was ended when enough was seen, so nothing is known of the values that it writes back "
+    "at its end; `--updates` lets it run longer"
+)
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
@@ -71,12 +75,12 @@ def conclude(ran: Ran) -> list[Report]:
 
 def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     scout, meaning, report = ran.scout, inquire(loop, watched), Report()
-    is_last = [each for each in scout.loops.values() if id(watched.model) in each.watched or each is loop][-1] is loop
-    has_ended = is_last and not (loop.is_closed or scout.limit.has_stopped or ran.how)
+    *_, last = (each for each in scout.loops.values() if id(watched.model) in each.watched or each is loop)
+    has_ended = last is loop and not (loop.is_closed or scout.limit.has_stopped or ran.how)
     made, verdict = _judged(meaning, values(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in loop.watched.values() if id(each.model) not in own and each.log.applied]
-    if has_generated(watched, [each for each in others if each is not watched]):
+    if has_generated(watched, others):
         verdict.make_note("summed over microbatches", _SUM)
     verdict.unseen += [*_leave_out(verdict, meaning, len(others)), *meaning.unseen]
     report.close(made, verdict)
@@ -91,21 +95,19 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
     verdict.check("the labels of the losses", _of_labels, loop)
     verdict.check("the passes of an update", _through, verdict)
-    verdict.check("models against each other", allied, watched, [each for each in others if each is not watched])
+    verdict.check("models against each other", allied, watched, others)
     verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", _still, loop, watched)
     verdict.check("models that nothing moves", _teachers, loop, own)
     if verdict.seen is not None:
         verdict.check("the metrics", _running, scout, watched.log, verdict.seen)
-    if scout.limit.has_stopped:
-        told = "the rest of the script: it was ended when enough was seen, so nothing is known of the values that it "
-        report.unseen.append(f"{told}writes back at its end; `--updates` lets it run longer")
-    if scout.is_cut_short:
-        report.unseen.append("the loops after this one: the script was ended before them")
-    if scout.num_warm_up:
-        report.unseen.append(f"{many(scout.num_warm_up, 'update')} outside of the loops")
-    if ran.how:
-        report.unseen.append(f"the rest of the loop: {ran.how}")
+    unseen = {
+        _ENDED: scout.limit.has_stopped,
+        "the loops after this one: the script was ended before them": scout.is_cut_short,
+        f"{many(scout.num_warm_up, 'update')} outside of the loops": scout.num_warm_up,
+        f"the rest of the loop: {ran.how}": ran.how,
+    }
+    report.unseen.extend(told for told, is_so in unseen.items() if is_so)
     return report
 
 
@@ -188,7 +190,6 @@ def _tried(meaning: Meaning, supposed: Supposed, ended: Values | None) -> tuple[
 
 
 def _num_errors(judged: tuple[Case, Verdict]) -> tuple[int, int]:
-    """Return the number of errors without a name in the field, and of all, in the gradients by this loss."""
     causes = judged[1].of_gradient
     return sum(not cause.is_listed for cause in causes), len(causes)
 
@@ -332,7 +333,6 @@ def _still(loop: Loop, watched: Watched) -> Iterator[str]:
 
 
 def _outdated(scout: Scout, watched: Watched) -> Iterator[str]:
-    """Yield a note of a use of the model that lacks the trained weights."""
     if (use := scout.outdated.get(id(watched.model))) is not None:
         told = f"`{use.name}` uses the model with the weights of the beginning, after updates: those that were trained "
         yield Likely(f"{told}have not come back to the model. Assign them to its variables first. ({use.line})")
@@ -363,31 +363,23 @@ def _running(scout: Scout, log: Log, seen: Windows) -> Iterator[str]:
     counts = {metric: _count(metric) for metric in scout.metrics.values()}
     running = [m for m, c in counts.items() if is_of(c, whole, _SLACK + log.num_late) and not is_of(c, single, _SLACK)]
     if names := sorted(metric.name for metric in running):
-        told = (
-            f"The {'metrics' if len(names) > 1 else 'metric'} {', '.join(names)} {'have' if len(names) > 1 else 'has'}"
-        )
+        told = f"The metrics {', '.join(names)} have" if len(names) > 1 else f"The metric {names[0]} has"
         told += " counted since the beginning, over several passes: what is read is no number of the last one."
         told += " Is `reset_state()` missing where a pass begins?"
         yield Likely(told) if any(scout.num_read[id(metric)] > 1 for metric in running) else told
 
 
 def _passes(seen: Windows) -> list[_Round]:
-    numbers = sorted({number for number, _ in seen.place.values()})
-    rounds = [[piece for piece in seen.pieces if seen.place[piece.called.order][0] == number] for number in numbers]
+    rounds = [[*own] for _, own in groupby(seen.pieces, key=lambda piece: seen.place[piece.called.order][0])]
     return [_Round(len(own), sum(len(piece.rows) for piece in own)) for own in rounds]
 
 
 def _evaluations(log: Log, seen: Windows) -> list[_Round]:
     """Return the runs of forward passes without gradient between two with one."""
     own = {piece.called.order for piece in seen.pieces}
-    runs: list[list[Called]] = [[]]
-    for called in log.called:
-        if called.order not in own:
-            runs[-1].append(called)
-        elif runs[-1]:
-            runs.append([])
-    num_rows = [sum(len(c.inputs[0]) if c.inputs and c.inputs[0].ndim else 0 for c in run) for run in runs]
-    return [_Round(len(run), num) for run, num in zip(runs, num_rows, strict=True) if run]
+    runs = [[*run] for is_own, run in groupby(log.called, key=lambda called: called.order in own) if not is_own]
+    num_rows = [sum(len(c.inputs[0]) for c in run if c.inputs and c.inputs[0].ndim) for run in runs]
+    return [_Round(len(run), num) for run, num in zip(runs, num_rows, strict=True)]
 
 
 def _count(metric: keras.metrics.Metric) -> float:

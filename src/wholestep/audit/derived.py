@@ -227,7 +227,6 @@ def _by_prediction(derived: list[Derived], factors: list[np.ndarray]) -> dict[in
 
 
 def _is_single(output: np.ndarray) -> bool:
-    """Whether a row, or a place, has one number."""
     return output.ndim < 2 or output.shape[-1] == 1
 
 

@@ -221,7 +221,6 @@ class Evidence:
 
     @cached_property
     def _derived(self) -> list[np.ndarray]:
-        """The derivatives of the loss that was meant by the outputs, by piece."""
         return [self.derivative(p, self.meant.objective, self.meant.replay.batch(p)) for p in self.update.pieces]
 
     def derivative(self, piece: Piece, objective: Any, batch: Any, change: Callable | None = None) -> np.ndarray:
@@ -309,7 +308,6 @@ class AtOutputs(Evidence):
 
 
 def _taken(piece: Piece) -> np.ndarray:
-    """Return the derivative of the loop's loss by a piece's one output."""
     return np.asarray(piece.called.derivatives[0][-1], "float64")
 
 

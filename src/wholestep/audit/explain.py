@@ -90,7 +90,6 @@ class Search:
                 self._whole(one.with_(two))
 
     def _is_possible(self, form: Form) -> bool:
-        """Whether a form can be computed of such labels and outputs."""
         try:
             return bool(np.all(np.isfinite(self.bases[0].whole(form))))
         except Exception:  # the engine's, or a loss's, of labels that are none for it
@@ -108,7 +107,6 @@ class Search:
             self._solve(Level("each microbatch", form, lambda basis: basis.parts(form), lambda basis: basis.starts))
 
     def _by_row(self) -> None:
-        """Try a coefficient for each row, where the gradients of the rows are independent."""
         most = max(sum(basis.sizes) for basis in self.bases)
         if most > MOST_ROWS or any(most + SPARE + 2 > len(basis.e.handed) for basis in self.bases):
             return
@@ -173,7 +171,6 @@ class Search:
             self._add([error], 1.0 if error.causes else 0.5 * len(numbers), made)
 
     def _assigned(self) -> None:
-        """Try for each row the label of any other."""
         rows: dict[int, np.ndarray] = {}
         for basis in self.bases:
             if (found := labels_of_others(basis.e)) is None:
@@ -197,7 +194,6 @@ class Search:
             self.found.append(Explanation(tuple(errors), cost, apart, gradients))
 
     def _by_variable(self) -> None:
-        """Try an error of single variables, with the penalty or without."""
         for is_bare in (False, True) if self.has_penalty else (False,):
             if (explained := by_variable(self.bases, self.fits, is_bare=is_bare)) is not None:
                 self._add(*explained)

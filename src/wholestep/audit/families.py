@@ -294,7 +294,6 @@ def _soft(shape: tuple[int, ...], labels: dict[str, np.ndarray]) -> Iterator[tup
 
 
 def _are_classes(y: np.ndarray, shape: tuple[int, ...]) -> bool:
-    """Whether these are whole numbers from 0 on, one for each place of outputs of this shape."""
     is_one = y.size == len(y) * int(np.prod(shape[:-1])) > 0 and y.dtype.kind in "iuf"
     return is_one and bool(np.all(y == np.round(y)) and y.min() >= 0 and y.max() < shape[-1])
 

@@ -139,8 +139,6 @@ def _rolled_along(labels: np.ndarray, by: int) -> np.ndarray:
 
 
 def _weights(num: int) -> Iterator[Form]:
-    """Yield the loss with other sample weights."""
-
     def of_rows(change: Callable[[np.ndarray], np.ndarray]) -> Callable:
         return lambda e, piece, weights: change(weights[np.where(piece.rows == PAD, 0, piece.rows)])
 
@@ -160,7 +158,6 @@ def _weights(num: int) -> Iterator[Form]:
 
 
 def _losses(replay: Port, loss: Any, width: int, labels: Any) -> Iterator[Form]:
-    """Yield other losses that take such labels, and the loss of outputs after one more function."""
     losses, objective = replay.losses, replay.objective
     if (other := losses.flipped(loss)) is not None:
         told = Error("the loss", "takes from_logits the other way", ("from_logits",))

@@ -238,7 +238,6 @@ def _line_of(error: Error, e: Evidence) -> Line | None:
 
 
 def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
-    """Return `num` updates, of as many kinds as possible, the first and the last among them."""
     kinds: dict[tuple[int, ...], list[Evidence]] = {}
     for e in evidence:
         kinds.setdefault(e.kind, []).append(e)
@@ -302,7 +301,6 @@ def _as_grads(e: Evidence, gradient: np.ndarray) -> list[np.ndarray | None]:
 
 
 def _name(e: Evidence, i: int) -> str:
-    """Return the name of the i-th number of such a vector, as `dense/kernel[2, 0]`."""
     replay = e.meant.replay
     owners = [np.full(size, j) for j, size in enumerate(replay.sizes)]
     places = [np.arange(size) for size in replay.sizes]
@@ -312,7 +310,6 @@ def _name(e: Evidence, i: int) -> str:
 
 
 def _loss(e: Evidence) -> float:
-    """Return the loss that was meant, of the rows of the update."""
     values = np.sum([(t.values * (w != 0)).sum(axis=1) for t, w in zip(e.terms, e.weights, strict=True)], axis=0)
     first = e.terms[0]
     penalty = sum(t.penalty for t in e.terms) / len(e.terms)

@@ -120,7 +120,6 @@ class Hooks:
             self.log.targets.append((shape, line_of_user(self.listener.stack())))
 
     def _mute(self, model: keras.Model, name: str) -> Callable:
-        """Return a method that runs unchanged, and records nothing."""
         method = getattr(model, name)
 
         @wraps(method)
@@ -156,7 +155,6 @@ class Hooks:
         return _as_bound(heard, method)
 
     def _check(self, check: Callable) -> Callable:
-        """Return the check of a `LossScaleOptimizer`, which records whether it skips its gradients."""
         listener = self.listener
 
         @wraps(check)
@@ -174,7 +172,6 @@ class Hooks:
         return listener.unhooked(told)
 
     def _call(self, model: keras.Model) -> Callable:
-        """Return a model's `call`, which records every forward pass."""
         call, listener = model.call, self.listener
         first = next(iter(inspect.signature(call).parameters), "inputs")
 
@@ -235,7 +232,6 @@ class Hooks:
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 
     def _apply(self, apply: Callable) -> Callable:
-        """Return the optimizers' `apply`, which records every step that moves a parameter of the model."""
         listener = self.listener
 
         @wraps(apply)
@@ -328,7 +324,6 @@ def _in_part(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
-    """Cut a flat list into parts as long as the groups."""
     rest, parts = list(values), []
     for group in groups:
         parts.append(rest[: len(group)])

@@ -376,7 +376,6 @@ def _accumulated(found: list[Step]) -> list[Step]:
 
 
 def _summed(grads: list[list[np.ndarray | None]], divisor: int) -> list[np.ndarray | None]:
-    """Return sums, parameter by parameter, divided by a number."""
     if len(grads) == 1:
         return [None if g is None else g / divisor for g in grads[0]] if divisor > 1 else grads[0]
     by_parameter = [[np.asarray(g, "float64") for g in each if g is not None] for each in zip(*grads, strict=False)]

@@ -88,7 +88,6 @@ def _drawn(draw: Callable[[Any], tuple[str, str]], height: float) -> Picture:
 
 
 def _bare(axes: Any, x: str, y: str = "") -> None:
-    """Name the axes, and leave out what shows no number."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)

@@ -265,7 +265,6 @@ class Port(ABC):
         return leaf[:, : piece.called.outputs[0].shape[1]] if piece.called.outputs[0].ndim > 1 else leaf
 
     def _packed(self, inputs: list) -> Tree:
-        """Return the leaves of an input in the structure of the data."""
         leaves = iter(inputs)
         return tree.map_leaves(lambda _: next(leaves), self.data[0])
 

@@ -95,13 +95,11 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
 
 
 def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
-    """Return pieces with these of their rows as padding."""
     parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
     return [Piece(p.called, np.where(part, PAD, p.rows)) for p, part in zip(pieces, parts, strict=True)]
 
 
 def _real(pieces: list[Piece]) -> list[Piece]:
-    """Return the pieces that have rows of the data."""
     return [piece for piece in pieces if np.any(piece.rows != PAD)]
 
 
@@ -201,7 +199,6 @@ def without_void(updates: list[Update]) -> list[Update]:
 
 
 def _is_void(one: Update, two: Update) -> bool:
-    """Whether the first step changed the weights and the change was discarded before the second."""
     old, new = one.applied, two.applied
     is_again = all_same(in_part(old.params), in_part(new.params)) and all_same(old.slots, new.slots)
     return is_again and not all_same(in_part(old.params), in_part(old.params_after))

@@ -23,7 +23,7 @@ _PULLED = Observed()
 
 
 class Replay(Port):
-    """A Keras model as a function of recorded values; `Port` says of each method what it returns."""
+    """A Keras model as a function of recorded values; its methods are those of the port."""
 
     framework = "Keras"
     evaluating = "call the model with `training=False`"
@@ -239,7 +239,6 @@ class Replay(Port):
         return self.gradient(piece, _PULLED, batch, np.ones((1, len(piece.called.inputs[0]))), training=training)
 
     def _sums(self, objective: Objective, batch: Any, training: bool, num: int) -> Tensor:
-        """Return the values times weights of every row, by term: (terms, rows)."""
         terms = checked(read(objective(self.model, batch, training), {}).terms, num)
         return ops.stack([_by_row(term, num)[0] for term in terms.values()])
 

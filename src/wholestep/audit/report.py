@@ -175,7 +175,6 @@ class Report:
         return f'<div class="ws-audit">{"".join(parts)}</div>'
 
     def _lists(self) -> list[tuple[str, list[str]]]:
-        """Return the lists of the report that are not empty, with their titles."""
         every = ("Taken as meant", self.taken), ("Notes", self.notes), ("Not looked at", self.unseen)
         return [(title, lines) for title, lines in every if lines]
 
@@ -196,7 +195,6 @@ class Report:
 
 
 def _plain(value: Any) -> Any:
-    """Return JSON: None for numbers that are not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -95,7 +95,6 @@ def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None
 
 
 def _alike(windows: Windows) -> str:
-    """Return a note if all replicas get the same rows in all updates; "" if they do not."""
     num = [len({piece.called.replica for piece in u.pieces}) for u in windows.updates]
     same = [len({piece.rows.tobytes() for piece in u.pieces}) == 1 < len(u.pieces) for u in windows.updates]
     if not num or min(num) < 2 or not all(same) or len(windows.updates) < 2:
@@ -254,7 +253,6 @@ def _are_shaped(leaves: list[np.ndarray], given: list[np.ndarray]) -> bool:
 
 
 def _share(rows: Rows, pieces: list[Piece]) -> float:
-    """Return the share of the model's input rows that are rows of these data."""
     if not _are_shaped(rows.leaves, pieces[0].called.inputs):
         return 0.0
     held = np.concatenate([rows.find(piece.called.inputs) for piece in pieces])

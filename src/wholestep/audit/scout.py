@@ -158,7 +158,6 @@ class Scout:
         return not (may_lack and calls_later(USING, self._imported))
 
     def _depth(self) -> int:
-        """Return the number of nested layer calls in this thread."""
         return int(vars(self._here).get("depth", 0))
 
     def _called(self, call: Callable) -> Callable:
@@ -221,7 +220,6 @@ class Scout:
             self._note(loss, f"{loss.__name__} of {call.function.__code__}", call.given[place], None, is_own=True)
 
     def _look_beside(self, inputs: list[Any]) -> None:
-        """Record the tensors that the script names beside a batch: the labels may be among them."""
         for name, value in of_batch(inputs).items() if inputs else ():
             if not self._listener.blind([value]):
                 self._listener.tell(partial(self._told, "beside", name, Asked(None)), [value])
@@ -263,8 +261,6 @@ class Scout:
         self.cut |= {id(source): source for source in missing}
 
     def _read(self, result: Callable) -> Callable:
-        """Return a metric's `result`, which counts its calls."""
-
         @wraps(result)
         def read(metric: Any) -> Any:
             self.num_read[id(metric)] += 1
@@ -275,8 +271,6 @@ class Scout:
         return self._listener.unhooked(read)
 
     def _lost(self, call: Callable) -> Callable:
-        """Return a loss's call, which records labels and weights."""
-
         @wraps(call)
         def lost(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             self._note(loss, f"{type(loss).__name__} {loss.get_config()}", y_true, sample_weight)

@@ -183,7 +183,6 @@ class _Data:
         return assembled(len(x[0]), pairs, fill), f"the {what}s that the loss was given"
 
     def _labels(self, x: list[np.ndarray]) -> tuple[np.ndarray, str]:
-        """Return (labels by row, their name)."""
         y, name = self._given("label", x)
         if y is not None:
             return y, name
@@ -289,7 +288,6 @@ def nested(watched: Watched, x: list[np.ndarray]) -> Tree:
 
 
 def _are_weights(values: np.ndarray) -> bool:
-    """Whether an array may hold the weights of its rows."""
     return values.size == len(values) and values.dtype.kind == "f" and bool(values.min() >= 0 < values.max())
 
 
@@ -387,7 +385,6 @@ def _united(known: tuple, more: tuple) -> tuple:
 
 
 def _pass(dataset: Any, until: float) -> tuple | None:
-    """Return the batches of one pass, joined."""
     num, parts = 0, []
     seen: set[int] = set()
     for batch in (dataset[i] for i in range(len(dataset))) if not is_stream(dataset) else dataset:

@@ -314,7 +314,6 @@ def _innermost(module: ast.Module, number: int) -> Function:
 
 
 def _called(module: ast.Module, home: Function, number: int) -> Iterator[Function]:
-    """Yield the file's functions that this line calls: a traced step shows no other line."""
     names = set()
     for node in _own(home):
         if isinstance(node, ast.Call) and node.lineno <= number <= (node.end_lineno or 0):
@@ -323,7 +322,6 @@ def _called(module: ast.Module, home: Function, number: int) -> Iterator[Functio
 
 
 def _own(function: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, without the functions inside of it."""
     for node in ast.iter_child_nodes(function):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             yield node
@@ -352,7 +350,6 @@ def _tapes(block: ast.With) -> set[str]:
 
 
 def _of(call: ast.Call) -> str:
-    """Return the name of the tape whose gradient a call takes."""
     return getattr(getattr(call.func, "value", None), "id", "")
 
 
@@ -389,6 +386,5 @@ def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
 
 
 def _names(given: ast.Assign | ast.AugAssign | ast.AnnAssign) -> set[str]:
-    """Return the names that get a value."""
     targets = given.targets if isinstance(given, ast.Assign) else [given.target]
     return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}

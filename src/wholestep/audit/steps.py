@@ -1,7 +1,7 @@
 """The stages of the optimizer step and of the moves between two: counts, slots, learning rates, written weights."""
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from statistics import mean
 from typing import Any
 
@@ -111,7 +111,6 @@ def _is_alike(one: Applied, two: Applied) -> bool:
 
 
 def _goes_on(one: Applied, two: Applied) -> bool:
-    """Whether another optimizer of the same kind continues with the weights of the optimizer before."""
     is_alike = [v.shape for v in one.slots_after] == [v.shape for v in two.slots_after]
     return is_alike and all_same(in_part(one.params_after), in_part(two.params))
 
@@ -156,12 +155,9 @@ def anew_in_each_pass(seen: Windows) -> Iterator[str]:
     """Yield a note if the learning rate moves within a pass over the data, and begins anew at the next."""
     if seen.is_by_hand and not seen.is_rated:
         return
-    passes: dict[int, list[float]] = {}
-    for update in seen.updates:
-        if update.pieces:
-            number, _ = seen.place[update.pieces[0].called.order]
-            passes.setdefault(number, []).append(update.applied.learning_rate)
-    first, *others = passes.values() if passes else [[]]
+    updates = [update for update in seen.updates if update.pieces]
+    cut = groupby(updates, key=lambda update: seen.place[update.pieces[0].called.order][0])
+    first, *others = [[update.applied.learning_rate for update in each] for _, each in cut] or [[]]
     same = FINE.fits * max(first, default=0.0)
     alike = [all(abs(a - b) <= same for a, b in zip(first, other, strict=False)) for other in others]
     if others and all(alike) and min(len(first), len(others[0])) > 2 and np.ptp(first) > FINE.differs * max(first):
@@ -244,7 +240,6 @@ def _inside(updates: list[Update]) -> Iterator[Finding]:
 
 
 def _states(update: Update) -> list[list[np.ndarray]]:
-    """Return the weights of an update's forward passes, and those at the beginning of its step."""
     called = [in_part(piece.called.params) for piece in update.pieces if piece.called.is_whole]
     return [*called, in_part(update.applied.params)]
 
@@ -334,7 +329,6 @@ class Losses:
 
 
 def _real(one: tuple[Evidence, int]) -> np.ndarray:
-    """Return of each row of a forward pass whether it is one of the data."""
     e, i = one
     return e.update.pieces[i].rows != PAD
 

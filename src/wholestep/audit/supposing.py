@@ -238,7 +238,6 @@ def _of_inputs(x: Tree) -> dict[str, np.ndarray]:
 
 
 def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[Supposed]:
-    """Yield the losses of several outputs, each with an array of labels."""
     labels, called = meaning.beside.items(), {type(loss) for loss in meaning.called}
     heads: list[list[tuple[str, Any, Any]]] = []
     for i, out in enumerate(outputs):

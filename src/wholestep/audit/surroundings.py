@@ -227,7 +227,6 @@ class FrozenNumbers:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function, and of the functions inside of it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -244,6 +243,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_of_script(value: Any) -> bool:
-    """Whether it is an object of a class of the script."""
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     return file is not None and hasattr(value, "__dict__") and is_of_user(file)

@@ -150,7 +150,6 @@ def _shares(replay: Port, objective: Any, updates: list[Update], before: list[np
 
 
 def _first(replay: Port, before: list[np.ndarray]) -> Piece:
-    """Return a forward pass on the first rows of the data, as none was seen."""
     inputs = [np.asarray(leaf)[:NUM_ROWS] for leaf in tree.leaves(replay.data[0])]
     now = replay.values()
     return Piece(Called(0, inputs, [], before, now.buffers if now else [], True, None), np.arange(len(inputs[0])))
@@ -213,7 +212,6 @@ def lost_statistics(replay: Port, now: Values, updates: list[Update]) -> Iterato
 
 
 def _averaged(now: list[np.ndarray], updates: list[Update]) -> Iterator[Finding]:
-    """Yield the finding on final weights that differ from the last update."""
     *states, last = (*(as_vector(u.applied.params) for u in updates), as_vector(updates[-1].applied.params_after))
     decay, by_update = _decayed(as_vector(now), states, last)
     if by_update <= FINE.differs:

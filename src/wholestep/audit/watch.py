@@ -203,7 +203,6 @@ def case(
 
 
 def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
-    """Return (x, y, sample_weight) as copies."""
     if not isinstance(model, keras.Model):
         must, attempt = "The audit needs a Keras model.", "ws.audit(model, data=(x, y))."
         raise SpecificationError(message(must, type(model).__name__, attempt))
@@ -287,7 +286,6 @@ def _run(audit: Callable, train: Callable, model: keras.Model, data: Any, num_up
 
 
 def _giver(model: keras.Model, optimizer: keras.optimizers.Optimizer | None) -> Callable[[], None]:
-    """Return a function that restores model and optimizers as they are now."""
     optimizers = [o for o in (getattr(model, "optimizer", None), optimizer) if o is not None]
     built = [o for o in optimizers if o.built]
     variables = [*model.variables, *(v for o in built for v in o.variables)]
@@ -348,7 +346,6 @@ def _names(cause: Found) -> set[str]:
 
 
 def _settled(cause: Found, other: Found, names: set[str], probe: str) -> Found:
-    """Return a cause by a name that it shares with the fault on other rows."""
     first = cause.name if cause.name in names else min(names)
     twins, gone = sorted(names - {first}), sorted(_names(cause) - names)
     detail = f"A call on {probe} tells it from: {', '.join(gone)}." if gone else cause.detail

@@ -273,7 +273,6 @@ def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
 
 
 def _found(called: list[Called], rows: Rows) -> list[Piece]:
-    """Return the forward passes on rows; a replica may have none."""
     filled = [event for event in called if event.inputs and event.inputs[0].shape[:1] != (0,)]
     return [Piece(event, rows.find(event.inputs)) for event in filled]
 
