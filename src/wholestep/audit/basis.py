@@ -233,10 +233,7 @@ def factors_of_rows(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def derivatives(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the derivatives by the outputs of the loop's loss and of the meant loss; None if another part counts.
-
-    Then the model, the tape and the variables are right, and the fault is in the loss.
-    """
+    """Return the derivatives by the outputs of the loop's loss and of the meant one; None if another part counts."""
     found = [e] if isinstance(e, AtOutputs) else narrowed([e])
     return None if found is None else (found[0].handed, found[0].reference)
 

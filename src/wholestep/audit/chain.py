@@ -76,10 +76,7 @@ def _made(models: list[Watched]) -> set[bytes]:
 
 
 def joined(models: list[Watched]) -> list[Watched]:
-    """Return the models, with a chain in place of two models that are trained together.
-
-    Two are, if every differentiated pass through the second model is on outputs of the first.
-    """
+    """Return the models, with a chain in place of two, if the second is trained on outputs of the first alone."""
     for one, two in permutations([each for each in models if each.log.applied], 2):
         made = _joined(one, two)
         if made is not None:

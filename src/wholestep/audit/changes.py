@@ -30,11 +30,7 @@ class _Way(NamedTuple):
 
 
 def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> tuple[list[Error], float, _Gradients] | None:
-    """Return (errors of single variables, their cost, the gradients that they make), if all is explained by some.
-
-    Args:
-        is_bare: whether the model's own losses are left out as well.
-    """
+    """Return (errors of single variables, cost, gradients), if they explain all; `is_bare`: without the penalty."""
     cut = [basis.e.cut(basis.e.handed) for basis in bases]
     of = [basis.e.cut(basis.e.reference - (basis.e.penalty if is_bare else 0)) for basis in bases]
     names = list(cut[0])
@@ -165,11 +161,7 @@ def _centred(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float, power: int = 1) -> float:
-    """Return the largest distance from the candidates, some of them shortened to one length that none exceeds.
-
-    Args:
-        power: of the candidate's length by which it is divided.
-    """
+    """Return the largest distance from candidates cut to one length; `power`: of the length, by which is divided."""
     worst = 0.0
     lengths: list[float] = []
     whole: list[float] = []
@@ -190,11 +182,7 @@ def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: floa
 
 
 def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
-    """Yield the finding on gradients that are clipped otherwise than by the optimizer that was meant, or not at all.
-
-    Args:
-        everything: updates whose gradients are right, except for a clip.
-    """
+    """Yield the finding on right gradients that are clipped otherwise than by the meant optimizer, or not at all."""
     bounds = clips_of(optimizer)
     if not any(bounds) or not everything or everything[0].meant.replay.is_in_part:
         return

@@ -297,11 +297,7 @@ def clipped_in_turn(bases: list[Basis]) -> Iterator[Said]:
 
 
 def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False) -> tuple[str, ...]:
-    """Return the field's names for these factors of the rows, the likeliest first.
-
-    Args:
-        is_of_last: whether the rows of the pass before the last are left out of every update.
-    """
+    """Return the field's names for these factors; `is_of_last`: rows of the pass before the last are in no update."""
     tables = [_known(basis, bases, is_of_last) for basis in bases]
     used = [basis.counts["the row's own weight"] > 0 for basis in bases]
     if is_of_last:

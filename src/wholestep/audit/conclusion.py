@@ -127,11 +127,7 @@ def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]
 
 
 def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
-    """Return the case by the loss that is meant, or by the first loss that explains the gradients, and its verdict.
-
-    Args:
-        ended: the model's values after the script; None if it was ended before its last line.
-    """
+    """Return the case by the loss that is meant, or by the first loss that explains the gradients, and its verdict."""
     why, known = why_unknown(meaning), list[tuple[Case, Verdict]]()
     for supposed in stated(meaning):
         try:
@@ -173,12 +169,7 @@ class UnfitError(Exception):
 
 
 def _tried(meaning: Meaning, supposed: Supposed, ended: Values | None) -> tuple[Case, Verdict]:
-    """Return the case by this loss and its verdict.
-
-    Raises:
-        UnfitError: the loss cannot be computed of these labels and the model's outputs.
-        UnknownError: the loss is known, and the data are not enough for it.
-    """
+    """Return the case by this loss and its verdict; `UnfitError` if the loss takes no such labels and outputs."""
     try:
         made = _case(meaning, supposed, ended)
         return made, made.judge()

@@ -149,10 +149,8 @@ def _over_places(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
             return
     for axis in range(1, derived[0].output.ndim - 1):
         if all(_is_flat(each.derivative, axis) for each in derived):
-            told = (
-                f"The loss is the same if a number is added to all outputs along axis {axis}, as after a softmax over "
-            )
-            yield Likely(f"{told}it. The classes are the last axis: `axis=-1` is meant.")
+            told = f"The loss is the same if a number is added to all outputs along axis {axis}, as after a softmax "
+            yield Likely(f"{told}over it. The classes are the last axis: `axis=-1` is meant.")
             return
 
 
@@ -164,12 +162,9 @@ def normalised(derived: list[Derived]) -> Iterator[str]:
     """
     moved = [(each.output * each.derivative, each.derivative) for each in derived if each.output.ndim == 2]
     if moved and all(_is_flat(m, 0) and not _is_flat(m, 1) and not _is_flat(d, 0) for m, d in moved):
-        told = (
-            "The loss is the same if one of the outputs is multiplied by a number in all rows of a batch: outputs are "
-        )
-        yield Likely(
-            f"{told}divided by their length over the rows (`axis=0`), and not by that of each row (`axis=-1`)."
-        )
+        told = "The loss is the same if one of the outputs is multiplied by a number in all rows of a batch: outputs "
+        told += "are divided by their length over the rows (`axis=0`), and not by that of each row (`axis=-1`)."
+        yield Likely(told)
 
 
 def _is_flat(derivative: np.ndarray, axis: int) -> bool:

@@ -209,9 +209,8 @@ class Evidence:
         if self.meant.is_by_outputs is None and self.is_plain:
             parts = self.taken() if not self.meant.replay.has_losses else []
             factors = least(parts, self.handed)[0] if parts else np.zeros(0)
-            is_made = (
-                bool(parts) and distance(self.handed, factors @ np.stack(parts)) <= self.meant.replay.tolerance.fits
-            )
+            fits = self.meant.replay.tolerance.fits
+            is_made = bool(parts) and distance(self.handed, factors @ np.stack(parts)) <= fits
             self.meant.is_by_outputs = is_made
         return self.is_plain and bool(self.meant.is_by_outputs)
 
@@ -267,12 +266,7 @@ class Evidence:
 
 
 class AtOutputs(Evidence):
-    """An update as derivatives by the outputs of all its pieces: no form of a loss needs a backward pass.
-
-    Args:
-        of: the same update as gradients.
-        factors: by which the pieces' derivatives count in its gradient.
-    """
+    """An update as derivatives by its outputs, times `factors`: no form of a loss needs a backward pass."""
 
     def __init__(self, of: Evidence, factors: np.ndarray):
         vars(self).update({name: value for name, value in vars(of).items() if name not in _MADE})

@@ -250,12 +250,7 @@ class Softened(NamedTuple):
 def softened(
     rows: np.ndarray, outputs: np.ndarray, derivative: np.ndarray, labels: dict[str, np.ndarray]
 ) -> Iterator[Softened]:
-    """Yield the sums of two cross entropies of these logits that have this derivative: of classes, and of soft labels.
-
-    Args:
-        rows: the rows of the data of which the outputs are.
-        labels: the arrays that may be the classes, or the outputs of a teacher, by name; a row for each of the data.
-    """
+    """Yield the sums of cross entropies of classes and of soft labels that have this derivative by these logits."""
     shape, width = outputs.shape[1:], outputs.shape[-1]
     if width < _FEWEST or max(map(len, labels.values()), default=0) * outputs[0].size > _MOST_NUMBERS:
         return
@@ -274,10 +269,8 @@ def softened(
                 told = f"{one:.3g} times the cross entropy of {name}, and {two * divisor:.3g} times that of {teacher}"
                 told += f" by the outputs / {divisor:g}"
             if own > 1.0 != own / divisor:  # below 1 labels are sharpened, which is meant
-                note = (
-                    f"The soft labels are {teacher}, and the loss takes the outputs / {divisor:g}: one temperature is "
-                )
-                note = Likely(f"{note}meant for both.")
+                note = f"The soft labels are {teacher}, and the loss takes the outputs / {divisor:g}: one temperature "
+                note = Likely(f"{note}is meant for both.")
             yield Softened(
                 Soft(one, two * divisor, divisor, name=told), np.concatenate(both, -1).astype("float32"), note
             )

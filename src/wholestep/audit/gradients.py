@@ -145,11 +145,7 @@ def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence])
 def _searched(
     meant: Meant, chosen: list[Evidence], seen_as: Sequence[Evidence], everything: list[Evidence]
 ) -> tuple[list[Explanation], str]:
-    """Return the same of one search, by its stages.
-
-    Args:
-        seen_as: the chosen updates as gradients, or as derivatives by the outputs.
-    """
+    """Return the same of one search, on updates `seen_as` gradients or as derivatives by the outputs."""
     search, fitting = Search(meant, seen_as), list[Explanation]()
     without = max(e.without for e in chosen)
     for i, (attempt, enough) in enumerate(search.stages()):
@@ -250,11 +246,7 @@ HIDDEN = 0.05  # a step that is closer to another, relative to its length, hardl
 
 
 def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
-    """Return the three columns of an update: the gradient's length, the loss, and three weights after the step.
-
-    Args:
-        changed: the gradient of the reference with the fault, as `Evidence` has gradients; None if there is none.
-    """
+    """Return the three columns of an update: the gradient's length, the loss, and three weights after the step."""
     columns = [e.handed, e.reference, np.full_like(e.handed, np.nan) if changed is None else changed]
     lines = [Number("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
     lines.append(Number("loss of the update", np.nan, _loss(e), np.nan))

@@ -314,11 +314,7 @@ def _as_bound(function: Callable, method: Any) -> Callable:
 
 
 def _in_part(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor, of a large one its entries at some places: no more leaves the program.
-
-    Args:
-        shape: of the tensor's variable; a traced sparse gradient may not have it.
-    """
+    """Return a tensor, of a large one its entries at some places; a traced sparse gradient may not have its shape."""
     chosen = places(int(np.prod(shape)))
     return value if chosen is None else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
 

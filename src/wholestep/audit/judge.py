@@ -237,10 +237,8 @@ class Case:
         verdict.check("the outputs of a batch", across, [c.outputs[0] for c in self.log.called if len(c.outputs) == 1])
         verdict.add(modes.findings())
         if modes.unlike:
-            told = (
-                f"the outputs of updates {some(modes.unlike, 6)} are not those of the model in either mode: what comes"
-            )
-            verdict.unseen.append(f"{told} after them (draws outside of its seeds? code outside of the model?)")
+            told = f"the outputs of updates {some(modes.unlike, 6)} are not those of the model in either mode: what "
+            verdict.unseen.append(f"{told}comes after them (draws outside of its seeds? code outside of the model?)")
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
         bare = [replace(u, pieces=[]) if u.number in seen.stale else u for u in steps]
         is_own = bool(bare) and all(u.applied.optimizer == id(self.optimizer) for u in bare)
@@ -359,9 +357,7 @@ class Case:
             verdict.unseen.append(_NO_PASS)
             verdict.add(self._left_out(replay, seen))
         elif seen.updates and not num:
-            told = (
-                "the updates: the model's inputs are no rows of `data`, bit for bit (changed on the way to the model?)"
-            )
+            told = "the updates: the model's inputs are no rows of `data`, bit for bit (changed on their way to it?)"
             near = verdict.look("the inputs", lambda: [beside(rows, seen.pieces)])
             verdict.add(altered(rows, [np.asarray(y) for y in tree.leaves(self.data[1])], seen.pieces))
             verdict.unseen.append("".join([told, *map(str, near)]))

@@ -148,11 +148,8 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         try:
             return _AsCompiled(model, loss, x, y)
         except (TypeError, ValueError, KeyError) as error:
-            must, attempt = (
-                "Several losses must fit the model's outputs and the labels, as in compile.",
-                "one for each.",
-            )
-            raise SpecificationError(message(must, f"{loss}: {error}", attempt)) from error
+            must = "Several losses must fit the model's outputs and the labels, as in compile."
+            raise SpecificationError(message(must, f"{loss}: {error}", "one for each.")) from error
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     if isinstance(loss, keras.losses.Loss):

@@ -339,11 +339,8 @@ def by_hand(seen: Windows, framework: str) -> list[str]:
     rates = [u.applied.learning_rate for u in seen.updates]
     least, most = min(rates), max(rates)
     same = f"{most:.4g} times the gradient in each"
-    told = (
-        same
-        if most - least <= FINE.differs * most
-        else f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
-    )
+    others = f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
+    told = same if most - least <= FINE.differs * most else others
     told = f", here {told}{seen.rule.told}" if seen.rule is not None else ""
     note = [seen.rule.note] if seen.rule is not None and seen.rule.note else []
     return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *note]

@@ -205,12 +205,7 @@ def _is_drawn(lists: list[list[int]], num_rows: int) -> bool:
 
 
 def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> Iterator[Finding]:
-    """Yield the finding on inputs that are not rows of the data: in another order, labels among them, or scaled.
-
-    Args:
-        labels: the leaves of the data's labels.
-        pieces: forward passes, none of them on rows of the data alone.
-    """
+    """Yield the finding on inputs that are no rows of the data: in another order, labels among them, or scaled."""
     shapes = [leaf.shape[1:] for leaf in pieces[0].called.inputs] if pieces else []
     looked = [piece for piece in pieces if [leaf.shape[1:] for leaf in piece.called.inputs] == shapes][:NUM_LOOKED]
     if not looked or len(shapes) != len(rows.leaves):

@@ -200,10 +200,8 @@ class Scout:
         """Return a model's record in a loop, by default in the one that runs here."""
         loop = loop or self.loop
         if id(model) not in loop.watched:
-            log, logs = (
-                Log(room(model), is_stateless=keras.backend.backend() == "jax"),
-                self._logs.setdefault(id(model), []),
-            )
+            log = Log(room(model), is_stateless=keras.backend.backend() == "jax")
+            logs = self._logs.setdefault(id(model), [])
             now = None if logs else values(model)  # None in a trace; an engine's callback could wait for ever
             like = next((each.like for each in self.watched if each.model is model), None)
             watched = Watched(model, log, now.params if now else [], like, logs)

@@ -75,15 +75,7 @@ class Labels(NamedTuple):
 
 
 def search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
-    """Return (x, y) or (x, y, sample_weight), and note in the meaning how they were found.
-
-    Args:
-        calls: the forward passes of which a gradient may have been taken.
-        labels: the labels of the losses after them.
-
-    Raises:
-        UnknownError: they cannot be found.
-    """
+    """Return (x, y) or (x, y, sample_weight), and note in the meaning how they were found, or raise `UnknownError`."""
     unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
     beside = {name: list(labels_of(calls, meaning.watched.log.called, each)) for name, each in loop.beside.items()}
     named = {name: {each.called.order: each.label for each in own} for name, own in beside.items()}

@@ -237,11 +237,7 @@ class LossCall(NamedTuple):
 
 
 def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | None:
-    """Return the user's function of the model's outputs whose gradient is taken, of the line that calls the model.
-
-    Args:
-        names: the values of the names in the function that calls the model.
-    """
+    """Return the user's function of the model's outputs whose gradient is taken; `names`: of the caller, by name."""
     line = line_of_loss(called)
     if called is None or line is None or (module := _parsed(called.file)) is None:
         return None

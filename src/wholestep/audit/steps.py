@@ -47,11 +47,7 @@ def scheduled(learning_rate: Any) -> Schedule:
 
 
 def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
-    """Yield the findings on the optimizer steps.
-
-    Args:
-        schedule: the learning rate that is meant, by the number of the update from 0; None if it is not known.
-    """
+    """Yield the findings on the optimizer steps; `schedule`: the rate that is meant, by update, from 0."""
     twice = repeated(updates)
     by_name: dict[str, list[Update]] = {}
     for a, b in pairwise(updates):
@@ -166,11 +162,7 @@ def anew_in_each_pass(seen: Windows) -> Iterator[str]:
 
 
 def accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:
-    """Yield the finding on sums of microbatches that the optimizer accumulates once more.
-
-    Args:
-        steps: all calls of the optimizer.
-    """
+    """Yield the finding on sums of microbatches that the optimizer, in all its calls, accumulates once more."""
     num = max((step.accumulates for step in steps), default=1)
     own = [u for u in seen.updates if len({piece.called.replica for piece in u.pieces}) == 1]
     size = min((len(u.pieces) // num for u in own), default=0)
@@ -188,11 +180,7 @@ def idle(seen: Windows) -> Iterator[Finding]:
 
 
 def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
-    """Yield the findings on weights that moved by no optimizer step.
-
-    Args:
-        decay: the optimizer's own weight decay, if it has one.
-    """
+    """Yield the findings on weights that moved by no optimizer step; `decay`: the optimizer's own."""
     updates = [u for u in updates if u.applied.is_whole]
     lost: list[tuple] = []
     moved: list[tuple] = []
@@ -255,11 +243,7 @@ def _shrunk(one: list[np.ndarray], two: list[np.ndarray]) -> float:
 
 
 def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str:
-    """Return what replaced the weights after an update: earlier ones, an average of some, or a cut; "" if none fits.
-
-    Args:
-        new: the weights, as `in_part` has them.
-    """
+    """Return what replaced the weights after an update: earlier ones, an average of some, or a cut; "" if none fits."""
     number = [u is before for u in updates].index(True) + 1
     states = [in_part(u.applied.params) for u in updates[:number] if u.applied.is_whole]
     vectors = np.stack([as_vector(state) for state in [*states, in_part(before.applied.params_after)]])
@@ -334,11 +318,7 @@ def _real(one: tuple[Evidence, int]) -> np.ndarray:
 
 
 def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> Iterator[Finding]:
-    """Yield the finding on printed losses: one number for each pass, or for the last.
-
-    Args:
-        is_whole: whether the evidence is of all updates that the loop made.
-    """
+    """Yield the finding on printed losses, of each pass or the last; `is_whole`: whether the evidence has all updates."""
     if not evidence or not is_whole:
         yield "The printed loss is not judged: not all updates could be computed again."
         return

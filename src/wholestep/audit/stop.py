@@ -46,11 +46,7 @@ class Limit:
         self.reports.append((report, log))
 
     def listener(self, entered: Any = None) -> Any:
-        """Return a listener that ends the loop at the limit.
-
-        Args:
-            entered: an engine's listener that was entered elsewhere: several hooks may share it.
-        """
+        """Return a listener that ends the loop at the limit, perhaps by one of an engine that was entered elsewhere."""
         from wholestep.engines import listener  # Keras is imported when there is a loop
 
         return _Counting(listener() if entered is None else entered, self, is_entered=entered is not None)

@@ -55,11 +55,7 @@ def _trained(loop: Loop) -> list[Watched]:
 
 
 def inquire(loop: Loop, watched: Watched) -> Meaning:
-    """Return the intention of a loop that trains a model.
-
-    Raises:
-        UnknownError: it cannot be found.
-    """
+    """Return the intention of a loop that trains a model, or raise `UnknownError`."""
     model, log = watched.model, watched.log
     loss, asked, told = _loss(model, loop)
     calls = [c for c in log.called if c.differentiated is not False]

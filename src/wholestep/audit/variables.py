@@ -40,14 +40,7 @@ def left_out(
     is_thawed: bool = False,
     has_others: bool = False,
 ) -> Iterator[Finding]:
-    """Yield the findings on trainable variables that no optimizer step moves.
-
-    Args:
-        steps: all recorded steps.
-        before: the weights when the loop began.
-        is_thawed: whether the loop itself has set them to be trained.
-        has_others: whether other optimizers made steps too.
-    """
+    """Yield the findings on trainable variables that no step moves; `is_thawed`: the loop itself has set them so."""
     whole = [step for step in steps if step.is_whole] or [u.applied for u in updates if u.applied.is_whole]
     names, num = replay.names, len(replay.names)
     if len(before) != num:  # the model was not built
@@ -98,11 +91,7 @@ def _is_meant(replay: Port, steps: list[Applied], missing: list[int], i: int) ->
 
 
 def frozen(replay: Port, objective: Any, updates: list[Update], has_others: bool) -> Iterator[Finding]:
-    """Yield the finding on variables that are set to be frozen, and move against their gradient all the same.
-
-    Args:
-        has_others: whether other optimizers made steps too, which may train such variables on purpose.
-    """
+    """Yield the finding on variables that are set to be frozen, and move against their gradient all the same."""
     pieces = [piece for u in updates for piece in u.pieces if piece.called.is_whole and piece.is_known]
     names: list[str] = []
     shares: list[float] = []
@@ -134,10 +123,7 @@ def _cosine(replay: Port, objective: Any, i: int, moved: tuple[Piece, Piece]) ->
 
 
 def _shares(replay: Port, objective: Any, updates: list[Update], before: list[np.ndarray]) -> np.ndarray:
-    """Return the length of each variable's gradient as a share of the whole; NaN if it cannot be computed.
-
-    The gradient is of the sum over rows, and of the model's own losses as often.
-    """
+    """Return the length of each variable's gradient of a sum over rows as a share of the whole; NaN if not known."""
     piece = next((piece for u in updates if u.is_known for piece in u.pieces), None) or _first(replay, before)
     try:
         batch = replay.batch(piece)
@@ -174,12 +160,7 @@ NUM_KEPT = 300  # updates and microbatches whose weights may be averaged
 
 
 def ends(replay: Port, before: list[np.ndarray], now: Values, seen: Windows) -> Iterator[Finding]:
-    """Yield the findings on the values that the loop left in the model.
-
-    Args:
-        before: the trainable weights when the loop began.
-        now: all values after it.
-    """
+    """Yield the findings on the values that the loop left in the model; `before`: the weights when it began."""
     whole = [u for u in seen.updates if u.applied.is_whole and u.pieces and u.is_known]
     is_alike = whole and len(now.params) == len(before) == len(whole[0].pieces[0].called.params)
     if not is_alike or seen.is_by_hand or len(whole) < len(seen.updates):  # the last update is not known
