@@ -59,12 +59,8 @@ class Found:
         name: of the cause; "not known" for a difference that none reproduces.
         stage: where the loop first differs from the update that was meant.
         explanation: the fault, in a sentence.
-        fix: the code to write instead.
         without: the relative distance of the loop's numbers from the reference's.
         with_change: their distance from the reference with this fault; NaN if the fault is not known.
-        line: the user's line where it happens.
-        updates: the numbers of the updates that show it.
-        detail: further measurements.
         proof: the numbers of one update, three times; None where there are none to show.
         twins: other causes that reproduce the same numbers.
     """

@@ -142,13 +142,9 @@ class Case:
     """The input of a verdict.
 
     Args:
-        port: of the model's framework.
         data: (x, y, sample_weight) as they were when the loop began.
         schedule: the learning rate that is meant, if it is known.
-        before: the model's weights when the loop began.
-        optimizer: the meant optimizer, if it is known.
         is_told: whether the user passed it.
-        supposed: the name of the loss, if it is supposed.
         is_called: whether the script calls this loss, or these losses.
         is_late: whether the log begins where more variables were set to be trained.
         ended: the model's values after the loop; None if it was ended early, or they are not known.

@@ -80,7 +80,6 @@ class Applied:
         clips: the optimizer's bounds, of each gradient's norm, of the norm of all and of each number; 0 for none.
         built: the model's parameters that the optimizer has slots of, by index.
         lost: the parameters that were handed over with None for a gradient, by index.
-        kind: the class of the optimizer.
         setting: all else that a port needs to make it again.
     """
 

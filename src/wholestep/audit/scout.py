@@ -51,9 +51,7 @@ class Scout:
         imported: the names of modules that are not the script's, though they may not be of a library.
 
     Attributes:
-        loops: the loops, by their lines, in the order of their first calls.
         cut: the sources of a gradient that was taken, and there was none, by their ids.
-        num_read: how often a metric was read, by its id.
         metrics: the metrics that were read outside of `fit`, by their ids.
         num_warm_up: the updates outside of all loops, of models that a loop trains.
         outdated: by the id of a model, the use that was made of it without its trained weights.
@@ -97,13 +95,15 @@ class Scout:
                 stack.enter_context(replaced(model, name, self._fitting(getattr(model, name))))
             for name in USING:
                 stack.enter_context(replaced(model, name, self._using(getattr(model, name))))
-            stack.enter_context(replaced(loss, "__call__", self._lost(loss.__call__)))
+            stack.enter_context(replaced(loss, "__call__", self._noted(loss.__call__, self._lost)))
             for metric in {value for value in vars(keras.metrics).values() if isinstance(value, type)}:
                 if "result" in vars(metric):
-                    stack.enter_context(replaced(metric, "result", self._read(vars(metric)["result"])))
+                    stack.enter_context(replaced(metric, "result", self._noted(vars(metric)["result"], self._read)))
             for name in dir(keras.losses):
                 if name[0].islower() and name not in _NO_LOSSES and callable(getattr(keras.losses, name)):
-                    stack.enter_context(replaced(keras.losses, name, self._lost_by(getattr(keras.losses, name))))
+                    function = getattr(keras.losses, name)
+                    noted = self._noted(function, partial(self._lost_by, function))
+                    stack.enter_context(replaced(keras.losses, name, noted))
             yield
 
     @property
@@ -258,33 +258,28 @@ class Scout:
     def _asked(self, shape: tuple[int, ...], missing: list) -> None:
         self.cut |= {id(source): source for source in missing}
 
-    def _read(self, result: Callable) -> Callable:
-        @wraps(result)
-        def read(metric: Any) -> Any:
-            self.num_read[id(metric)] += 1
-            if not is_in_fit():
-                self.metrics[id(metric)] = metric
-            return result(metric)
+    def _noted(self, call: Callable, note: Callable) -> Callable:
+        """Return a function whose arguments are noted first."""
 
-        return self._listener.unhooked(read)
-
-    def _lost(self, call: Callable) -> Callable:
         @wraps(call)
-        def lost(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            self._note(loss, f"{type(loss).__name__} {loss.get_config()}", y_true, sample_weight)
-            return call(loss, y_true, y_pred, sample_weight)
+        def noted(*arguments: Any, **others: Any) -> Any:
+            note(*arguments, **others)
+            return call(*arguments, **others)
 
-        return self._listener.unhooked(lost)
+        return self._listener.unhooked(noted)
 
-    def _lost_by(self, function: Callable) -> Callable:
-        @wraps(function)
-        def lost(y_true: Any, y_pred: Any, *arguments: Any, **others: Any) -> Any:
-            set_to = dict(zip([*signature(function).parameters][2:], arguments, strict=False)) | others
-            loss = partial(function, **set_to) if set_to else function
-            self._note(loss, f"{function.__name__} {set_to}", y_true, None)
-            return function(y_true, y_pred, *arguments, **others)
+    def _read(self, metric: Any) -> None:
+        self.num_read[id(metric)] += 1
+        if not is_in_fit():
+            self.metrics[id(metric)] = metric
 
-        return self._listener.unhooked(lost)
+    def _lost(self, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self._note(loss, f"{type(loss).__name__} {loss.get_config()}", y_true, sample_weight)
+
+    def _lost_by(self, function: Callable, y_true: Any, y_pred: Any, *arguments: Any, **others: Any) -> None:
+        set_to = dict(zip([*signature(function).parameters][2:], arguments, strict=False)) | others
+        loss = partial(function, **set_to) if set_to else function
+        self._note(loss, f"{function.__name__} {set_to}", y_true, None)
 
     def _note(self, loss: Any, key: str, y_true: Any, weight: Any, *, is_own: bool = False) -> None:
         if not self._hooked or self._depth():

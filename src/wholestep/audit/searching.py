@@ -44,7 +44,6 @@ class Meaning:
         has_labels: whether the data have labels; else they have zeros.
         by_pass: by name and pass (its order), possible labels: tensors beside it, outputs of models before or after it.
         weights: the possible weights of the rows, by name, if the loss has to be supposed.
-        told: the assumptions in words.
         unseen: checks that are not possible, as the data are only known from the updates.
         notes: observations on how the script calls its losses.
     """

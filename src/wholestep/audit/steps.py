@@ -318,7 +318,7 @@ def _real(one: tuple[Evidence, int]) -> np.ndarray:
 
 
 def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> Iterator[Finding]:
-    """Yield the finding on printed losses, of each pass or the last; `is_whole`: whether the evidence has all updates."""
+    """Yield the finding on printed losses, of each pass or the last; `is_whole`: whether all updates are known."""
     if not evidence or not is_whole:
         yield "The printed loss is not judged: not all updates could be computed again."
         return

@@ -21,14 +21,8 @@ class Enough(BaseException):
 class Limit:
     """Ends a loop once enough was seen, and holds the audits that run inside of it.
 
-    Args:
-        num_updates: the updates after which the loop of an audit inside ends.
-        is_enough: returns whether the loop may end, if no audit runs inside.
-        can_end: whether the main thread runs the loop: no other thread can be ended.
-
-    Attributes:
-        reports: the reports of the audits inside, with their logs.
-        has_come: set once the loop has ended.
+    A loop of an audit inside ends after `num_updates`, any other if `is_enough` says so, and if the main thread runs
+    it (`can_end`): no other can be ended. `reports` has the reports of the audits inside, with their logs.
     """
 
     def __init__(self, num_updates: int, is_enough: Callable[[], bool] = bool, *, can_end: bool = True):

@@ -155,12 +155,9 @@ class Windows:
     """The updates of a log.
 
     Attributes:
-        pieces: every forward pass of which a gradient may have been taken, in order.
-        updates: the optimizer steps.
         rest: forward passes after the last optimizer step.
         foreign: the number of such passes on inputs that are not rows of the data.
         seen: rows of forward passes without a gradient (an evaluation).
-        num_skipped: optimizer steps that were skipped, as gradients were not finite.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
         rule: the optimizer of such updates, if they are steps of one on the gradients that were meant.
