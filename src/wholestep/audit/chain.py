@@ -89,11 +89,12 @@ def _joined(one: Watched, two: Watched) -> Watched | None:
     if not any(each.is_whole for each in called):
         return None
     model = Chain(one.model, two.model)
-    held = [(each.model.trainable_variables, untrained(each.model)) for each in (one, two)]
-    variables = [*held[0][0], *held[1][0]], [*held[0][1], *held[1][1]]
-    if [[*map(id, own)] for own in variables] != [
-        [*map(id, own)] for own in (model.trainable_variables, untrained(model))
-    ]:
+
+    def variables(*models: keras.Model) -> list[list[int]]:
+        every = [(each.trainable_variables, untrained(each)) for each in models]
+        return [[id(v) for own in kind for v in own] for kind in zip(*every, strict=True)]
+
+    if variables(one.model, two.model) != variables(model):
         return None  # they share some
     log = replace(one.log, called=called, applied=_steps(one, two), _last={})
     for name in ("notes", "unseen"):

@@ -191,7 +191,6 @@ class Case:
             verdict.has_seen = False
             verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
         if verdict.has_seen:
-            verdict.notes += self._how_it_ran(seen)
             self._go_through_the_stages(verdict, seen, replay, rows)
         else:
             verdict.notes += [note for note in self.log.notes if isinstance(note, Likely)]
@@ -214,6 +213,7 @@ class Case:
             self.log, self.before, self.printed, self.is_late = late, first.params, [], True
 
     def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
+        verdict.notes += self._how_it_ran(seen)
         modes, twice, is_scaled = Modes(), repeated(seen.updates), bool(self.log.scaled)
         for update in seen.updates:
             if update.is_known and update.number not in twice:
@@ -230,7 +230,7 @@ class Case:
         following = follows(replay, seen.pieces)
         if not any(following):  # else the rows come in the order of their sequences, in each pass
             verdict.check("the order of the rows", of_rows)
-        verdict.check("the outputs of a batch", across, [c.outputs[0] for c in self.log.called if len(c.outputs) == 1])
+        verdict.check("the outputs of a batch", across, self._outputs)
         verdict.add(modes.findings())
         if modes.unlike:
             told = f"the outputs of updates {some(modes.unlike, 6)} are not those of the model in either mode: what "
@@ -262,19 +262,22 @@ class Case:
             is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
             verdict.check("the printed loss", printed, verdict.evidence, self.printed, is_whole)
 
+    @property
+    def _outputs(self) -> list[np.ndarray]:
+        return [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
+
     def _of_outputs(self, verdict: Verdict) -> Iterator[Finding]:
-        outputs = [called.outputs[0] for called in self.log.called if len(called.outputs) == 1]
-        yield from constant(outputs)
+        yield from constant(self._outputs)
         if verdict.evidence and isinstance(self.objective, OneLoss):
-            yield from verdict.evidence[0].meant.replay.misfits(self.objective, outputs)
+            yield from verdict.evidence[0].meant.replay.misfits(self.objective, self._outputs)
 
     def _how_it_ran(self, seen: Windows) -> Iterator[str]:
         if seen.stale:
             told = f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
             yield Likely(f"The gradients of several batches are taken at the same weights, and applied in turn: {told}")
         yield from self.log.notes
-        if num := seen.num_skipped:
-            steps = many(num, "optimizer step was", "optimizer steps were")
+        if seen.num_skipped:
+            steps = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
             yield f"{steps} skipped: the gradient was not finite at this loss scale."
         if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
             yield f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up."

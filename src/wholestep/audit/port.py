@@ -13,7 +13,7 @@ from wholestep import tree
 from wholestep.audit.found import Found
 from wholestep.audit.log import Applied, Called, Line, Log, Values
 from wholestep.audit.measure import Tolerance, places, tolerance
-from wholestep.audit.windows import PAD, Piece
+from wholestep.audit.windows import PAD, Piece, packed
 from wholestep.tree import Tree
 
 ByPass = dict[int, tuple[np.ndarray, ...]]
@@ -265,8 +265,7 @@ class Port(ABC):
         return leaf[:, : piece.called.outputs[0].shape[1]] if piece.called.outputs[0].ndim > 1 else leaf
 
     def _packed(self, inputs: list) -> Tree:
-        leaves = iter(inputs)
-        return tree.map_leaves(lambda _: next(leaves), self.data[0])
+        return packed(inputs, self.data[0])
 
 
 @contextmanager

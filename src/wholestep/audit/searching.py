@@ -15,7 +15,7 @@ from wholestep import tree
 from wholestep.audit.log import Called
 from wholestep.audit.loops import Asked, Loop, Watched, outputs_beside
 from wholestep.audit.surroundings import Named, is_stream
-from wholestep.audit.windows import PAD, Rows, agrees, assembled, keys
+from wholestep.audit.windows import PAD, Rows, agrees, assembled, keys, packed
 from wholestep.data import class_weighted
 from wholestep.tree import Tree
 
@@ -80,7 +80,7 @@ def search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Label
     named = {name: {each.called.order: each.label for each in own} for name, own in beside.items()}
     meaning.by_pass = named | dict(outputs_beside(loop, meaning.watched.log))
     data = _Data(loop, meaning, calls, labels, beside)
-    ways = data.fitted, data.whole_arrays, data.datasets, data.arrays, data.of_losses, data.of_batches
+    ways = (data.fitted, data.whole_arrays, data.datasets, data.arrays, data.of_losses, data.of_batches)
     for find in (*ways, data.inputs_alone):
         try:
             found = find()
@@ -193,11 +193,9 @@ class _Data:
             self.meaning.labels = {n.name: n.value for n in found}
         if len(found) == 1 or self.meaning.labels:
             return found[0].value, " or ".join(n.name for n in found)
-        names = ", ".join(n.name for n in found) or "none"
-        raise UnknownError(
-            f"the labels: the rows are those of {first.name}, and of the arrays beside it of the same length "
-            f"({names}) it is not known which holds the labels"
-        )
+        names = f"({', '.join(n.name for n in found) or 'none'})"
+        which = f"the labels: the rows are those of {first.name}, and of the arrays beside it of the same length "
+        raise UnknownError(f"{which}{names} it is not known which holds the labels")
 
     def datasets(self) -> tuple | None:
         """Read the script's datasets once more, and take the first that holds the model's inputs."""
@@ -371,8 +369,7 @@ def _united(known: tuple, more: tuple) -> tuple:
         counts[key] -= 1
         if counts[key] < 0:
             chosen.append(row)
-    whole = iter([leaf[chosen] for leaf in both])
-    return tree.map_leaves(lambda _: next(whole), known)
+    return packed([leaf[chosen] for leaf in both], known)
 
 
 def _pass(dataset: Any, until: float) -> tuple | None:
@@ -393,6 +390,4 @@ def _pass(dataset: Any, until: float) -> tuple | None:
         parts.append(batch)
     if not parts:
         return None
-    flat = [tree.leaves(part) for part in parts]
-    whole = iter([joined(each) for each in zip(*flat, strict=True)])
-    return tree.map_leaves(lambda _: next(whole), parts[0])
+    return packed([joined(each) for each in zip(*map(tree.leaves, parts), strict=True)], parts[0])

@@ -1,4 +1,4 @@
-"""The intention of a script: its models, loss and optimizer; of a loss of its own those with its derivative first."""
+"""The intention of a script: its models, loss and optimizer; of a loss by hand those with its derivative first."""
 
 from collections.abc import Iterator
 from itertools import chain, islice, product
@@ -51,7 +51,12 @@ def _trained(loop: Loop) -> list[Watched]:
     joined = chains.joined(loop.trained)
     parts = {id(part) for each in joined if isinstance(each.model, chains.Chain) for part in each.model.parts}
     called = [each for each in joined if each.log.called and id(each.model) not in parts] or joined
-    return sorted(called, key=_num_seen, reverse=True)
+
+    def num_seen(each: Watched) -> tuple[bool, int, int]:
+        """Return whether a model was called itself, and not only its parts; its steps and its variables."""
+        return bool(each.log.called), len(each.log.applied), len(each.model.trainable_variables)
+
+    return sorted(called, key=num_seen, reverse=True)
 
 
 def inquire(loop: Loop, watched: Watched) -> Meaning:
@@ -74,11 +79,6 @@ def inquire(loop: Loop, watched: Watched) -> Meaning:
     meaning.told = [f"model: {_name(model)}", *of_loop, *([told] if told else [])]
     meaning.data = search(loop, meaning, calls, labels)
     return meaning
-
-
-def _num_seen(watched: Watched) -> tuple[bool, int, int]:
-    """Return whether a model was called itself, and not only its parts; its optimizer steps and its variables."""
-    return bool(watched.log.called), len(watched.log.applied), len(watched.model.trainable_variables)
 
 
 def _loss(model: keras.Model, loop: Loop) -> tuple[Any, list[Asked], str]:
@@ -170,8 +170,9 @@ def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solve
     """Yield the losses with the derivative that the script's loss has by the i-th output."""
     x, watched = meaning.data[0], meaning.watched
     if found := passes(watched.log, Rows(x), i):
-        own = labels | meaning.beside
-        beside = meaning.weights | meaning.beside | _of_inputs(x)
+        own, leaves = labels | meaning.beside, [*map(np.asarray, tree.leaves(x))]
+        padded = {"inputs": leaves[0]} if len(leaves) == 1 and is_padded(leaves[0]) else {}
+        beside = meaning.weights | meaning.beside | padded
         yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside)
 
 
@@ -226,11 +227,6 @@ def _given(meaning: Meaning, called: list[Called]) -> tuple[Tree, bool]:
     x = meaning.data[0]
     is_whole = all(np.all(Rows(x).find(each.inputs) != PAD) for each in called)
     return (x if is_whole else once(meaning.watched, [each.inputs for each in called])[0]), is_whole
-
-
-def _of_inputs(x: Tree) -> dict[str, np.ndarray]:
-    leaves = [*map(np.asarray, tree.leaves(x))]
-    return {"inputs": leaves[0]} if len(leaves) == 1 and is_padded(leaves[0]) else {}
 
 
 def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[Supposed]:

@@ -104,6 +104,12 @@ def assembled(num: int, pairs: list[tuple[np.ndarray, Any]], fill: float = 0.0) 
     return whole if agrees(whole, pairs) else None
 
 
+def packed(leaves: list, like: Tree) -> Any:
+    """Return leaves in the structure of a nest."""
+    left = iter(leaves)
+    return tree.map_leaves(lambda _: next(left), like)
+
+
 @dataclass(frozen=True)
 class Piece:
     """A forward pass on rows of the data: a batch, or a microbatch. `rows` is `PAD` for inputs not in the data."""
