@@ -283,7 +283,6 @@ class Step:
 
     called: list[Called]
     applied: Applied | None
-    is_skipped: bool = False
 
 
 def steps(log: Log) -> list[Step]:
@@ -330,8 +329,7 @@ def _cut(events: list[Event]) -> list[Step]:
         elif isinstance(event, Other):
             num_before = len(window)
         elif isinstance(event, Applied) or not event.is_finite:
-            is_step, own = isinstance(event, Applied), window[num_before:] or window
-            found.append(Step(own, event if is_step else None, not is_step))  # type: ignore[arg-type]
+            found.append(Step(window[num_before:] or window, event if isinstance(event, Applied) else None))
             window, num_before = [], 0
     return [*found, Step(window, None)]
 
@@ -341,7 +339,7 @@ def _side_by_side(parts: list[Step]) -> Step:
     called = sorted((each for part in parts for each in part.called), key=lambda event: event.order)
     applied = [part.applied for part in parts if part.applied is not None]
     if not applied:
-        return Step(called, None, is_skipped=True)
+        return Step(called, None)
     if not all(each.is_whole for each in applied):
         return Step(called, applied[0].emptied())
     return Step(called, replace(applied[0], grads=_summed([each.grads for each in applied], 1)))
@@ -371,7 +369,7 @@ def _accumulated(found: list[Step]) -> list[Step]:
         else:
             made = made.emptied()
         merged.append(Step(called, made))
-    return [*merged, *(Step(each.called, None, is_skipped=True) for each in window)]
+    return [*merged, *(Step(each.called, None) for each in window)]
 
 
 def _summed(grads: list[list[np.ndarray | None]], divisor: int) -> list[np.ndarray | None]:

@@ -114,10 +114,7 @@ class Audit:
         Args:
             train: called with (model, x, y) or (model, x, y, sample_weight).
             model: as for the audit; it must be built.
-            data: as for the audit.
-            loss: as for the audit.
-            learning_rate: as for the audit.
-            optimizer: as for the audit.
+            data, loss, learning_rate, optimizer: as for the audit.
             updates: a longer loop is ended after this many updates, if this is the main thread.
 
         Returns:

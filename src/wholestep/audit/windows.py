@@ -210,7 +210,7 @@ def windows(log: Log, rows: Rows) -> Windows:
         way = way or (usual if len(usual) == len(window) else [False] * len(window))
         trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
         window = [piece for piece, is_trial in zip(window, way, strict=True) if not is_trial]
-        num_skipped += step.is_skipped
+        num_skipped += step.applied is None  # the gradients were not finite
         if step.applied is not None:
             updates.append(Update(len(updates) + 1, window, step.applied, trials))
         pieces += window
