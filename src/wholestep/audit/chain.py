@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from wholestep.audit.measure import all_same, in_part
 from wholestep.audit.replay import untrained
 from wholestep.tree import Tree
 
+_CALL = attrgetter("optimizer", "iterations", "num_calls", "replica", "line")  # the same where one call moves both
 _LEAST, _MOSTLY = 4, 0.8  # passes that show a way, and the share that goes it
 
 
@@ -145,7 +147,7 @@ def _steps(one: Watched, two: Watched) -> list[Applied]:
     waiting: dict[int, Applied] = {}  # by the place of its model, a step that may be half of one
     for place, applied in _in_order(one.log.applied, two.log.applied):
         other = waiting.pop(1 - place, None)
-        if other is not None and _is_same_call(other, applied):
+        if other is not None and _CALL(other) == _CALL(applied):
             found.pop()
         else:
             values = now[1 - place]
@@ -157,11 +159,6 @@ def _steps(one: Watched, two: Watched) -> list[Applied]:
         if applied.is_whole:
             now[place] = applied.params_after
     return found
-
-
-def _is_same_call(one: Applied, two: Applied) -> bool:
-    keys = [(a.optimizer, a.iterations, a.num_calls, a.replica, a.line) for a in (one, two)]
-    return keys[0] == keys[1]
 
 
 def _both(one: Applied, two: Applied, size: int) -> Applied:

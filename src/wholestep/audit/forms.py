@@ -110,32 +110,27 @@ def _is_plain(meant: Meant, evidence: list[Evidence]) -> bool:
 
 def _indices(num: int) -> Iterator[tuple[str, Callable[[Evidence, Piece], np.ndarray]]]:
     """Yield (in words, rows of the data) for the indices at which a row's label or weight may be read."""
+
+    def rolled(by: int) -> Callable[[Evidence, Piece], np.ndarray]:
+        return lambda e, piece: np.roll(piece.rows, by)
+
+    def moved(by: int) -> Callable[[Evidence, Piece], np.ndarray]:
+        return lambda e, piece: (piece.rows + by) % num
+
     for steps in range(1, _MOST_STEPS + 1):
         for word, sign in (("after", 1), ("before", -1)):
             some = "of the row" if steps == 1 else f"{steps} rows"
-            yield f"{some} {word} in the batch", partial(_rolled, by=-sign * steps)
-            yield f"{some} {word} in the data", partial(_moved, by=sign * steps, num=num)
+            yield f"{some} {word} in the batch", rolled(-sign * steps)
+            yield f"{some} {word} in the data", moved(sign * steps)
     yield "in the order of the data", lambda e, piece: (e.place(piece)[1] + np.arange(len(piece.rows))) % num
     yield "of the batch in reverse", lambda e, piece: piece.rows[::-1]
-
-
-def _rolled(e: Evidence, piece: Piece, by: int) -> np.ndarray:
-    return np.roll(piece.rows, by)
-
-
-def _moved(e: Evidence, piece: Piece, by: int, num: int) -> np.ndarray:
-    return (piece.rows + by) % num
 
 
 def _along() -> Iterator[Form]:
     for steps in range(1, _MOST_STEPS + 1):
         for word, sign in (("after", -1), ("before", 1)):
             told = Error("the labels", f"are those {steps} places {word}", ("labels shifted",))
-            yield Form((told,), labels=partial(_rolled_along, by=sign * steps))
-
-
-def _rolled_along(labels: np.ndarray, by: int) -> np.ndarray:
-    return np.roll(labels, by, axis=1) if np.ndim(labels) > 1 else labels
+            yield Form((told,), labels=lambda y, by=sign * steps: np.roll(y, by, axis=1) if np.ndim(y) > 1 else y)
 
 
 def _weights(num: int) -> Iterator[Form]:

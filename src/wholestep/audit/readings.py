@@ -242,20 +242,19 @@ def solved(moves: Moves) -> Rule | None:
 def _with_momentum(moves: Moves) -> Rule | None:
     """Return the rule where each move is a sum of the gradient, of the move and the gradient before, and of decay."""
     for has_before in (False, True) if len(moves.falls) > 2 else (False,):
-        found = [_of_momentum(moves, t, has_before) for t in range(len(moves.falls))]
-        if all(each is not None for each in found):
-            numbers = [each for each in found if each is not None]
+        numbers = []
+        for t, grad in enumerate(moves.grads):
+            before = [moves.falls[t - 1], *[moves.grads[t - 1]] * has_before] if t else []
+            if (found := _fitted(moves, t, [grad, *before], np.ones(len(grad), bool))) is None:
+                break
+            numbers.append(found)
+        else:
             rates = [float(each[0] + (each[2] if has_before and len(each) > 2 else 0.0)) for each in numbers]
             if has_before:  # the second move and gradient before are one direction
                 rates[:2] = rates[2:3] * 2
             told = f", and {numbers[-1][1]:.4g} times the move before" if len(numbers) > 1 else ""
             return Rule(rates, told)
     return None
-
-
-def _of_momentum(moves: Moves, t: int, has_before: bool) -> np.ndarray | None:
-    before = [moves.falls[t - 1], *[moves.grads[t - 1]] * has_before] if t else []
-    return _fitted(moves, t, [moves.grads[t], *before], np.ones(len(moves.grads[t]), bool))
 
 
 def _with_moments(moves: Moves) -> Rule | None:

@@ -261,16 +261,13 @@ def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | No
 def is_gone_over_again(file: str, name: str) -> bool:
     """Whether a file has a loop over this name inside of another loop, which does not give it another value."""
     for outer in ast.walk(_parsed(file) or ast.Module([], [])):
-        if not isinstance(outer, ast.For | ast.While) or name in _set_in(outer):
+        nodes = [n for n in ast.walk(outer) if isinstance(n, ast.Name) and n.id == name]
+        if not isinstance(outer, ast.For | ast.While) or any(isinstance(n.ctx, ast.Store) for n in nodes):
             continue
         inner = [node for part in outer.body for node in ast.walk(part) if isinstance(node, ast.For)]
         if any(isinstance(n, ast.Name) and n.id == name for loop in inner for n in ast.walk(loop.iter)):
             return True
     return False
-
-
-def _set_in(loop: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _is_of_line(function: Function, value: ast.expr, number: int) -> bool:
@@ -329,7 +326,7 @@ def _asked_of_tapes(function: Function) -> list[ast.expr]:
 
     A gradient that is taken inside of another tape, as for a penalty of gradients, is a part of the loss.
     """
-    calls = [node for node in _own(function) if isinstance(node, ast.Call) and _is_gradient(node.func)]
+    calls = [node for node in _own(function) if isinstance(node, ast.Call) and _dotted(node.func) == ".gradient"]
     around = [node for node in _own(function) if isinstance(node, ast.With) and _tapes(node)]
     inside = [
         c for c in calls for w in around if w.lineno < c.lineno <= (w.end_lineno or 0) and _of(c) not in _tapes(w)
@@ -357,10 +354,6 @@ def _returned(function: Function, number: int) -> Iterator[ast.expr]:
     for node in _own(function):
         if isinstance(node, ast.Return) and node.value is not None and node.lineno >= number:
             yield node.value.elts[0] if isinstance(node.value, ast.Tuple) and node.value.elts else node.value
-
-
-def _is_gradient(function: ast.expr) -> bool:
-    return isinstance(function, ast.Attribute) and function.attr == "gradient"
 
 
 def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:

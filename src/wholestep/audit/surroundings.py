@@ -76,8 +76,8 @@ class Surroundings:
     def _take(self, home: int, name: str, value: Any, depth: int) -> None:
         if isinstance(value, ModuleType | type) or callable(value):
             return
-        kinds = keras.optimizers.Optimizer | GeneratorType
-        if _has_rows(value) or isinstance(value, kinds) or _is_dataset(value):
+        kinds = keras.optimizers.Optimizer | GeneratorType | keras.utils.PyDataset
+        if _has_rows(value) or isinstance(value, kinds) or is_stream(value):
             self._found.setdefault((home, name, id(value)), Named(home, name, value))
         elif depth:
             for inner, part in _inside(value):
@@ -134,7 +134,9 @@ def tape_elsewhere(model: keras.Model) -> str:
         return ""
     own = [each for each in frames(sys._getframe(1)) if not each.f_code.co_filename.startswith(LIBRARIES)]
     in_step = getattr(inspect.unwrap(type(model).train_step), "__code__", _NO_CODE).co_names
-    if "GradientTape" not in in_step and not any(_is_tape(v) for each in own for v in list(each.f_locals.values())):
+    kinds = {type(value) for each in own for value in list(each.f_locals.values())}
+    has_tape = any(kind.__name__ == "GradientTape" and kind.__module__.startswith("tensorflow.") for kind in kinds)
+    if "GradientTape" not in in_step and not has_tape:
         return ""
     must = "The loop must take its gradients by the engine of its model."
     received = f"a tf.GradientTape, which cannot record a model on the {engine} engine"
@@ -142,17 +144,9 @@ def tape_elsewhere(model: keras.Model) -> str:
     return message(must, received, attempt)
 
 
-def _is_tape(value: Any) -> bool:
-    return type(value).__name__ == "GradientTape" and type(value).__module__.startswith("tensorflow.")
-
-
 def _has_rows(value: Any) -> bool:
     shape = getattr(value, "shape", None)
     return (hasattr(value, "__array__") and isinstance(shape, tuple | list)) or type(value).__name__ == "EagerTensor"
-
-
-def _is_dataset(value: Any) -> bool:
-    return isinstance(value, keras.utils.PyDataset) or is_stream(value)
 
 
 def is_stream(value: Any) -> bool:
