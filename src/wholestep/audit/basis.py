@@ -36,7 +36,7 @@ class Basis:
 
     def __init__(self, e: Evidence, most_rows: int):
         self.e, self.most_rows = e, most_rows
-        self.sizes = [len(piece.rows) for piece in e.update.pieces]
+        self.sizes = [*e.update.sizes]
         self.starts = np.cumsum([0, *self.sizes])[:-1]
         self.before = e.before if e.before is not None and len(e.before.handed) == len(e.handed) else None
         self.has_penalty = e.meant.has_penalty and bool(np.any(e.penalty))

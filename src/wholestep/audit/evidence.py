@@ -113,7 +113,7 @@ class Evidence:
         """The gradient of the model's own losses, once."""
         if not self.meant.has_penalty:
             return np.zeros_like(self.handed)
-        num = [len(piece.rows) for piece in self.update.pieces]
+        num = self.update.sizes
         parts = (self.gradient(i, np.zeros_like(w), penalty=num[i] / sum(num)) for i, w in enumerate(self.weights))
         return sum(parts, np.zeros_like(self.handed))
 
@@ -175,11 +175,6 @@ class Evidence:
         """The number of meant gradients that are nearest to the handed one."""
         size = float(self.reference @ self.reference)
         return float(self.handed @ self.reference) / size if size else 0.0
-
-    @property
-    def kind(self) -> tuple[int, ...]:
-        """The numbers of rows of its pieces."""
-        return tuple(len(piece.rows) for piece in self.update.pieces)
 
     def by_parameter(self, candidate: np.ndarray) -> dict[str, float]:
         """Return the distance from a candidate for every parameter."""

@@ -236,7 +236,7 @@ def _line_of(error: Error, e: Evidence) -> Line | None:
 def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
     kinds: dict[tuple[int, ...], list[Evidence]] = {}
     for e in evidence:
-        kinds.setdefault(e.kind, []).append(e)
+        kinds.setdefault(e.update.sizes, []).append(e)
     chosen: list[Evidence] = [each[0] for each in kinds.values()][:num]
     rest = [e for e in evidence if all(e is not other for other in chosen)]
     return [*chosen, *rest[::-1][: num - len(chosen)]]

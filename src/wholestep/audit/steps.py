@@ -121,7 +121,7 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
     """Yield the finding on the learning rates: the schedule, read at other numbers than the updates'."""
     used, first = np.array([u.applied.learning_rate for u in updates]), updates[0].applied.iterations
     before = np.concatenate([[0], np.cumsum([max(1, len(u.pieces)) for u in updates])])
-    kinds = [tuple(len(piece.rows) for piece in u.pieces) for u in updates]  # a trace is of batches as large
+    kinds = [u.sizes for u in updates]  # a trace is of batches as large
 
     def at(numbers: np.ndarray) -> np.ndarray:
         return np.array([schedule(int(number)) for number in first + numbers])

@@ -143,6 +143,11 @@ class Update:
         are_known = all(p.is_known and p.called.is_whole for p in self.pieces)
         return bool(self.pieces) and self.applied.is_whole and are_known
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of rows of its pieces."""
+        return tuple(len(piece.rows) for piece in self.pieces)
+
     def follows(self, other: "Update") -> bool:
         """Whether it is the update after another one."""
         return self.number == other.number + 1
