@@ -31,9 +31,8 @@ class Chain(keras.Model):
     @property
     def parts(self) -> list[keras.Model]:
         """The models that it calls, one after the other."""
-        return [
-            part for each in (self.first, self.second) for part in (each.parts if isinstance(each, Chain) else [each])
-        ]
+        both = (self.first, self.second)
+        return [part for each in both for part in (each.parts if isinstance(each, Chain) else [each])]
 
     def call(self, inputs: Tree, training: bool | None = None) -> Tree:
         """Return the second model's outputs."""
@@ -164,9 +163,9 @@ def _steps(one: Watched, two: Watched) -> list[Applied]:
 def _both(one: Applied, two: Applied, size: int) -> Applied:
     if not (one.is_whole and two.is_whole):
         return one.emptied()
-    values: dict[str, Any] = {
-        name: [*getattr(one, name), *getattr(two, name)] for name in ("grads", "params", "params_after")
-    }
+    values: dict[str, Any] = {}
+    for name in ("grads", "params", "params_after"):
+        values[name] = [*getattr(one, name), *getattr(two, name)]
     for name in ("built", "lost"):
         values[name] = (*getattr(one, name), *(size + i for i in getattr(two, name)))
     return replace(one, order=max(one.order, two.order), **values)

@@ -71,10 +71,8 @@ class Evidence:
         self.norm = float(np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads if g is not None)))
         self.pads = [int(np.count_nonzero(piece.rows == PAD)) for piece in update.pieces]
         self.terms = [self.terms_of(piece, meant.objective, replay.batch(piece)) for piece in update.pieces]
-        self.weights = [
-            np.where(piece.rows[None] == PAD, 0.0, terms.weights)
-            for piece, terms in zip(update.pieces, self.terms, strict=True)
-        ]
+        pairs = zip(update.pieces, self.terms, strict=True)
+        self.weights = [np.where(piece.rows[None] == PAD, 0.0, terms.weights) for piece, terms in pairs]
         self.whole = np.sum([w.sum(axis=1) for w in self.weights], axis=0)
         meant.largest = max(meant.largest, len(update.pieces))
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)

@@ -271,9 +271,8 @@ def softened(
             if own > 1.0 != own / divisor:  # below 1 labels are sharpened, which is meant
                 note = f"The soft labels are {teacher}, and the loss takes the outputs / {divisor:g}: one temperature "
                 note = Likely(f"{note}is meant for both.")
-            yield Softened(
-                Soft(one, two * divisor, divisor, name=told), np.concatenate(both, -1).astype("float32"), note
-            )
+            loss = Soft(one, two * divisor, divisor, name=told)
+            yield Softened(loss, np.concatenate(both, -1).astype("float32"), note)
 
 
 def _soft(shape: tuple[int, ...], labels: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray, float]]:

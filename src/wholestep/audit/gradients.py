@@ -166,9 +166,8 @@ def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]
     without, numbers = max(e.without for e, _ in differing), sorted(e.update.number for e, _ in differing)
     last, made = differing[-1]  # the slots of the first step are still empty
     proof = proved(last, made)
-    alike = {
-        name for other in fitting if other.cost <= best.cost + _FEW for error in other.errors for name in error.causes
-    }
+    likely = [error for each in fitting if each.cost <= best.cost + _FEW for error in each.errors]
+    alike = {name for error in likely for name in error.causes}
     for error in best.errors:
         sentence, line = f"{str(error)[0].upper()}{str(error)[1:]}.", _line_of(error, last)
         if not error.causes:

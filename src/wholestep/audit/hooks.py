@@ -240,10 +240,8 @@ class Hooks:
                 return apply(optimizer, grads, trainable_variables)
             grads = list(grads)
             given = None if trainable_variables is None else list(trainable_variables)
-            handed = {
-                id(v): g
-                for v, g in zip(optimizer._trainable_variables if given is None else given, grads, strict=False)
-            }
+            of = optimizer._trainable_variables if given is None else given
+            handed = {id(v): g for v, g in zip(of, grads, strict=False)}
             params = self.model.trainable_variables
             if not any(id(v) in handed for v in params):
                 self.log.has_others = True

@@ -46,23 +46,18 @@ def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
     """
     draw = np.random.default_rng(1)
 
-    def drawn() -> Tree:
-        return tree.map_leaves(
-            lambda leaf: draw.uniform(0.05, 0.95, (NUM_COUPLED, *leaf.shape[1:])).astype("float32"), outputs
-        )
+    def drawn_as(leaf: Any) -> np.ndarray:
+        return draw.uniform(0.05, 0.95, (NUM_COUPLED, *leaf.shape[1:])).astype("float32")
 
-    def moves(first: Tree, second: Tree, others: Tree) -> float:
+    def moves(pair: list[Tree], others: Tree) -> float:
         """Return the effect of another first row on the number, beside these other rows."""
-        both = [
-            tree.map_leaves(lambda row, other: np.concatenate([row[:1], other[1:]]), each, others)
-            for each in (first, second)
-        ]
+        both = (tree.map_leaves(lambda row, other: np.concatenate([row[:1], other[1:]]), each, others) for each in pair)
         one, two = (keras.ops.convert_to_numpy(loss.whole(labels, each)) for each in both)
         return float(two) - float(one) if np.ndim(one) == 0 else float("nan")
 
-    first, second = drawn(), drawn()
+    first, second, *others = (tree.map_leaves(drawn_as, outputs) for _ in range(2 + NUM_PROBES))
     try:
-        found = [moves(first, second, drawn()) for _ in range(NUM_PROBES)]
+        found = [moves([first, second], each) for each in others]
     except Exception:  # a function of batches of one size
         return True
     return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
@@ -182,9 +177,8 @@ def weighed(
 
 def outputs(model: keras.Model, x: Tree) -> Tree:
     """Return the model's outputs for one row, as symbols."""
-    return model.compute_output_spec(
-        tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
-    )
+    symbols = tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
+    return model.compute_output_spec(symbols)
 
 
 def is_masked(model: keras.Model) -> bool:

@@ -173,10 +173,10 @@ def _rated(meant: Meant, seen: Windows, updates: list[Update]) -> Windows:
         rule = solved(Moves(params, falls, grads, near, are_kernels > 0))
     if rule is None:
         return seen
-    found = [
-        replace(u, applied=replace(u.applied, grads=list(replay.parts(grad).values()), learning_rate=rate))
-        for u, grad, rate in zip(updates, grads, rule.rates, strict=True)
-    ]
+    found = []
+    for update, grad, rate in zip(updates, grads, rule.rates, strict=True):
+        applied = replace(update.applied, grads=list(replay.parts(grad).values()), learning_rate=rate)
+        found.append(replace(update, applied=applied))
     return replace(seen, updates=found, rule=rule)
 
 
@@ -192,10 +192,8 @@ def without_void(updates: list[Update]) -> list[Update]:
     if size < 2 or len(kept) < 2 or not is_regular or len(kept) < (len(known) - 1) // size:
         return updates
     windows = [updates[start : start + size] for start in range(0, len(updates) - size + 1, size)]
-    return [
-        replace(each[-1], number=n, pieces=[piece for u in each for piece in u.pieces])
-        for n, each in enumerate(windows, start=1)
-    ]
+    whole = [[piece for u in each for piece in u.pieces] for each in windows]
+    return [replace(w[-1], number=n, pieces=p) for n, (w, p) in enumerate(zip(windows, whole, strict=True), start=1)]
 
 
 def _is_void(one: Update, two: Update) -> bool:

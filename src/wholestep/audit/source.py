@@ -229,9 +229,8 @@ class LossCall(NamedTuple):
         def loss(y_true: Any, y_pred: Any) -> Any:
             every = {**given, labels: y_true, self.outputs: y_pred}
             places = sorted(place for place in every if isinstance(place, int))
-            return self.function(
-                *(every[i] for i in places), **{str(k): v for k, v in every.items() if not isinstance(k, int)}
-            )
+            named = {str(k): v for k, v in every.items() if not isinstance(k, int)}
+            return self.function(*(every[i] for i in places), **named)
 
         return loss
 
@@ -328,10 +327,11 @@ def _asked_of_tapes(function: Function) -> list[ast.expr]:
     """
     calls = [node for node in _own(function) if isinstance(node, ast.Call) and _dotted(node.func) == ".gradient"]
     around = [node for node in _own(function) if isinstance(node, ast.With) and _tapes(node)]
-    inside = [
-        c for c in calls for w in around if w.lineno < c.lineno <= (w.end_lineno or 0) and _of(c) not in _tapes(w)
-    ]
-    outer = [call for call in calls if not any(call is each for each in inside)]
+
+    def is_inside(call: ast.Call, block: ast.With) -> bool:
+        return block.lineno < call.lineno <= (block.end_lineno or 0) and _of(call) not in _tapes(block)
+
+    outer = [call for call in calls if not any(is_inside(call, block) for block in around)]
     return [node.args[0] for node in outer or calls if node.args]
 
 

@@ -180,11 +180,8 @@ def lost_statistics(replay: Port, now: Values, updates: list[Update]) -> Iterato
     first, last = (updates[i].pieces[i].called.buffers for i in (0, -1))
     if not len(first) == len(last) == len(now.buffers):
         return
-    lost = [
-        i
-        for i, is_seed in enumerate(replay.are_seeds)
-        if not is_seed and same(now.buffers[i], first[i]) and not same(now.buffers[i], last[i])
-    ]
+    values = zip(replay.are_seeds, now.buffers, first, last, strict=True)
+    lost = [i for i, (is_seed, v, a, b) in enumerate(values) if not is_seed and same(v, a) and not same(v, b)]
     if lost:
         without = distance([now.buffers[i] for i in lost], [last[i] for i in lost])
         detail = f"These are {', '.join(replay.names_of_others[i] for i in lost)}."

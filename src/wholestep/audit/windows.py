@@ -62,11 +62,9 @@ class Rows:
     def agree(self, rows: np.ndarray, others: Tree) -> bool:
         """Whether all rows with equal inputs have the same labels and weights too."""
         own = set(rows[rows != PAD].tolist())
-        equal = [group for table in self._tables.values() for group in table.values() if len(group) > 1]
+        equal = [group for table in self._tables.values() for group in table.values() if own & {*group}]
         leaves = [np.asarray(leaf) for leaf in tree.leaves(others)]
-        return all(
-            len({leaf[row].tobytes() for row in group}) == 1 for group in equal if own & set(group) for leaf in leaves
-        )
+        return all(len({leaf[row].tobytes() for row in group}) == 1 for group in equal for leaf in leaves)
 
     def _table(self, kinds: tuple) -> dict[bytes, list[int]]:
         if kinds not in self._tables:
@@ -312,10 +310,8 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
             return updates, [*window, *pieces[i:]]
         if window and not all_same(window[-1].called.params, piece.called.params):
             first, last = window[0].called, window[-1].called
-            moved: list[np.ndarray | None] = [
-                a.astype("float64") - b for a, b in zip(first.params, piece.called.params, strict=True)
-            ]
-            after = piece.called.params
+            after, moved = piece.called.params, list[np.ndarray | None]()
+            moved += [a.astype("float64") - b for a, b in zip(first.params, after, strict=True)]
             applied = Applied(last.order, 0, moved, first.params, [], after, [], float("nan"), len(updates), last.line)
             updates.append(Update(len(updates) + 1, window, applied))
             window = []
