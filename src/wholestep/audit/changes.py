@@ -188,9 +188,8 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
         return
     if not all(e.mask.all() for e in everything):
         return
-    apart = [
-        distance(_bounded(e, e.reference, bounds), _bounded(e, e.handed, e.update.applied.clips)) for e in everything
-    ]
+    pairs = [(_bounded(e, e.reference, bounds), _bounded(e, e.handed, e.update.applied.clips)) for e in everything]
+    apart = [distance(meant, handed) for meant, handed in pairs]
     replay = everything[0].meant.replay
     differs = _SAME_SPARSE if replay.is_sparse else replay.tolerance.differs
     wrong = [e for far, e in zip(apart, everything, strict=True) if far > differs]

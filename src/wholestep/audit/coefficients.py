@@ -307,10 +307,8 @@ def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last:
         used = [own & rest for own, rest in zip(used, rests, strict=True)]
 
     def is_so(name: str, way: int) -> bool:
-        return all(
-            np.allclose(own[rows], table[name][way][rows], rtol=_SAME, atol=0)
-            for own, table, rows in zip(counted, tables, used, strict=True)
-        )
+        every = zip(counted, tables, used, strict=True)
+        return all(np.allclose(own[rows], table[name][way][rows], rtol=_SAME, atol=0) for own, table, rows in every)
 
     return tuple(n for n, ways in tables[0].items() if any(is_so(n, i) for i in range(len(ways))))
 
@@ -381,8 +379,9 @@ def _names_of_penalty(bases: list[Basis], counted: np.ndarray) -> tuple[str, ...
         "penalty added twice": lambda basis: 2.0,
         "penalty divided": lambda basis: 1 / (len(basis.sizes) if replicas == 1 else 1),
     }
-    return tuple(
-        name
-        for name, way in ways.items()
-        if all(abs(way(basis) - number) < 1e-2 for basis, number in own) and any(way(basis) != 1 for basis, _ in own)
-    )
+
+    def is_so(way: Callable[[Basis], float]) -> bool:
+        is_other = any(way(basis) != 1 for basis, _ in own)
+        return is_other and all(abs(way(basis) - number) < 1e-2 for basis, number in own)
+
+    return tuple(name for name, way in ways.items() if is_so(way))

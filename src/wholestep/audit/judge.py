@@ -14,23 +14,12 @@ from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many, some
 from wholestep.audit.gradients import gradients
 from wholestep.audit.log import Applied, Called, Log, Values
-from wholestep.audit.measure import FINE, all_same
+from wholestep.audit.measure import all_same
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.readings import by_hand, choose, read, stays, without_void
 from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
-from wholestep.audit.steps import (
-    INSIDE,
-    Schedule,
-    accumulated_twice,
-    anew_in_each_pass,
-    apply,
-    between,
-    idle,
-    printed,
-    rates,
-    repeated,
-)
+from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
 from wholestep.audit.variables import ends, frozen, left_out
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
@@ -249,7 +238,9 @@ class Case:
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
             verdict.check("variables without a gradient", self._left_out, replay, seen)
-        verdict.check("the optimizer steps", self._judge_steps, verdict, seen, steps)
+        verdict.check("the optimizer steps", of_steps, seen, steps, self.log.applied, self.schedule)
+        if any(cause.name == "accumulated twice" for cause in verdict.causes):
+            verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]
         verdict.add(moved)
         verdict.check("statistics and seeds", state, replay, modes, like)
         verdict.check("recurrent states", carried, following)
@@ -338,16 +329,6 @@ class Case:
             return Likely(f"{told} That is 1 / {width}, the number of classes: is the mean taken over the classes too?")
         return Likely(f"{told} Is that meant?") if finding.name == _OF_MASKED else f"{told} Is that meant?"
 
-    def _judge_steps(self, verdict: Verdict, seen: Windows, steps: list[Update]) -> Iterator[Finding]:
-        if not seen.is_by_hand:
-            yield from apply(steps, self.schedule)
-            yield from idle(seen)
-            if twice := list(accumulated_twice(seen, self.log.applied)):
-                verdict.causes = [c for c in verdict.causes if c.name != CARRIED]
-            yield from twice
-        elif seen.is_rated and self.schedule is not None:
-            yield from rates(seen.updates, self.schedule, FINE.differs)
-
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         num = sum(piece.is_known for piece in seen.pieces)
         verdict.looked_at = f"{many(len(seen.updates), 'update')} of {many(num, 'batch', 'batches')} of the data"
@@ -372,18 +353,16 @@ class Case:
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int]) -> list[Update]:
         known = [u for u in seen.updates if u.is_known and u.number not in twice]
-        are_clear = [
-            u.number in seen.settled or not rows.twins(u.rows) or rows.agree(u.rows, self.data[1:]) for u in known
-        ]
-        lost = sum(not u.applied.is_whole for u in seen.updates)
+        clear = seen.settled | {u.number for u in known if not rows.twins(u.rows) or rows.agree(u.rows, self.data[1:])}
+        alike, lost = sum(u.number not in clear for u in known), sum(not u.applied.is_whole for u in seen.updates)
         bare = sum(not u.pieces and u.number not in twice for u in seen.updates)
         unseen = (
-            ("the gradient of {}: rows with equal inputs and different labels or weights", are_clear.count(False)),
+            ("the gradient of {}: rows with equal inputs and different labels or weights", alike),
             (f"the numbers of {{}}, mostly the last: the log keeps {self.log.room}", lost),
             ("the gradient of {} without a forward pass that was seen", bare),
         )
         verdict.unseen += [told.format(many(num, "update")) for told, num in unseen if num]
-        return [u for u, is_clear in zip(known, are_clear, strict=True) if is_clear]
+        return [u for u in known if u.number in clear]
 
 
 def _is_proven(carried: Found, verdict: Verdict) -> bool:

@@ -73,18 +73,17 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
     steps = [(b.number, a.pieces[-1], a.pieces[0], b.pieces[0]) for a, b in pairwise(updates) if b.follows(a)]
     line, last_line = (updates[0].pieces[i].called.line for i in (0, -1))
     num = len(replay.are_seeds) - replay.num_recurrent
-    statistics, seeds = ([i for i in range(num) if replay.are_seeds[i] == wanted] for wanted in (False, True))
-    thrown_away = [
-        *_thrown_away("statistics thrown away", modes, steps, line, statistics),
-        *_thrown_away("seeds thrown away", modes, steps, line, seeds),
-    ]
+    thrown_away = list[Finding]()
+    for name, is_seed in (("statistics thrown away", False), ("seeds thrown away", True)):
+        chosen = [i for i in range(num) if replay.are_seeds[i] == is_seed]
+        thrown_away += _thrown_away(name, modes, steps, line, chosen)
     by_replica = [
         (u.number, [p for p in u.pieces if p.called.replica == replica])
         for u in updates
         for replica in {p.called.replica for p in u.pieces}
     ]
     inside = [(number, a, a, b) for number, pieces in by_replica for a, b in pairwise(pieces)]
-    yield from thrown_away or _thrown_away("state of one microbatch", modes, inside, last_line, statistics + seeds)
+    yield from thrown_away or _thrown_away("state of one microbatch", modes, inside, last_line, [*range(num)])
 
 
 def follows(replay: Port, pieces: list[Piece]) -> list[bool]:

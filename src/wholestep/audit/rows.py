@@ -50,11 +50,8 @@ def order(
     if few is not None and (told in findings or UNSHUFFLED in findings):
         findings = [few if each in (told, UNSHUFFLED) else each for each in findings]
     elif log.has_fitted:
-        one = "same order every pass"
-        findings = [
-            f"{each.explanation} {_OF_FIT}" if isinstance(each, Found) and each.name == one else each
-            for each in findings
-        ]
+        causes = [each for each in findings if isinstance(each, Found) and each.name == "same order every pass"]
+        findings = [f"{each.explanation} {_OF_FIT}" if each in causes else each for each in findings]
     return [*findings, *_carried(windows)]
 
 

@@ -121,9 +121,8 @@ class Scout:
         for other in [loop for loop in self.loops.values() if not loop.trained and trained]:
             spread(other, trained)
         self._over = trained[-1] if trained else Loop(self)  # of the notes when the hooks end
-        self.loops = {
-            key: loop for key, loop in self.loops.items() if not trained or any(loop is each for each in trained)
-        }
+        kept = {id(loop) for loop in trained or self.loops.values()}
+        self.loops = {key: loop for key, loop in self.loops.items() if id(loop) in kept}
         known, fitted = set[int](), {id(each.model) for loop in trained if loop.is_fit for each in loop.trained}
         for loop in self.loops.values():
             loop.watched = {k: w for k, w in loop.watched.items() if w.log.is_used or k in loop.fitted}

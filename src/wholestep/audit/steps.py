@@ -46,6 +46,18 @@ def scheduled(learning_rate: Any) -> Schedule:
     return lambda number: float(learning_rate)
 
 
+def of_steps(
+    seen: Windows, updates: list[Update], calls: list[Applied], schedule: Schedule | None
+) -> Iterator[Finding]:
+    """Yield the findings on the optimizer steps, or on the rates of steps by hand; `calls`: of the optimizer, all."""
+    if not seen.is_by_hand:
+        yield from apply(updates, schedule)
+        yield from idle(seen)
+        yield from accumulated_twice(seen, calls)
+    elif seen.is_rated and schedule is not None:
+        yield from rates(seen.updates, schedule, FINE.differs)
+
+
 def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
     """Yield the findings on the optimizer steps; `schedule`: the rate that is meant, by update, from 0."""
     twice = repeated(updates)

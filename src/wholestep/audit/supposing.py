@@ -66,9 +66,8 @@ def inquire(loop: Loop, watched: Watched) -> Meaning:
     calls = [c for c in log.called if c.differentiated is not False]
     own = [each for each in loop.losses.values() if each.is_own and each.calls]
     labels = max((list(labels_of(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
-    are_swapped = bool(labels) and all(
-        each.called.outputs and same(each.label, each.called.outputs[0]) for each in labels
-    )
+    are_outputs = [bool(each.called.outputs) and same(each.label, each.called.outputs[0]) for each in labels]
+    are_swapped = bool(labels) and all(are_outputs)
     labels = [] if are_swapped else labels
     meaning = Meaning(watched, (), loss, _optimizer(watched, loop.scout.around), is_supposed=not told)
     if not told or loss is not None:
@@ -211,9 +210,8 @@ def _picked(replay: Replay, derived: list[Derived], values: dict[str, np.ndarray
     ]
     for one in solved(replay, own, {name: y for name, y in values.items() if y.size == len(y)}, {}):
         labels = np.concatenate([np.concatenate(places), one.labels.reshape(-1, 1)], axis=1)
-        yield Solved(
-            Through(one.loss, picked), labels.astype("float32"), None, f"{one.told}, by one output of each row"
-        )
+        loss, told = Through(one.loss, picked), f"{one.told}, by one output of each row"
+        yield Solved(loss, labels.astype("float32"), None, told)
 
 
 def _are_as(values: list[np.ndarray], called: list[Called]) -> bool:
