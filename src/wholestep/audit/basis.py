@@ -1,4 +1,4 @@
-"""The parts of the gradient of one update: vectors, and counts and sets of rows to describe their coefficients."""
+"""The parts of the gradient of one update, counts and sets of rows for their coefficients, and solutions by row."""
 
 from collections.abc import Callable
 from functools import cached_property, partial

@@ -1,4 +1,4 @@
-"""Losses of Keras and functions as such, and their relatives: those that a loss may be mistaken for."""
+"""Losses of Keras and functions as such, their relatives, which a loss may be mistaken for, and sums of soft labels."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

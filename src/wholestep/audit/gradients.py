@@ -1,4 +1,4 @@
-"""The stage of the gradient: the gradients that the optimizer got, against the meant ones."""
+"""The stage of the gradient: the gradients that the optimizer got, against the meant ones, and the proof."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

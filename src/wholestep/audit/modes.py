@@ -1,4 +1,4 @@
-"""The stages of the forward pass and of the state: its mode, and whether the values that it moved are kept."""
+"""The stages of the forward pass and of the state: its mode, its outputs, and whether values that it moved are kept."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs, rates of steps by hand."""
+"""Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs, optimizers by hand."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The stages of the optimizer step and of the moves between two: counts, slots, learning rates, written weights."""
+"""The stages of the optimizer step, of the moves between two, and of the printed loss."""
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate, groupby, pairwise

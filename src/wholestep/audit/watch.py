@@ -1,4 +1,4 @@
-"""audit(): a loop runs under hooks, and a report names its faults."""
+"""audit(): a loop runs under hooks, and a report names its faults; one that can be called runs on other rows too."""
 
 import threading
 from collections.abc import Callable, Iterator
