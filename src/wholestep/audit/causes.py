@@ -259,7 +259,7 @@ printed: mean of means | tensorflow/tensorflow#38596
     The printed loss is a mean of the batches' means: rows of short batches count more.
     -> weigh by rows: `metric.update_state(loss, sample_weight=len(batch))`.
 printed: last batch | Lightning-AI/pytorch-lightning#2924
-    The printed loss is that of the last batch alone.
+    The printed loss is the last batch's alone.
     -> keep a mean over all batches of the pass: `total / count`.
 printed: not reset | keras-team/keras#16526
     The printed loss is a mean over all passes so far: the metric is not reset.
