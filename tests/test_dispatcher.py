@@ -40,8 +40,8 @@ def sent(monkeypatch):
 
     sent, decide = Sent(), dispatcher.Dispatcher._num_to_send
     monkeypatch.setattr(dispatcher, "_MOST_SECONDS", 1e9)
-    monkeypatch.setattr("wholestep.dispatch.size._SECONDS_PER_DISPATCH", 1e9)
-    monkeypatch.setattr("wholestep.dispatch.looks._MOST_DEBT", -1e9)
+    monkeypatch.setattr("wholestep.dispatch.dispatcher._SECONDS_PER_DISPATCH", 1e9)
+    monkeypatch.setattr("wholestep.dispatch.dispatcher._MOST_DEBT", -1e9)
     monkeypatch.setattr(dispatcher.Dispatcher, "_num_to_send", num_to_send)
     return sent
 

@@ -34,7 +34,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"plan", "reports.report"},
     {"custom"},
     {"building", "context", "evaluation.evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
-    {"executor", "explain", "checkpoints.values", "checkpoints.configuration", "checkpoints.callbacks"},
+    {"executor", "explain", "checkpoints.configuration", "checkpoints.callbacks"},
     {"callbacks", "arguments", "checkpoints.resume"},
     {"checkpoints.saver"},
     {"drive", "steps", "setup"},
@@ -55,7 +55,7 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
     {"packing"},
     {"sampler"},
     {"batches", "block"},
-    {"facts", "feed", "opening", "single"},
+    {"facts", "feed", "opening"},
     {"__init__"},
 ]
 FLOORS_OF_MODEL = [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wholestep.dispatch.looks import Looks
+from wholestep.dispatch.dispatcher import Looks
 
 SHORT, LONG = 1e-4, 1e-3  # seconds of an update
 

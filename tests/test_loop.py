@@ -11,7 +11,7 @@ from shares import on, share
 from small import X, Y, model, same
 
 import wholestep as ws
-from wholestep.dispatch import size
+from wholestep.dispatch import dispatcher
 from wholestep.reports.applied import Applied
 
 QUIET = {"verbose": 0}
@@ -435,7 +435,7 @@ def noted_late(monkeypatch):
         return note(self, run, report)
 
     monkeypatch.setattr(Applied, "note_failures", noting)
-    monkeypatch.setattr(size, "_SECONDS_PER_DISPATCH", 1e6)
+    monkeypatch.setattr(dispatcher, "_SECONDS_PER_DISPATCH", 1e6)
     return found
 
 

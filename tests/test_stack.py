@@ -185,7 +185,7 @@ def sent(monkeypatch):
         return send(self, run, feed, block)
 
     monkeypatch.setattr(Executor, "send", note)
-    monkeypatch.setattr("wholestep.dispatch.size._SECONDS_PER_DISPATCH", 1e9)
+    monkeypatch.setattr("wholestep.dispatch.dispatcher._SECONDS_PER_DISPATCH", 1e9)
     return nums
 
 

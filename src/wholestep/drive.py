@@ -63,6 +63,9 @@ class Policy(Generic[Sent]):
         """Whether a callback asks to stop."""
         return False
 
+    def settle(self, unread: "deque[Sent]") -> None:
+        """Find where the run is after an error."""
+
     def close(self, unread: "deque[Sent]") -> None:
         """End the loop, however it ends."""
 
@@ -102,6 +105,9 @@ def drive(
     except TerminatedWaiting:  # the run is saved where it is, which the callbacks must have received
         read()
         raise
+    except (Exception, KeyboardInterrupt):  # of the data, a callback or the user
+        policy.settle(unread)
+        raise
     finally:
         policy.close(unread)
 
@@ -135,8 +141,12 @@ class _Training(Policy[Report]):
         """Pass the numbers on, up to update `failure`, which was not applied."""
 
     def close(self, unread: deque[Report]) -> None:
-        """Write the variables, and note the outcome of unread updates, of which one may have failed."""
+        """Write the variables, and count skipped updates."""
         self._executor.dispatcher.finish()
+        self._applied.note_skipped(self._run, unread)
+
+    def settle(self, unread: deque[Report]) -> None:
+        """Note the first failed update among the unread ones, so that the run and the data are before it."""
         while unread and not self.has_failed:
             self._note(unread.popleft())
 
@@ -349,11 +359,7 @@ class _Evaluating(_WithoutUpdates):
 
 
 def run_evaluation(
-    executor: Executor,
-    through: Pass,
-    steps: int | None,
-    watch: CallbackRunner,
-    look: Callable[[], None] = lambda: None,
+    executor: Executor, through: Pass, steps: int | None, watch: CallbackRunner, look: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """Return the logs over `steps` batches (None: all); `look` is called after each dispatch."""
     executor.model.stop_evaluating = False

@@ -26,9 +26,8 @@ from wholestep.checkpoints import (
 from wholestep.context import Context
 from wholestep.custom import undone, update_of
 from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
-from wholestep.dispatch.dispatcher import Dispatcher
+from wholestep.dispatch.dispatcher import Dispatcher, DispatchSize
 from wholestep.dispatch.repeat import EPOCH, GOES_ON
-from wholestep.dispatch.size import DispatchSize
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation.evaluate import Evaluation, Look, Pass, PassRun

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from wholestep.checkpoints.snapshot import (
         FACTS,
         GROUPS,
+        Assigned,
         RunFacts,
         Snapshot,
+        claimed,
         leaves_of,
+        put,
         put_together,
         renamed,
         taken_apart,
     )
-    from wholestep.checkpoints.values import Assigned, claimed, put
 
 _NAMES = {
     "callbacks": ("differing", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
@@ -36,8 +38,10 @@ _NAMES = {
     "resume": ("read_one",),
     "saver": ("Saver", "Unsaved", "save_once"),
     "settings": ("Checkpoints",),
-    "snapshot": ("FACTS", "GROUPS", "RunFacts", "Snapshot", "leaves_of", "put_together", "renamed", "taken_apart"),
-    "values": ("Assigned", "claimed", "put"),
+    "snapshot": (
+        *("FACTS", "GROUPS", "Assigned", "RunFacts", "Snapshot", "claimed", "leaves_of", "put", "put_together"),
+        *("renamed", "taken_apart"),
+    ),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [*_HOMES, "shell"]

@@ -1,13 +1,14 @@
 """A snapshot of a run: numpy arrays by name, and JSON."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
 
+from wholestep import engines
 from wholestep.checkpoints.manifest import parsed
 from wholestep.checkpoints.pieces import Numbers, Pieces
 from wholestep.checkpoints.place import DataPlace, Place
@@ -226,3 +227,31 @@ def _by_words(names: Iterable[str]) -> dict[str, list[str]]:
 
 def _name(name: str, names: Mapping[str, str]) -> str:
     return _BEFORE.sub(lambda found: found[1] + names.get(found[2], found[2]), name)
+
+
+Assigned = MutableMapping[int, keras.Variable]  # by id
+
+
+def put(kept: list[Numbers], variables: list[keras.Variable], assigned: Assigned) -> None:
+    """Assign arrays to the variables that are not `assigned` yet; further arrays are ignored.
+
+    Engines keep seeds and counters in integers of other sizes; their values fit in all of them.
+    """
+    for variable, array in zip(variables, kept, strict=False):
+        if id(variable) not in assigned:
+            own = array.astype(dtype_of(variable)) if isinstance(array, np.ndarray) else array
+            variable.assign(engines.placed(variable, own))
+            assigned[id(variable)] = variable
+
+
+def claimed(
+    left: list[tuple[str, Numbers]], variables: list[keras.Variable], assigned: Assigned
+) -> list[tuple[str, Numbers]]:
+    """Assign to each variable the first array of its path and shape, see `put`; return the remaining arrays."""
+    for variable in variables:
+        like = plain(variable.path), tuple(variable.shape)
+        i = next((i for i, (path, array) in enumerate(left) if (plain(path), array.shape) == like), None)
+        if i is not None:
+            put([left[i][1]], [variable], assigned)
+            left = left[:i] + left[i + 1 :]
+    return left

@@ -1,7 +1,7 @@
 """Data: a source, a sampler and a position in it, on their way to the device. Other packages import from here."""
 
 from wholestep.data.batches import Batches
-from wholestep.data.block import MOST_STACKED, Batch, Block, Check, Known, most_stacked, stack, stage
+from wholestep.data.block import MOST_STACKED, Batch, Block, Check, Known, SingleBatches, most_stacked, stack, stage
 from wholestep.data.facts import content_of, digest_of, layout_of
 from wholestep.data.feed import Feed, open_feed
 from wholestep.data.kinds import Data, classify
@@ -16,7 +16,6 @@ from wholestep.data.leaves import (
     without_none,
 )
 from wholestep.data.opening import go_to_epoch, in_turn, kept, open_batches
-from wholestep.data.single import SingleBatches
 from wholestep.data.sparse import dense, is_sparse, sliceable
 from wholestep.data.weights import check_weights, class_weighted
 

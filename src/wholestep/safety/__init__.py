@@ -1,11 +1,12 @@
 """Guards: no trainer is used twice at once, and no interrupt leaves half an update. Other packages import from here."""
 
-from wholestep.safety.guards import Guard, check_process
 from wholestep.safety.interrupts import (
     Ended,
+    Guard,
     Terminated,
     TerminatedWaiting,
     Termination,
+    check_process,
     end_when_terminated,
     uninterrupted,
     waiting,
