@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test lint suite torch large keras-own bench docs clean
+.PHONY: train test lint suite torch trainers large keras-own bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -23,7 +23,12 @@ suite: $(VENV)/installed-all
 
 # The audit of PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
 torch: $(VENV)-torch/installed
-	KERAS_BACKEND=jax $(VENV)-torch/bin/pytest --numprocesses 2 --dist worksteal tests/test_audit_torch.py
+	KERAS_BACKEND=jax $(VENV)-torch/bin/pytest --numprocesses 2 --dist worksteal tests/test_audit_torch.py \
+		tests/test_audit_torch_scripts.py
+
+# The audit of scripts of Transformers, Accelerate and Lightning, with models made on the spot.
+trainers: $(VENV)-trainers/installed
+	KERAS_BACKEND=jax $(VENV)-trainers/bin/pytest tests/test_audit_torch_trainers.py
 
 # All tests and the larger runs of them, compiled as users have it: hours, in parts, as compiled programs take room.
 large: export XLA_FLAGS = --xla_force_host_platform_device_count=8
@@ -63,6 +68,11 @@ $(VENV)-torch/installed: pyproject.toml constraints.txt
 	$(VENV)-torch/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,dev,torch]'
 	touch $@
 
+$(VENV)-trainers/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-trainers
+	$(VENV)-trainers/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,torch,trainers]'
+	touch $@
+
 $(VENV)-keras/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-keras
 	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev,keras-own]'
@@ -74,4 +84,4 @@ $(VENV)/installed-docs: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-keras $(VENV)-torch
+	rm -rf $(VENV) $(VENV)-keras $(VENV)-torch $(VENV)-trainers

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 import torch_right  # noqa: E402
 from test_examples import load  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_loops import Loop, plain  # noqa: E402
+from torch_loops import NUM, Loop, plain  # noqa: E402
 
 import wholestep as ws  # noqa: E402
 from wholestep.audit.causes import CAUSES  # noqa: E402
@@ -59,7 +59,7 @@ MUTANTS = {  # the fault, its name or the beginning of the note that the report 
     "eval": ({}, "inference mode"),
     "train once": ({}, "inference mode"),
     "softmax": ({"of_classes": True}, "softmax twice"),
-    "layer left out": ({}, "Trainable, but no gradient of it reaches the optimizer. These are 4.weight, 4.bias."),
+    "layer left out": ({}, "The optimizer does not hold some of the parameters."),
     "clip after the step": ({"clip": 0.5}, "The gradients are clipped after the optimizer step"),
     "clip per microbatch": ({"clip": 0.5, **WINDOW}, "clip per microbatch"),
     "step first": ({"model": linear}, "stale gradients"),
@@ -188,7 +188,7 @@ def test_without_a_known_loss_its_form_is_not_judged():
 
 
 OWN_FORMS = {  # of right losses, of which a loss of PyTorch is a part
-    "sum": (lambda out, y: nn.functional.mse_loss(out, y, reduction="sum") / len(y), "MSELoss"),
+    "sum": (lambda out, y: nn.functional.mse_loss(out, y, reduction="sum") / 7, "MSELoss"),
     "root": (lambda out, y: nn.functional.mse_loss(out, y).sqrt(), "MSELoss"),
     "penalty": (lambda out, y: nn.functional.mse_loss(out, y) + 0.1 * out.square().mean(), "MSELoss"),
     "others": (lambda out, y: nn.functional.binary_cross_entropy(out.sigmoid(), (y > 0).float()), "BCELoss"),
@@ -204,6 +204,15 @@ def test_a_loss_is_only_meant_if_the_gradient_is_its_own(form):
     assert not report.causes
     assert not report.is_judged
     assert f"the loop's gradient is not of {name} alone" in str(report)
+
+
+@pytest.mark.parametrize("divisor", [len, lambda y: 4], ids=["right", "full batch"])
+def test_a_sum_is_meant_to_be_divided_by_the_rows(divisor):
+    loop = Loop(loss=lambda out, y: nn.functional.mse_loss(out, y, reduction="sum") / divisor(y), model=plain)
+    with ws.audit.torch(loop.model, data=(loop.x, loop.y)) as report:
+        loop.train()
+    assert [cause.name for cause in report.causes] == ["divided by the full batch"] * (divisor is not len)
+    assert report.is_judged
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -224,6 +233,79 @@ def test_outputs_with_rows_on_another_axis_or_a_loss_that_fails_are_said(fails):
     assert not report.causes
     told = "it does not take the outputs and labels" if fails else "the rows are not the first axis of the outputs"
     assert told in str(report)
+
+
+LINES = {  # of a fault, the text of the line that makes it
+    "zeroed in every microbatch": "optimizer.zero_grad()",
+    "last window dropped": "optimizer.zero_grad()",
+    "schedule first": "scheduler.step()",
+    "clip per microbatch": "nn.utils.clip_grad_norm_(model.parameters(), self.clip)",
+    "train once": "model.eval()",
+}
+
+
+@pytest.mark.parametrize("fault", LINES)
+def test_the_line_is_that_of_the_mistake(fault):
+    (cause,) = audited(faults=(fault,), **MUTANTS[fault][0]).causes
+    assert cause.line.text == LINES[fault]
+
+
+def test_a_head_that_the_optimizer_does_not_hold_is_said():
+    loop = Loop(model=plain)
+    optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    loop.model[2] = nn.Linear(6, 1)
+    loop.optimizer = lambda *arguments, **options: optimizer
+    with ws.audit.torch(loop.model, (loop.x, loop.y), loop.loss) as report:
+        loop.train()
+    assert "the optimizer does not hold 2 of 4 variables, 2.weight, 2.bias" in report.first_line
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.9, 1.0])
+def test_a_schedule_of_epochs_that_moves_in_each_update_is_said_with_its_rates(gamma):
+    loop = Loop()
+    optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma)
+    with ws.audit.torch(loop.model, (loop.x, loop.y), loop.loss) as report:
+        for order in loop.orders():
+            for rows in order.split(4):
+                optimizer.zero_grad()
+                loop.loss(loop.model(loop.x[rows]).squeeze(-1), loop.y[rows]).backward()
+                optimizer.step()
+                scheduler.step()
+    told = [note for note in report.notes if note.startswith("StepLR makes a step in each update")]
+    assert not report.causes
+    assert report.has_likely is (gamma == 0.1)
+    assert [f"falls from 0.1 to {0.1 * gamma**3:.4g} in 18 updates" in note for note in told] == [True] * (gamma < 1)
+    assert all("scheduler.step()):" in note for note in told)
+
+
+def test_a_clip_before_the_gradients_is_a_note():
+    loop = Loop(model=plain)
+    optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    with ws.audit.torch(loop.model, (loop.x, loop.y), loop.loss) as report:
+        for rows in torch.arange(NUM).split(4):
+            optimizer.zero_grad()
+            loss = loop.loss(loop.model(loop.x[rows]).squeeze(-1), loop.y[rows])
+            nn.utils.clip_grad_norm_(loop.model.parameters(), 0.5)
+            loss.backward()
+            optimizer.step()
+    assert report.first_line.startswith("The gradients are clipped when there are none")
+
+
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_classes_may_be_the_last_axis_of_outputs_that_the_loop_makes_flat(is_shifted):
+    torch.manual_seed(1)
+    x, model = torch.randint(0, 9, (NUM, 5)), nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 3))
+    y, optimizer = (x * x + x.sum(1, keepdim=True)) % 3, torch.optim.SGD(model.parameters(), lr=0.1)
+    with ws.audit.torch(model, (x, y)) as report:
+        for _ in range(2):
+            for rows in torch.randperm(NUM).split(4):
+                optimizer.zero_grad()
+                labels = y[(rows + is_shifted) % NUM]
+                nn.functional.cross_entropy(model(x[rows]).view(-1, 3), labels.reshape(-1)).backward()
+                optimizer.step()
+    assert [cause.name for cause in report.causes] == ["labels shifted"] * is_shifted
+    assert report.is_judged
 
 
 def test_a_dataset_is_read_row_by_row():
@@ -268,6 +350,10 @@ def test_a_module_that_cannot_be_copied_is_not_judged():
         ({"model": "a model"}, "needs a PyTorch module"),
         ({"data": [1, 2, 3]}, "data must be"),
         ({"data": (torch.ones(3, 2), torch.ones(4))}, "arrays of 3, 4 rows"),
+        ({"data": torch.utils.data.TensorDataset(*[torch.ones(4, 3)] * 3)}, r"3 parts. Try: .* data=\(\(a, b\), y\)"),
+        ({"data": [(torch.ones(2),) * 3] * 4}, r"4 parts"),
+        ({"data": torch.utils.data.StackDataset(a=[1, 2], b=[1, 2])}, "no pairs, but of type dict"),
+        ({"model": nn.ModuleDict({"G": nn.Linear(3, 1)})}, "ModuleDict, which cannot be called"),
         ({"loss": "mse"}, "loss must be"),
         ({"loss": nn.CTCLoss()}, "CTCLoss"),
         ({"learning_rate": "fast"}, "learning_rate must be"),

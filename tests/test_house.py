@@ -155,7 +155,7 @@ def is_import(node, room):
 
 
 PORT_OF_THE_AUDIT = {
-    *("chain", "conclusion", "families", "hooks", "loops", "meaning", "replay", "scout", "searching"),
+    *("chain", "conclusion", "families", "hooks", "meaning", "replay", "scout", "searching"),
     *("supposing", "surroundings", "watch"),
 }
 OF_A_SCRIPT = {"derived", "script", "shell"}  # of the command, which knows Keras alone

@@ -335,11 +335,7 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
 
 
 class _Evaluating(_WithoutUpdates):
-    """A pass of `evaluate`, or of the validation of `fit`.
-
-    Args:
-        look: called after each dispatch; its exceptions end the evaluation.
-    """
+    """A pass of `evaluate`, or of validation; `look` is called after each dispatch, and its exceptions end the pass."""
 
     def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner, look: Callable[[], None]):
         super().__init__(executor, through, watch)

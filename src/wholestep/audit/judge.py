@@ -183,7 +183,8 @@ class Case:
             self._go_through_the_stages(verdict, seen, replay, rows)
         else:
             verdict.notes += [note for note in self.log.notes if isinstance(note, Likely)]
-        verdict.causes = list(map(self.port.said, verdict.causes))
+        lines = self.log.lines
+        verdict.causes = [self.port.said(replace(c, line=lines.get(c.name, c.line))) for c in verdict.causes]
         return verdict
 
     def _events(self) -> list[Called | Applied]:

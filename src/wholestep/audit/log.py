@@ -169,6 +169,7 @@ class Log:
         num_late: forward passes between the end of the log and the end of the script.
         targets: shapes of the targets of gradients that are not scalars, with the line.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
+        lines: by the name of a cause, the line that makes it, where it is not that of the step or the pass.
     """
 
     room: int = MOST
@@ -187,6 +188,7 @@ class Log:
     num_late: int = 0
     is_stateless: bool = False
     flags: dict[int, Flags] = field(default_factory=dict)
+    lines: dict[str, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
 

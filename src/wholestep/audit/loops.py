@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
 from wholestep.audit.log import Called, Line, Log
@@ -28,7 +27,7 @@ class Watched:
         logs: its records in all loops.
     """
 
-    model: keras.Model
+    model: Any
     log: Log
     before: list[np.ndarray]
     like: Tree = None

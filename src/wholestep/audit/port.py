@@ -63,6 +63,7 @@ class Port(ABC):
         evaluating: how a model is called to evaluate it, in words.
         freezing: how a layer is set not to be trained, in words.
         outlined: why weights may move while no update is seen, in words.
+        incomplete: why an optimizer may lack parameters, in words; empty if which it holds is not known.
         losses: its losses, and the relatives that one may be mistaken for: the functions of `audit.families`.
         names, shapes, sizes: of the trainable variables.
         names_of_others: of the other variables.
@@ -78,6 +79,7 @@ class Port(ABC):
     evaluating: str
     freezing: str
     outlined: str
+    incomplete = ""
     losses: Any
     names_of_others: list[str]
     num_recurrent = 0

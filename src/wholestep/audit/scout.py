@@ -60,6 +60,8 @@ class Scout:
         elsewhere: in words, that the loop's gradients are taken by another engine than the models'.
     """
 
+    framework = "keras"
+
     def __init__(self, num_updates: int | None, imported: frozenset[str] = frozenset()):
         self._imported = imported
         self._least, self._is_exact = num_updates or 30, num_updates is not None

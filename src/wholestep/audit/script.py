@@ -10,14 +10,14 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from wholestep.audit.stop import COMMAND, Enough, over
+from wholestep.audit.stop import Enough, as_command, over
 
 
 class Ran(NamedTuple):
     """How a script ended.
 
     Attributes:
-        scout: what watched it; None if it never imported Keras.
+        scout: what watched it; None if it imported neither Keras nor PyTorch.
         how: "" for a script that ended well or was ended here; else what happened, in words.
     """
 
@@ -28,8 +28,8 @@ class Ran(NamedTuple):
 def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
     """Run a script until it ends, or its loops have made `num_updates` updates; None for as many as are needed.
 
-    Keras is watched from the moment on when the script imports it, so that the script still chooses the engine. An
-    interrupt (Ctrl-C) is passed on.
+    Keras and PyTorch are watched from the moment on when the script imports them, so that the script still chooses the
+    engine. An interrupt (Ctrl-C) is passed on.
     """
     path = Path(script).resolve()
     main = ModuleType("__main__")
@@ -44,11 +44,19 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
 
             scout = Scout(num_updates, imported)
             stack.enter_context(scout.on())
-            token = COMMAND.set(scout.limit)
-            stack.callback(COMMAND.reset, token)
+            stack.enter_context(as_command(scout.limit))
+            scouts.append(scout)
+
+        def watch_torch() -> None:
+            from wholestep.audit.pytorch.scout import Scout
+
+            scout = Scout(num_updates)
+            stack.enter_context(scout.on())
+            stack.enter_context(as_command(scout.limit))
             scouts.append(scout)
 
         stack.enter_context(_once_imported("keras", watch))
+        stack.enter_context(_once_imported("torch", watch_torch))
         try:
             try:
                 exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
@@ -62,12 +70,19 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
             how = _said(left)
         except Exception as error:
             _look(scouts, error.__traceback__)
-            if not (scouts and scouts[0].limit.has_stopped):  # else an engine's error for `Enough`
+            if not any(scout.limit.has_stopped for scout in scouts):  # else an engine's error for `Enough`
                 traceback.print_exception(type(error), error, _of_script(error.__traceback__, str(path)))
                 how = _ended_with(error)
-        if scouts:
-            scouts[0].around.take(main.__dict__)
-    return Ran(scouts[0] if scouts else None, how)
+        for scout in scouts:
+            if scout.framework == "keras":
+                scout.around.take(main.__dict__)
+    return Ran(max(scouts, key=_num_seen, default=None), how)
+
+
+def _num_seen(scout: Any) -> tuple[int, ...]:
+    """Return how much a scout has seen: audits of the script's own, steps, forward passes, models."""
+    steps, passes = (sum(len(getattr(each.log, name)) for each in scout.watched) for name in ("applied", "called"))
+    return len(scout.limit.reports), steps, passes, len(scout.watched)
 
 
 def _end(scout: Any) -> None:
@@ -79,8 +94,9 @@ def _end(scout: Any) -> None:
 
 
 def _look(scouts: list[Any], raised: TracebackType | None) -> None:
-    if scouts:
-        scouts[0].around.look(raised)
+    for scout in scouts:
+        if scout.framework == "keras":
+            scout.around.look(raised)
 
 
 def _said(left: SystemExit) -> str:
@@ -93,7 +109,7 @@ def _said(left: SystemExit) -> str:
 
 def _ended_with(error: Exception) -> str:
     told = f"the script ended with an error, {type(error).__name__}"
-    if "keras" not in sys.modules:
+    if sys.modules.get("keras") is None:
         return told
     from wholestep.audit.source import own_fault
 
@@ -123,7 +139,7 @@ def _as_main(main: ModuleType, argv: list[str], folder: str) -> Iterator[None]:
 @contextmanager
 def _once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
     """Call a function as soon as a module has been imported; now, if it has been."""
-    if name in sys.modules:
+    if sys.modules.get(name) is not None:
         then()
         yield
         return

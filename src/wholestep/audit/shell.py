@@ -70,14 +70,23 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
         except WholestepError as error:
             return _say_unseen(own, [str(error)])
     if ran.scout is None:
-        return _say_unseen(own, [ran.how or "any update: the script does not import Keras"])
-    return _conclude(own, ran)
+        return _say_unseen(own, [ran.how or "any update: the script imports neither Keras nor PyTorch"])
+    return _of_torch(own, ran) if ran.scout.framework == "torch" else _conclude(own, ran)
+
+
+def _of_torch(own: argparse.Namespace, ran: Any) -> int:
+    from wholestep.audit.pytorch.conclusion import conclude
+
+    try:
+        reports = conclude(ran)
+    except WholestepError as error:
+        return _say_unseen(own, [str(error), ran.how])
+    return _say(own, ran, reports)
 
 
 def _conclude(own: argparse.Namespace, ran: Any) -> int:
     from wholestep.audit.conclusion import conclude
     from wholestep.audit.port import quiet
-    from wholestep.audit.report import write_html
     from wholestep.audit.searching import UnknownError
 
     if ran.scout.elsewhere and not any(each.log.applied for each in ran.scout.watched):
@@ -97,6 +106,12 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
         traceback.print_exc()
         of_script = f"the audit called a function of the script again, and it raised {type(error).__name__}"
         return _say_unseen(own, [own_fault(error) or of_script, ran.how])
+    return _say(own, ran, reports)
+
+
+def _say(own: argparse.Namespace, ran: Any, reports: list) -> int:
+    from wholestep.audit.report import write_html
+
     if own.html is not None:
         write_html(reports, own.html)
     if own.json:

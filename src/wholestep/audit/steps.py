@@ -156,7 +156,9 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
             proof = of_values("the learning rate", lambda i: f"of update {updates[i].number}", [used, meant, changed])
             yield found(name, without, line, shown, with_change=apart, proof=proof)
             return
-    yield not_known("apply", "The learning rates are not those of the schedule that was meant.", without, line, shown)
+    at_first = [u.number for u in updates].index(shown[0])
+    told = f"The learning rate of update {shown[0]} is {used[at_first]:.4g}, and {meant[at_first]:.4g} was meant."
+    yield not_known("apply", told, without, line, shown)
 
 
 def anew_in_each_pass(seen: Windows) -> Iterator[str]:

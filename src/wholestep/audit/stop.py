@@ -4,7 +4,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any
@@ -55,6 +55,17 @@ class Limit:
 
 
 COMMAND: ContextVar[Limit | None] = ContextVar("the limit of the loop that runs", default=None)
+
+
+@contextmanager
+def as_command(limit: Limit) -> Iterator[None]:
+    """Let audits inside find the command's limit; of several the first."""
+    before = COMMAND.get()
+    token = COMMAND.set(before or limit)
+    try:
+        yield
+    finally:
+        COMMAND.reset(token)
 
 
 def stop(ended: threading.Event, *, is_direct: bool) -> None:

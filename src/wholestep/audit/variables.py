@@ -71,12 +71,18 @@ def left_out(
         yield found("variable left out", size, whole[0].line, numbers, detail)
         return
     still = [names[i] for i in bare if i not in moving]
+    is_unheld = bool(replay.incomplete) and not {i for step in steps for i in step.built} & {*bare}
     if bare and 2 * len(still) >= num and not has_others:
         part = "Half" if 2 * len(still) == num else "Most"
         got = f"{len(still)} of {num} variables get no gradient, {some(still)}"
+        if is_unheld:
+            got = (
+                f"the optimizer does not hold {len(still)} of {num} variables, {some(still)}. {replay.incomplete[:-1]}"
+            )
         yield Likely(f"{part} of the model is never trained: {got}. If that is meant, set `{replay.freezing}`.")
     else:
-        told = so(BY_NAME["variable left out"].explanation, bare)
+        unheld = f"The optimizer does not hold some of the parameters. {replay.incomplete}"
+        told = so(unheld if is_unheld else BY_NAME["variable left out"].explanation, bare)
         yield from map(Likely, told) if replay.are_forgotten(bare) else told
 
 

@@ -6,22 +6,34 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
+import numpy as np
 from torch import Tensor, autograd, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer
 
 from wholestep.audit.found import Likely
-from wholestep.audit.pytorch.hooks import Watcher
+from wholestep.audit.log import Line
+from wholestep.audit.pytorch.hooks import Watcher, line_here
 from wholestep.audit.pytorch.losses import FUNCTIONS, Loss
-from wholestep.audit.pytorch.state import trained
+from wholestep.audit.pytorch.state import array, trained
 from wholestep.audit.steps import Schedule
 
 _CLIPPED_LATE = Likely(
     "The gradients are clipped after the optimizer step, and not used any more. Clip between `loss.backward()` and "
     "`optimizer.step()`."
 )
+_CLIPPED_EARLY = Likely(
+    "The gradients are clipped when there are none, and then taken: nothing is clipped. Clip between `loss.backward()` "
+    "and `optimizer.step()`."
+)
 _FEW = 3  # updates by which a schedule is judged
-_VIEWS, _SCALES = ("Squeeze", "Unsqueeze"), ("Div", "Mul")  # operations, as autograd names them
+_OF_EPOCHS = "StepLR", "MultiStepLR", "ExponentialLR"  # schedules whose numbers are mostly those of epochs
+_FAR = 0.01  # of the first rate: such a rate trains no more
+_ZEROED = "only the last microbatch", "first microbatch lost", "last microbatch lost", "last window dropped"
+_SCHEDULED = "schedule by microbatch", "schedule one ahead"
+_VIEWS = "Squeeze", "Unsqueeze", "Select", "View", "UnsafeView", "Reshape", "Transpose", "Permute"  # for autograd
+_SCALES = "Div", "Mul"
 _OWN = {nn.CrossEntropyLoss: ("Softmax",), nn.BCEWithLogitsLoss: ("Sigmoid",)}  # before a loss that has them inside
 
 
@@ -31,16 +43,20 @@ class Calls:
     Attributes:
         losses: by their text, the losses of which a gradient may be taken.
         is_whole: whether each gradient by the outputs was that of such a loss of them alone, times a number.
+        targets: by the order of a pass, the labels that its loss was given.
         moves: of each move of a schedule: (the optimizer's steps before it, the rate before, the rate after).
     """
 
     def __init__(self, watcher: Watcher):
         self.watcher, self.log = watcher, watcher.log
         self.losses: dict[str, Loss] = {}
+        self.targets: dict[int, np.ndarray] = {}
         self.moves: list[tuple[int, float, float]] = []
         self.is_whole = True
         self._depth, self._schedulers = 0, dict[int, Any]()
-        self._plain: list[tuple[Any, bool]] = []  # of losses of the outputs: the node, whether it is a mean
+        self._lines: dict[str, Line] = {}  # the last one that clips, takes gradients, and so on
+        self._plain: list[tuple[Any, str]] = []  # of losses of the outputs: the node, the reduction
+        self._divisors: list[bool] = []  # of sums: whether they are divided by the rows
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -49,12 +65,68 @@ class Calls:
             for owner, name in _clips():
                 stack.enter_context(_replaced(owner, name, self._clip(getattr(owner, name))))
             for function, kind in FUNCTIONS.items():
-                if getattr(functional, function.__name__, None) is function:
-                    stack.enter_context(_replaced(functional, function.__name__, self._loss(function, kind)))
+                now = getattr(functional, function.__name__)
+                told = self._loss(getattr(now, "direct", now), kind)
+                stack.enter_context(_replaced(functional, function.__name__, told))
             for name in ("backward", "grad"):
                 stack.enter_context(_replaced(autograd, name, self._taking(getattr(autograd, name))))
             stack.enter_context(_replaced(LRScheduler, "step", self._move(LRScheduler.step)))
+            for owner in (Optimizer, nn.Module):
+                stack.enter_context(_replaced(owner, "zero_grad", self._zeroing(owner.zero_grad)))
+            stack.enter_context(_replaced(nn.Module, "eval", self._evaluating(nn.Module.eval)))
             yield
+        self._close()
+
+    def _close(self) -> None:
+        """Write the lines of causes, and the note on a rate that falls."""
+        of, lines = self._lines, dict.fromkeys(_ZEROED, self.watcher.dropped)
+        lines |= dict.fromkeys(_SCHEDULED, of.get("schedule")) | {"clip per microbatch": of.get("clip")}
+        lines |= {"not reset": of.get("zero", of.get("take")), "inference mode": of.get("eval")}
+        self.log.lines.update({name: line for name, line in lines.items() if line is not None})
+        if (fall := self._fall()) is not None:
+            self.log.notes[fall] = None
+
+    def _fall(self) -> str | None:
+        """Return the note on a schedule of epochs that moves in each update, and lets the rate fall."""
+        kinds = {type(each).__name__ for each in self._schedulers.values()}
+        at = {steps for steps, *_ in self.moves}
+        if len(kinds) != 1 or not kinds <= {*_OF_EPOCHS} or len(at) < _FEW or len(at) < max(at) - min(at):
+            return None
+        first, last = self.moves[0][1], self.moves[-1][2]
+        told = f"{next(iter(kinds))} makes a step in each update ({self._lines.get('schedule')}): the learning rate "
+        told += f"falls from {first:.4g} to {last:.4g} in {len(at)} updates. If its numbers are those of epochs, call "
+        told += "`scheduler.step()` once per epoch."
+        return (Likely(told) if last <= _FAR * first else told) if last < first else None
+
+    def _note(self, what: str) -> None:
+        """Keep the line of the user's that calls here."""
+        if self.log.is_open and (line := line_here()) is not None:
+            self._lines[what] = line
+
+    def _zeroing(self, zero: Callable) -> Callable:
+        """Return a `zero_grad` whose line is kept, and that of one which throws away gradients."""
+
+        @wraps(zero)
+        def told(owner: Any, *arguments: Any, **others: Any) -> Any:
+            if self.log.is_open and (self.watcher.module is owner or self._is_own(owner)):
+                self._note("zero")
+                if self.watcher.is_waiting:
+                    self.watcher.dropped = self._lines.get("zero")
+            return zero(owner, *arguments, **others)
+
+        return told
+
+    def _is_own(self, owner: Any) -> bool:
+        return isinstance(owner, Optimizer) and self.watcher.is_own(owner)
+
+    def _evaluating(self, evaluate: Callable) -> Callable:
+        @wraps(evaluate)
+        def told(module: nn.Module) -> nn.Module:
+            if module is self.watcher.module:
+                self._note("eval")
+            return evaluate(module)
+
+        return told
 
     def schedule(self) -> Schedule | None:
         """Return the rates by update, if a schedule moves in each update, but at another place or more than once.
@@ -78,8 +150,11 @@ class Calls:
             given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             own = {id(p) for _, p in trained(self.watcher.module)}
             is_late = self.log.is_open and bool(self.log.applied) and not self.watcher.is_waiting
-            if is_late and any(id(p) in own for p in given):
-                self.log.notes[_CLIPPED_LATE] = None
+            if any(id(p) in own for p in given):
+                self._note("clip")
+                if is_late:
+                    is_early = not any(p.grad is not None and p.grad.any() for p in given)
+                    self.log.notes[_CLIPPED_EARLY if is_early else _CLIPPED_LATE] = None
             return clip(given, *arguments, **others)
 
         return told
@@ -102,8 +177,11 @@ class Calls:
                 module = kind(**options)
                 weights = [str(value) for value in options.values()]
                 self.losses.setdefault(f"{module} {weights}", Loss(module))
-                if _leads(given["input"].grad_fn, self.watcher.latest, _OWN.get(kind, ())):
-                    self._plain.append((result.grad_fn, module.reduction == "mean"))
+                if self.log.called and self.log.called[-1].is_whole and isinstance(given.get("target"), Tensor):
+                    self.targets.setdefault(self.log.called[-1].order, array(given["target"]))
+                is_whole = given["input"].numel() in self.watcher.sizes  # no part of an output is selected
+                if is_whole and _leads(given["input"].grad_fn, self.watcher.latest, _OWN.get(kind, ())):
+                    self._plain.append((result.grad_fn, module.reduction))
             return result
 
         return told
@@ -115,15 +193,36 @@ class Calls:
         def told(*arguments: Any, **others: Any) -> Any:
             roots: Any = arguments[0] if arguments else others.get("tensors", others.get("outputs"))
             nodes = [root.grad_fn for root in ([roots] if isinstance(roots, Tensor) else roots)]
-            before = self.watcher.num_heard
+            before, are_by_rows = self.watcher.num_heard, list(map(self._is_by_rows, nodes))  # which a graph forgets
+            self._note("take")
             result = take(*arguments, **others)
-            if self.watcher.num_heard > before:
-                losses, means = [n for n, _ in self._plain], [n for n, is_mean in self._plain if is_mean]
-                self.is_whole &= any(_leads(node, losses) or _leads(node, means, _SCALES) for node in nodes)
+            if self.watcher.num_heard > before and self.losses:  # else a loss that was looked up before this listened
+                losses, means = [n for n, _ in self._plain], [n for n, how in self._plain if how == "mean"]
+                sums = [n for n, how in self._plain if how == "sum"]
+                divided = [by for by, node in zip(are_by_rows, nodes, strict=True) if _leads(node, sums, _SCALES)]
+                is_one = any(_leads(node, losses) or _leads(node, means, _SCALES) for node in nodes)
+                self._divisors += [any(divided)] * bool(sums and not is_one)
+                self.is_whole &= is_one or bool(divided)
                 self._plain.clear()
             return result
 
         return told
+
+    def _is_by_rows(self, node: Any) -> bool:
+        """Whether a number is divided by the rows of the last pass on its way to a loss."""
+        rows = [called.inputs[0].shape[:1] for called in self.log.called[-1:] if called.inputs]
+        numbers, shapes = list[float](), [shape[0] for shape in rows if shape and shape[0]]
+        while node is not None and node.name().startswith(_SCALES):
+            other = getattr(node, "_saved_other", None)
+            numbers += [float(other)] if isinstance(other, Tensor) and not other.ndim else []
+            node = node.next_functions[0][0]
+        return any(abs(number * factor - 1) < 1e-6 for number in numbers for num in shapes for factor in (num, 1 / num))
+
+    def meant(self, loss: Loss) -> Loss | None:
+        """Return the loss that is meant: that of the loop, or its sum by the rows, if most are divided so; or None."""
+        if not self.is_whole or not any(self._divisors):
+            return loss if self.is_whole and not self._divisors else None
+        return loss.by_rows() if 2 * sum(self._divisors) > len(self._divisors) else None
 
     def _move(self, step: Callable) -> Callable:
         """Return the step of a schedule, of which the rates before and after are noted."""
@@ -136,10 +235,30 @@ class Calls:
             is_first = getattr(scheduler, "last_epoch", 0) == 0  # as it begins
             if self.log.is_open and not is_first and self.watcher.is_own(optimizer):
                 self._schedulers[id(scheduler)] = scheduler
+                self._note("schedule")
                 self.moves.append((self.watcher.num_steps(optimizer), before, float(optimizer.param_groups[0]["lr"])))
             return result
 
         return told
+
+
+@contextmanager
+def later() -> Iterator[None]:
+    """Let a loss that is looked up here, and called once a `Calls` listens, be heard: `cross_entropy(model(x), y)`."""
+    with ExitStack() as stack:
+        for function in FUNCTIONS:
+            stack.enter_context(_replaced(functional, function.__name__, _looked_up_again(function)))
+        yield
+
+
+def _looked_up_again(function: Callable) -> Callable:
+    @wraps(function)
+    def again(*arguments: Any, **others: Any) -> Any:
+        now = getattr(functional, function.__name__)
+        return (function if now is again else now)(*arguments, **others)
+
+    again.direct = function  # type: ignore[attr-defined]
+    return again
 
 
 def _leads(node: Any, ends: list[Any], through: tuple[str, ...] = ()) -> bool:

@@ -5,8 +5,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ _SEEDED = Likely(
 )
 _FEW = 3  # passes by which random states are compared
 _CAST = "forward passes under `torch.autocast`: they are not computed again"
+_FAILED, _LONGEST = "the updates from one on: the audit has ended there with an error of its own ({})", 200
 _CLOSURE = "optimizer steps that run the model more than once, by a closure"
 
 
@@ -78,6 +80,14 @@ class Rates:
     slots: list[tuple[int, str, bool]]
 
 
+class Own(NamedTuple):
+    """The loss that a module computes itself: its labels, its value, and the number by which a sum is divided."""
+
+    labels: np.ndarray
+    loss: float
+    num: float | None
+
+
 @dataclass
 class _Begun:
     """The beginning of a forward pass that runs."""
@@ -101,6 +111,9 @@ class Watcher:
         is_waiting: whether a gradient was taken since the last step.
         num_heard: how many derivatives by an output were taken.
         latest: the nodes of the graph that made the outputs of the last pass.
+        sizes: of these outputs, how many numbers they have.
+        own: by the order of a pass, the loss that the module has computed itself.
+        dropped: the line that threw away gradients before a step was made of them.
     """
 
     module: nn.Module
@@ -110,6 +123,9 @@ class Watcher:
     is_waiting: bool = False
     num_heard: int = 0
     latest: list[Any] = field(default_factory=list)
+    sizes: set[int] = field(default_factory=set)
+    own: dict[int, Own] = field(default_factory=dict)
+    dropped: Line | None = None
     _running: list[_Begun] = field(default_factory=list)
     _differentiated: set[int] = field(default_factory=set)
     _steps: dict[int, int] = field(default_factory=dict)
@@ -123,13 +139,26 @@ class Watcher:
         with ExitStack() as stack:
             stack.callback(self._close)
             for handle in (
-                register_module_forward_pre_hook(self._begin),
-                register_module_forward_hook(self._end, with_kwargs=True),
-                register_optimizer_step_pre_hook(self._before_step),
-                register_optimizer_step_post_hook(self._after_step),
+                register_module_forward_pre_hook(self._harmless(self._begin)),
+                register_module_forward_hook(self._harmless(self._end), with_kwargs=True),
+                register_optimizer_step_pre_hook(self._harmless(self._before_step)),
+                register_optimizer_step_post_hook(self._harmless(self._after_step)),
             ):
                 stack.callback(handle.remove)
             yield
+
+    def _harmless(self, hook: Callable) -> Callable:
+        """Return a hook whose errors end the record, and not the user's loop."""
+
+        @wraps(hook)
+        def called(*arguments: Any) -> None:
+            try:
+                hook(*arguments)
+            except Exception as error:
+                self.log.is_open = False
+                self.log.unseen[_FAILED.format(" ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST])] = None
+
+        return called
 
     def _close(self) -> None:
         """Sort the log, and mark the passes of which a gradient was taken."""
@@ -152,7 +181,7 @@ class Watcher:
         elif self._differentiated and not self.log.applied and self._has_stayed():
             yield _OF_OTHERS if self.log.has_others else _STEPLESS
         elif self._differentiated and steps and is_bare:
-            yield _BARE
+            yield Likely(f"{_BARE} ({self.dropped})") if self.dropped else _BARE
         own = [each.setting for each in self.log.called if each.differentiated and each.setting.draws]
         if len(own) >= _FEW and all(torch.equal(each.random.of_torch, own[0].random.of_torch) for each in own):
             yield _SEEDED
@@ -174,8 +203,13 @@ class Watcher:
     def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if module is not self.module or not self._running:
             return
-        begun, nest, out = self._running.pop(), unpacked((args, kwargs)), unpacked(output)
+        begun, nest, out = self._running.pop(), unpacked((args, kwargs)), unpacked(_bare(output))
         chosen, rest = split(nest.leaves, self.num_inputs)
+        order, own = next(self._order), _own_loss(kwargs, output)
+        if own is not None:
+            self.own[order] = own[1]
+            chosen = [i for i in chosen if nest.leaves[i] is not kwargs["labels"]]
+            rest = [leaf.detach().clone() if i not in chosen else None for i, leaf in enumerate(nest.leaves)]
         every = [*begun.args, *map(array, nest.leaves[len(begun.args) :])]  # args as they were before the pass
         inputs = [every[i] for i in chosen]
 
@@ -183,7 +217,7 @@ class Watcher:
             own = dict(zip(chosen, leaves, strict=True))
             return nest.packed([own.get(i, leaf) for i, leaf in enumerate(rest)])
 
-        order, is_kept = next(self._order), self.log.wants(inputs) and not begun.is_cast
+        is_kept = self.log.wants(inputs) and not begun.is_cast
         if begun.is_cast:
             self.log.unseen[_CAST] = None
         kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if is_kept else ([], [], [])
@@ -196,8 +230,9 @@ class Watcher:
         if not out.leaves:
             self.log.unseen[f"an output of type {type(output).__name__}, in which no tensor is found"] = None
         self.latest = [leaf.grad_fn for leaf in out.leaves if leaf.grad_fn is not None]
+        self.sizes = {leaf.numel() for leaf in out.leaves}
         for i, leaf in enumerate(out.leaves):
-            if leaf.grad_fn is not None:
+            if leaf.grad_fn is not None and (own is None or leaf is own[0]):
                 leaf.register_hook(self._heard(called, i))
 
     def _heard(self, called: Called, i: int) -> Callable[[Tensor], None]:
@@ -296,6 +331,23 @@ class Watcher:
             in_part(arrays),
             Rates(places, options, [(i, name, not isinstance(v, Tensor)) for i, name, v in slots]),
         )
+
+
+def _own_loss(given: dict, output: Any) -> tuple[Tensor, Own] | None:
+    """Return the loss that a module computes itself of labels, and its numbers; None if it does not."""
+    labels, loss = given.get("labels"), output.get("loss") if isinstance(output, dict) else None
+    if not isinstance(labels, Tensor) or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
+        return None
+    num = given.get("num_items_in_batch")
+    is_one = isinstance(num, int | float) or (isinstance(num, Tensor) and num.numel() == 1)
+    return loss, Own(array(labels), float(loss.detach()), float(num) if is_one else None)  # type: ignore[arg-type]
+
+
+def _bare(output: Any) -> Any:
+    """Return the tensors of an output: a cache beside them would hold its graph."""
+    if isinstance(output, dict):
+        return type(output)({name: value for name, value in output.items() if unpacked(value).leaves})
+    return output
 
 
 def _together(steps: list[Applied], called: list[Called]) -> list[Applied]:

@@ -68,7 +68,10 @@ class Loss:
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
         """Return the loss of a model's output by row."""
         out = outputs if isinstance(outputs, Tensor) else _first(outputs)
-        labels = self._fitting(out, torch.as_tensor(labels))
+        labels = torch.as_tensor(labels)
+        if isinstance(self.given, _BY_CLASS) and _are_classes_last(out, labels):
+            out = out.movedim(-1, 1)
+        labels = self._fitting(out, labels)
         values = self._bare(out, labels)
         how = self.given.reduction
         if isinstance(self.given, _BY_CLASS):
@@ -82,6 +85,16 @@ class Loss:
         values = torch.where(weights == 0, torch.zeros_like(values), values)
         values, weights = (each.reshape(len(out), -1).sum(1) for each in (values, weights))
         return ByRow(values, weights, how != "sum")
+
+    def by_rows(self) -> "Loss | None":
+        """Return its sum divided by the rows; None for a loss of classes, whose labels may not count."""
+        return self.averaged() if isinstance(self.given, _BY_ELEMENT) else None
+
+    def averaged(self) -> "Loss":
+        """Return its sum divided by the rows, or of classes by the labels that count."""
+        given = copy.deepcopy(self.given)
+        given.reduction = "mean" if isinstance(self.given, _BY_CLASS) else "batchmean"
+        return Loss(given)
 
     def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return the weight of each label: of its class, 0 for a label that is ignored."""
@@ -201,6 +214,61 @@ class LoopsOwn(Observed):
         return ByRow(sum(parts[1:], parts[0]), torch.ones(num), False)
 
 
+class ModelsOwn:
+    """The loss that a model of Transformers computes of its logits and labels; labels of -100 are ignored.
+
+    Args:
+        told: in words.
+        is_shifted: whether the labels of the next places are meant.
+        function: the unreduced loss.
+    """
+
+    def __init__(self, told: str, is_shifted: bool, function: Callable):
+        self.told, self.given, self.is_shifted, self._function = told, None, is_shifted, function
+
+    @staticmethod
+    def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
+        """Return the form that has this loss on a pass: the mean, or the sum divided by `num`."""
+        for each in _FORMS:
+            own = ModelsOwn(*each)
+            try:
+                found = own.of(outputs, labels)
+            except (IndexError, KeyError, RuntimeError, TypeError, ValueError):
+                continue
+            total, weight = float(found.values.sum()), float(found.weights.sum())
+            if any(abs(loss * n - total) <= 10 * _SAME * abs(total) for n in (weight, num) if n):
+                return own
+        return None
+
+    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
+        """Return the loss of outputs by row: the sum over its places, and their number."""
+        logits = outputs if isinstance(outputs, Tensor) else outputs["logits"]
+        given: Tensor = torch.as_tensor(labels)
+        num = len(logits)
+        if self.is_shifted:
+            logits, given = logits[:, :-1], given[:, 1:]
+        values = self._function(logits, given)
+        own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
+        return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
+
+
+def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
+    flat = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), reduction="none")
+    return flat.reshape(labels.shape)
+
+
+_FORMS = (
+    ("cross entropy of the next place, over the places whose label is not -100", True, _of_classes),
+    ("cross entropy over the places whose label is not -100", False, _of_classes),
+    ("squared error", False, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
+    (
+        "binary cross entropy",
+        False,
+        lambda out, y: functional.binary_cross_entropy_with_logits(out, y, reduction="none"),
+    ),
+)
+
+
 def meant(loss: Any) -> Loss | Function:
     """Return the loss that is meant, taken apart.
 
@@ -223,6 +291,12 @@ def meant(loss: Any) -> Loss | Function:
 def _first(outputs: Any) -> Tensor:
     """Return the first floating tensor of a model's output."""
     return next(leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point())
+
+
+def _are_classes_last(out: Tensor, labels: Tensor) -> bool:
+    """Whether labels fit outputs (rows, ..., classes), which a loop makes flat before the loss, and not otherwise."""
+    is_first = labels.shape == out.shape[:1] + out.shape[2:]
+    return out.ndim > 2 and labels.shape == out.shape[:-1] and not is_first
 
 
 def _as_tensors(labels: Tree) -> Any:

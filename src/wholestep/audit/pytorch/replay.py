@@ -57,6 +57,7 @@ class Replay(Port):
         "the weights moved, but no optimizer step was seen with a forward pass of this model before it. Is the model "
         "called, and not its layers one by one?"
     )
+    incomplete = "It must be made of `model.parameters()` once the model is whole."
     losses = Family
 
     def __init__(

@@ -13,14 +13,15 @@ from torch.utils.data import Dataset, TensorDataset
 from wholestep import tree
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log, room
-from wholestep.audit.port import NoLoss
+from wholestep.audit.port import ByPass, NoLoss
 from wholestep.audit.pytorch.calls import Calls
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, Objective, meant
+from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, ModelsOwn, Objective, meant
 from wholestep.audit.pytorch.replay import Replay
 from wholestep.audit.pytorch.state import array, trained, unpacked, untouched, values
 from wholestep.audit.report import Report
-from wholestep.audit.steps import scheduled
+from wholestep.audit.steps import Schedule, scheduled
+from wholestep.audit.stop import COMMAND
 from wholestep.audit.windows import Piece
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
@@ -33,6 +34,7 @@ _MANY = "the form of the loss: the loop calls several. Pass the one that is mean
 _NONE = (
     "the form of the loss: the loop calls none of PyTorch's losses. Pass a function: loss=lambda outputs, labels: ..."
 )
+_OF_MODEL = "the form of the loss: the model computes it, and it is none that is known of its logits and labels"
 _OWN = "the form of the loss: it has parameters of its own, which may move"
 
 
@@ -48,6 +50,8 @@ def watched(
     before = values(model).params
     log.room = room(sum(p.numel() for _, p in trained(model)))
     log.begin(before)
+    if (command := COMMAND.get()) is not None:
+        command.adopt(report, log)
     watcher = Watcher(model, log, len(tree.leaves(given[0])))
     calls = Calls(watcher)
     try:
@@ -56,12 +60,67 @@ def watched(
     except BaseException:
         report.fail()
         raise
+    close(report, watcher, calls, given, before, told, schedule).ended = values(model)
+
+
+def close(
+    report: Report,
+    watcher: Watcher,
+    calls: Calls,
+    data: tuple,
+    before: list[np.ndarray],
+    loss: Loss | Function | None = None,
+    schedule: Schedule | None = None,
+    *,
+    by_pass: ByPass | None = None,
+    is_known: bool = True,
+) -> Case:
+    """Close a report with its case, and return it.
+
+    Args:
+        loss: the loss that is meant; None for the one that the loop calls, or that the model computes itself.
+        schedule: the learning rate that is meant; None for that of the loop's schedule.
+        by_pass: the labels by the order of a pass.
+        is_known: whether the labels of the loss are known.
+    """
+    model, log = watcher.module, watcher.log
     own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
-    schedule = schedule if learning_rate is not None else calls.schedule()
-    _try(model, given, log)
+    _try(model, data, log)
     with untouched():
-        given, objective = _known(told, given, calls, report)
-    report.close(Case(Replay, model, given, objective, schedule, log, before, optimizer=own, ended=values(model)))
+        if not is_known:
+            objective: Any = LoopsOwn()
+        elif loss is None and watcher.own:
+            objective = _models_own(watcher, report)
+        else:
+            data, objective = _known(loss, data, calls, report, by_pass)
+    schedule = schedule or calls.schedule()
+
+    def case_of(objective: Any) -> Case:
+        labels = None if isinstance(objective, LoopsOwn) else by_pass
+        return Case(Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=labels)
+
+    case = case_of(objective)
+    if loss is None and isinstance(objective, Objective) and objective.given.reduction == "sum":
+        mean = Objective(objective.loss.averaged())  # a loop may divide the gradient by itself
+        if case.judge().of_gradient and not case_of(mean).judge().of_gradient:
+            case = case_of(mean)
+            report.taken.append("the sums of this loss are divided by the rows")
+    report.close(case)
+    return case
+
+
+def _models_own(watcher: Watcher, report: Report) -> Any:
+    """Return the loss that the model computes itself of its logits and the labels it is given."""
+    log = watcher.log
+    called = next((each for each in log.called if each.is_whole and each.order in watcher.own), None)
+    if called is not None:
+        own = watcher.own[called.order]
+        outputs = called.setting.output(list(map(torch.as_tensor, called.outputs)))
+        if (objective := ModelsOwn.of_pass(outputs, own.labels, own.loss, own.num)) is not None:
+            report.taken.append(f"loss: {objective.told}, as the model computes it")
+            return objective
+    log.unseen[_OF_MODEL] = None
+    return LoopsOwn()
 
 
 def _try(model: nn.Module, data: tuple, log: Log) -> None:
@@ -84,7 +143,9 @@ def _shortened(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
 
 
-def _known(loss: Loss | Function | None, data: tuple, calls: Calls, report: Report) -> tuple[tuple, Any]:
+def _known(
+    loss: Loss | Function | None, data: tuple, calls: Calls, report: Report, by_pass: ByPass | None
+) -> tuple[tuple, Any]:
     """Return (the data with the weights that the loss shows, the objective), from the passes that were seen."""
     log, called = calls.log, next((each for each in calls.log.called if each.is_whole), None)
     if called is not None and any(out.shape[:1] != called.inputs[0].shape[:1] for out in called.outputs if out.ndim):
@@ -95,25 +156,32 @@ def _known(loss: Loss | Function | None, data: tuple, calls: Calls, report: Repo
         if len(found) != 1:
             log.unseen[_MANY if found else _NONE] = None
             return data, LoopsOwn()
-        if not calls.is_whole:
+        if (loss := calls.meant(found[0])) is None:
             log.unseen[_MORE.format(found[0].name)] = None
             return data, LoopsOwn()
-        report.taken.append(f"loss: {found[0].given}, as the loop calls it")
-        loss = found[0]
+        how = "" if loss is found[0] else ", the sums divided by the rows"
+        report.taken.append(f"loss: {found[0].given}, as the loop calls it{how}")
     if called is None:
         return data, Objective(loss)
     try:
-        return _tried(loss, data, called, log)
+        return _tried(loss, data, called, log, by_pass)
     except Exception as error:  # the user's function, or a loss of other shapes
         log.unseen[_UNFIT.format(_shortened(error))] = None
         return data, LoopsOwn()
 
 
-def _tried(loss: Loss | Function, data: tuple, called: Called, log: Log) -> tuple[tuple, Any]:
+def _tried(loss: Loss | Function, data: tuple, called: Called, log: Log, by_pass: ByPass | None) -> tuple[tuple, Any]:
     """Return (the data with the weights that the loss shows, the objective), after a trial on the rows of a pass."""
     outputs = called.setting.output(list(map(torch.as_tensor, called.outputs)))
     num = len(called.inputs[0])
-    labels = tree.map_leaves(lambda leaf: leaf[:num], data[1])
+    width = called.outputs[0].shape[1:2]
+
+    def cut(leaf: np.ndarray) -> np.ndarray:
+        """Return the labels of as many rows, no wider than the outputs are."""
+        is_wider = leaf.ndim > 1 and width and leaf.shape[1] > width[0]
+        return leaf[:num, : width[0]] if is_wider else leaf[:num]
+
+    labels = tree.map_leaves(cut, data[1]) if by_pass is None else by_pass[called.order][0]
     if not isinstance(loss, Function):
         loss.of(outputs, labels)
         return data, Objective(loss)
@@ -133,6 +201,12 @@ def _check(model: Any) -> None:
     if not isinstance(model, nn.Module):
         must, attempt = "ws.audit.torch needs a PyTorch module.", "ws.audit.torch(model, data=(x, y), loss=loss_fn)."
         raise SpecificationError(message(must, type(model).__name__, attempt))
+    if type(model).forward is nn.Module.forward:
+        must, attempt = (
+            "The audit watches one module, which the loop calls.",
+            "ws.audit.torch(model['part'], data=...).",
+        )
+        raise SpecificationError(message(must, f"{type(model).__name__}, which cannot be called", attempt))
     if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
         must, attempt = "The model must have all its parameters.", "call it once before the audit, on a batch."
         raise SpecificationError(message(must, "one with lazy layers", attempt))
@@ -157,7 +231,7 @@ def rows_of(data: Any) -> tuple[Tree, Tree, None]:
         with untouched():
             items = [data[i] for i in range(len(data))]
         if not items or any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
-            raise _no_rows("a dataset of other items")
+            raise _no_rows(f"a dataset whose items are {_shape_of(items[0] if items else ())}")
         data = tuple(_stacked([item[part] for item in items]) for part in (0, 1))
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise _no_rows(f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__)
@@ -204,4 +278,12 @@ def _stacked(rows: list[Any]) -> Any:
 
 def _no_rows(received: str) -> SpecificationError:
     must = "data must be (x, y), tensors or arrays of equally many rows, or a map-style dataset of such pairs."
-    return SpecificationError(message(must, received, "data=(x, y), or data=TensorDataset(x, y)."))
+    attempt = "data=(x, y); of several inputs or labels data=((a, b), y), in the order in which the module takes them."
+    return SpecificationError(message(must, received, attempt))
+
+
+def _shape_of(item: Any) -> str:
+    """Return a dataset's item in words."""
+    if not isinstance(item, tuple | list):
+        return f"no pairs, but of type {type(item).__name__}"
+    return f"of {len(item)} parts ({', '.join(type(part).__name__ for part in item)})"

@@ -48,6 +48,7 @@ divided by the full batch
 never divided
     -> `reduction="mean"`, or divide by the number of rows: `loss / len(x)`.
 last window dropped
+    The last microbatches of a pass train nothing: their gradients are thrown away before the optimizer makes a step.
     -> make a step of the rest at the end of each pass: `if (i + 1) % k == 0 or i + 1 == len(loader)`.
 divided twice
     -> divide once: `reduction="mean"` has already divided by the rows.
@@ -68,6 +69,7 @@ divided by the weights
 padded places counted
     -> `ignore_index`, or divide by the sum of the mask, not by the number of places.
 not reset
+    The gradients of earlier updates are added to that of each update: `zero_grad()` is not called in between.
     -> call `optimizer.zero_grad()` once per update.
 momentum by hand
     -> call `optimizer.zero_grad()` once per update, and leave momentum to the optimizer.

@@ -1,0 +1,293 @@
+"""From a script that trained modules to the reports on it; its data are found by the inputs of its module and its labels."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wholestep.audit.judge import Case
+from wholestep.audit.log import Called
+from wholestep.audit.port import ByPass
+from wholestep.audit.pytorch.losses import ModelsOwn
+from wholestep.audit.pytorch.scout import Scout, Seen
+from wholestep.audit.pytorch.state import array, unpacked, untouched, values
+from wholestep.audit.pytorch.watch import close
+from wholestep.audit.report import Report
+from wholestep.audit.windows import PAD, Rows
+from wholestep.errors import WholestepError
+from wholestep.tree import Tree
+
+_MOST_ROWS, _MOST_BYTES, _SECONDS = 20_000, 2**28, 10.0  # of a dataset that is read as a whole
+_HALF = 0.5  # of the rows that a module was given
+_FEW = 6  # passes by which labels are compared
+
+
+class Source(NamedTuple):
+    """Arrays of equally many rows, by their names; and all in words, if they have none of the script's."""
+
+    told: str
+    leaves: dict[str, np.ndarray]
+
+
+class Data(NamedTuple):
+    """The data of a loop: inputs, labels, the labels by pass where they belong to no row, and all in words."""
+
+    x: Tree
+    y: np.ndarray
+    by_pass: ByPass | None
+    told: str
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether labels are known."""
+        return self.by_pass is not None or bool(self.y.size)
+
+
+def sources(loaders: list[Any], arrays: dict[str, Any]) -> Iterator[Source]:
+    """Yield the datasets of loaders, read as a whole, and a script's arrays, by their number of rows."""
+    for loader in loaders:
+        if (leaves := _read(loader)) is not None:
+            yield Source("the DataLoader's dataset", leaves)
+    named = {name: array(v) if isinstance(v, Tensor) else v for name, v in arrays.items()}
+    for num in sorted({len(v) for v in named.values()}, reverse=True):
+        own = {name: v for name, v in named.items() if len(v) == num and v.dtype.kind in "fiub"}
+        yield Source("", own)
+
+
+def _read(loader: Any) -> dict[str, np.ndarray] | None:
+    """Return the leaves of all items of a loader's dataset, put together as the loader does."""
+    try:
+        num = len(loader.dataset)
+        if num > _MOST_ROWS:
+            return None
+        until, items = time.monotonic() + _SECONDS, []
+        with untouched():
+            for i in range(num):
+                items.append(loader.dataset[i])
+                if time.monotonic() > until or i * _size(items[0]) > _MOST_BYTES:
+                    return None
+            whole = loader.collate_fn(items)
+        leaves = {str(i): array(leaf) for i, leaf in enumerate(unpacked(_as_dicts(whole)).leaves)}
+        return {name: leaf for name, leaf in leaves.items() if leaf.ndim and len(leaf) == num}
+    except Exception:  # a stream, rows of different shapes: the user's own code
+        return None
+
+
+def _as_dicts(whole: Any) -> Any:
+    """Return a nest whose other mappings are dicts, and whose arrays are tensors."""
+    if hasattr(whole, "items") and not isinstance(whole, dict):
+        return dict(whole.items())
+    if isinstance(whole, tuple | list):
+        return [_as_dicts(part) for part in whole]
+    return torch.as_tensor(whole) if isinstance(whole, np.ndarray) else whole
+
+
+def _size(item: Any) -> int:
+    """Return the bytes of an item's tensors."""
+    return sum(leaf.nbytes for leaf in unpacked(_as_dicts(item)).leaves)
+
+
+def found(called: list[Called], targets: dict[int, np.ndarray], known: Iterable[Source]) -> Data:
+    """Return the data of forward passes.
+
+    Args:
+        called: the passes of which a gradient was taken.
+        targets: by the order of a pass the labels that its loss was given.
+        known: the data that the script has.
+    """
+    best, most = None, _HALF
+    for source in known:
+        names, coverage = _inputs(called, source)
+        if coverage > most:
+            best, most = (source, names), coverage
+    if best is None:
+        return _as_given(called, targets)
+    source, names = best
+    inputs = [_shaped(source.leaves[name], leaf) for name, leaf in zip(names, called[0].inputs, strict=True)]
+    x = inputs[0] if len(inputs) == 1 else tuple(inputs)
+    name = _labels(called, targets, Rows(x), source, names)
+    told = source.told or ", ".join(dict.fromkeys([*names, *([] if name is None else [name])]))
+    told = f"data: {told}, {len(inputs[0])} rows"
+    if name is None and targets:
+        return Data(x, np.zeros(len(inputs[0])), _by_pass(called, targets), f"{told}; labels: as the loss gets them")
+    return Data(x, np.zeros((len(inputs[0]), 0)) if name is None else source.leaves[name], None, told)
+
+
+def _by_pass(called: list[Called], targets: dict[int, np.ndarray]) -> ByPass | None:
+    """Return the labels by pass, if those of all passes are known."""
+    whole = [c.order for c in called if c.is_whole]
+    return {order: (targets[order],) for order in whole} if whole and all(o in targets for o in whole) else None
+
+
+def _shaped(leaf: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Return rows in the shape that they have as inputs."""
+    is_same = leaf[:1].size == like[:1].size
+    return leaf.reshape(len(leaf), *like.shape[1:]) if is_same else leaf
+
+
+def _inputs(called: list[Called], source: Source) -> tuple[list[str], float]:
+    """Return (the names of the inputs among the leaves, the share of the rows that are theirs)."""
+    names, least = [], 1.0
+    for i, like in enumerate(called[0].inputs):
+        shares = {}
+        for name, leaf in source.leaves.items():
+            if leaf[:1].size == like[:1].size or (leaf.ndim == like.ndim > 1 and leaf.shape[2:] == like.shape[2:]):
+                rows = Rows(_shaped(leaf, like))
+                found = [rows.find([each.inputs[i]]) for each in called if len(each.inputs) == len(called[0].inputs)]
+                shares[name] = float(np.mean(np.concatenate(found) != PAD)) if found else 0.0
+        largest = max(len(each.inputs[i]) for each in called)
+        if not shares:
+            return [], 0.0
+        name = max(shares, key=shares.__getitem__)
+        if len(called) > 1 and len(source.leaves[name]) <= largest:  # a batch
+            return [], 0.0
+        names.append(name)
+        least = min(least, shares[name])
+    return names, least
+
+
+def _labels(
+    called: list[Called], targets: dict[int, np.ndarray], rows: Rows, source: Source, inputs: list[str]
+) -> str | None:
+    """Return the name of the leaf whose rows the loss was given; or of the only one that is no input."""
+    own = [
+        (targets[c.order], found)
+        for c in called[:_FEW]
+        if c.order in targets and np.all((found := rows.find(c.inputs)) != PAD)
+    ]
+    agree = {}
+    for name, leaf in source.leaves.items():
+        pairs = [(t, leaf[found]) for t, found in own if len(found) and t.size == leaf[found].size]
+        equal = [np.mean(np.ravel(t) == np.ravel(part).astype(t.dtype)) for t, part in pairs]
+        agree[name] = float(np.mean(equal)) if equal else 0.0
+    rest = [name for name in source.leaves if name not in inputs]
+    alike = [name for name in rest if own and all(_may_be(target, source.leaves[name]) for target, _ in own)]
+    best = max(agree, key=lambda name: (agree[name], name in rest), default=None)
+    if best is not None and agree[best] > _HALF and own:
+        return best
+    is_pair = len(rest) == 1 and len(source.leaves) == len(inputs) + 1
+    return rest[0] if is_pair else alike[0] if len(alike) == 1 else None
+
+
+def _may_be(target: np.ndarray, leaf: np.ndarray) -> bool:
+    """Whether labels have the dtype, the shape and the values of some rows."""
+    return target.dtype == leaf.dtype and target[:1].size == leaf[:1].size and bool(np.all(np.isin(target, leaf)))
+
+
+def _as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
+    """Return the rows that a module was given, each once, with the labels of the passes."""
+    num = len(called[0].inputs)
+    alike = [c for c in called if len(c.inputs) == num and all(leaf.ndim for leaf in c.inputs)]
+    leaves = [_padded([c.inputs[i] for c in alike]) for i in range(num)]
+    firsts = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))}
+    kept = sorted(firsts.values())
+    leaves = [leaf[kept] for leaf in leaves]
+    told = f"data: the {len(kept)} rows that the model is given, and the labels that its loss is given"
+    by_pass = _by_pass(called, targets)
+    y = np.zeros(len(kept)) if by_pass else np.zeros((len(kept), 0))
+    return Data(leaves[0] if num == 1 else tuple(leaves), y, by_pass, told)
+
+
+def _padded(parts: list[np.ndarray]) -> np.ndarray:
+    """Return rows under each other; shorter ones end with zeros."""
+    width = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
+    wide = [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) if p.ndim > 1 else p for p in parts]
+    return np.concatenate(wide)
+
+
+_NONE = "any update: no call of a trainable module of PyTorch with an optimizer step was seen"
+_NO_ROWS = "the data of {}: no pass has tensors of rows"
+_NO_LABELS = "the form of the loss: the script calls none of PyTorch's losses. Pass it: ws.audit.torch(..., loss=...)"
+_COUNTED = (
+    "The model is told to divide by {} items in update 1 (`num_items_in_batch`), and its batches have {} places whose "
+    "next one is predicted: a first place has a label too, which nothing predicts."
+)
+_SEVERAL = "the form of the losses: the script trains several modules. Pass one and its loss: ws.audit.torch(...)"
+_ENDED = (
+    "the rest of the script: it was ended when enough was seen, so nothing is known of what comes after; `--updates` "
+    "lets it run longer"
+)
+
+
+def conclude(ran: Any) -> list[Report]:
+    """Return the reports of the audits that a script made itself, or else those on its modules.
+
+    Raises:
+        WholestepError: no module was trained.
+    """
+    scout: Scout = ran.scout
+    if scout.limit.reports:
+        over = [report for report, _ in scout.limit.reports if report.is_over]
+        if not over:
+            raise WholestepError("the loop: the script's own audit has ended with an error")
+        return over
+    trained = [each for each in scout.watched if each.log.applied or _has_gradient(each)]
+    if not trained:
+        unseen = [told for each in scout.watched for told in each.log.unseen]
+        raise WholestepError("; ".join(filter(None, [scout.elsewhere, *unseen])) or _NONE)
+    known = [*sources(scout.loaders, scout.arrays)]
+    reports = []
+    for each in trained:
+        others = [other for other in trained if other is not each and _are_together(each, other)]
+        reports.append(_report(ran, each, known, is_one_of_several=len(trained) > 1, has_others=bool(others)))
+    reports.sort(key=lambda report: (not report.causes, not report.has_likely))
+    return reports
+
+
+def _are_together(one: Seen, two: Seen) -> bool:
+    """Whether two modules are trained at the same time, and not one after the other as in folds."""
+    spans = [(min(orders), max(orders)) for orders in ([*each.log.orders()] for each in (one, two))]
+    return max(first for first, _ in spans) < min(last for _, last in spans)
+
+
+def _has_gradient(seen: Seen) -> bool:
+    return any(called.differentiated for called in seen.log.called)
+
+
+def _counted(seen: Seen) -> str | None:
+    """Return the note on a model that divides by its labels, where its loss leaves out those of first places."""
+    end = seen.log.applied[0].order if seen.log.applied else 0
+    first = [own for order, own in seen.watcher.own.items() if order < end]
+    if not first or first[0].num is None or any(own.labels.ndim != 2 for own in first):
+        return None
+    whole, moved = (sum(int((own.labels[:, start:] != -100).sum()) for own in first) for start in (0, 1))
+    return _COUNTED.format(whole, moved) if first[0].num == whole > moved else None
+
+
+def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: bool, has_others: bool) -> Report:
+    scout, log, report = ran.scout, seen.log, Report()
+    called = [c for c in log.called if c.differentiated is not False] or log.called
+    called = [c for c in called if c.inputs and c.inputs[0].ndim]
+    own: dict[int, np.ndarray] = {order: each.labels for order, each in seen.watcher.own.items()}
+    if not called:
+        raise WholestepError(_NO_ROWS.format(type(seen.model).__name__))
+    data = found(called, own or seen.calls.targets, known)
+    by_pass: ByPass | None = {order: (labels,) for order, labels in own.items()} if own else data.by_pass
+    has_labels = bool(own) or data.has_labels
+    if has_others or not has_labels:
+        log.unseen[_SEVERAL if has_others else _NO_LABELS] = None
+    made: Case = close(
+        report,
+        seen.watcher,
+        seen.calls,
+        (data.x, data.y, None),
+        seen.before,
+        by_pass=by_pass,
+        is_known=has_labels and not has_others,
+    )
+    made.is_found = True
+    made.ended = None if scout.limit.has_stopped or ran.how else values(seen.model)
+    report.taken.append(data.told)
+    is_shifted = isinstance(made.objective, ModelsOwn) and made.objective.is_shifted
+    if is_shifted and (told := _counted(seen)) is not None:
+        log.notes[told] = None
+    if is_one_of_several:
+        report.taken.append(f"module: {scout.names.get(id(seen.model), type(seen.model).__name__)}")
+    if scout.limit.has_stopped:
+        report.unseen.append(_ENDED)
+    if ran.how:
+        report.unseen.append(f"the rest of the loop: {ran.how}")
+    return report

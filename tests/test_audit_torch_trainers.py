@@ -1,0 +1,103 @@
+"""`wholestep audit` runs scripts of Transformers, Accelerate and Lightning that know nothing of it."""
+
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a process that loads both
+    pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+
+TRANSFORMERS = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+torch.manual_seed(0)
+ids, num = torch.randint(3, 50, (40, 9)), torch.randint(3, 9, (40,))
+rows = [{"input_ids": ids[i], "labels": torch.where(torch.arange(9) < num[i], ids[i], -100)} for i in range(40)]
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=50, max_position_embeddings=16, **SIZES))
+options = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "max_grad_norm": 1.0}
+options |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "num_train_epochs": 3}
+Trainer(model, TrainingArguments("out", **options), train_dataset=rows).train()
+"""
+GPT2 = "GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2))"
+ITEMS = (
+    "x, y = torch.randn(44, 3), torch.randn(44)\nloader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)"
+)
+ACCELERATE = f"""
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+{ITEMS}
+model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+accelerator = Accelerator(gradient_accumulation_steps=1, cpu=True)
+model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+for epoch in range(3):
+    for batch, labels in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(nn.functional.mse_loss(model(batch).squeeze(-1), labels))
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+LIGHTNING = f"""
+import lightning, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+{ITEMS}
+
+class Lit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, i):
+        return nn.functional.mse_loss(self(batch[0]).squeeze(-1), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+lightning.Trainer(max_epochs=3, accelerator="cpu", accumulate_grad_batches=1, **silent).fit(Lit(), loader)
+"""
+
+
+def test_transformers(audit, monkeypatch):
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    code, out, _ = audit(TRANSFORMERS, "--updates", 20)
+    assert (code, "Nothing found in 12 updates: rows, mode, gradient" in out) == (0, True), out
+    assert "loss: cross entropy of the next place, over the places whose label is not -100, as the model" in out
+    # Without its number of items a model divides by its own labels: the mean of means that Transformers had to 4.45.
+    monkeypatch.setattr(transformers.Trainer, "_get_num_items_in_batch", lambda *_: None)
+    code, out, _ = audit(TRANSFORMERS.replace('"max_grad_norm": 1.0', '"max_grad_norm": 0.0'), "--updates", 20)
+    assert (code, "Mean of means." in out) == (1, True), out
+
+
+def test_transformers_counts_the_first_places_of_a_model_whose_loss_it_does_not_know(audit):
+    pytest.importorskip("transformers", minversion="5.0")
+    llama = TRANSFORMERS[TRANSFORMERS.index("LlamaForCausalLM(") : TRANSFORMERS.index("\noptions =")]
+    code, out, _ = audit(TRANSFORMERS.replace(llama, GPT2), "--updates", 20)
+    assert code == 1
+    assert "a first place has a label too, which nothing predicts" in out, out
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "old"),
+    [("accelerate", ACCELERATE, "steps=1"), ("lightning", LIGHTNING, "accumulate_grad_batches=1")],
+)
+def test_accelerate_and_lightning(library, text, old, audit):
+    pytest.importorskip(library)
+    code, out, _ = audit(text)
+    assert (code, "Nothing found in 30 updates" in out) == (0, True), out
+    code, out, _ = audit(text.replace(old, old.replace("1", "4")))  # of eleven batches: the last three are a window
+    assert (code, "Divided by a full window." in out) == (1, True), out
