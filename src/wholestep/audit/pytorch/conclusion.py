@@ -1,4 +1,4 @@
-"""From a script that trained modules to the reports on it; its data are found by the inputs of its module and its labels."""
+"""From a script that trained modules to its reports; the data are found by the module's inputs and the labels."""
 
 import time
 from collections.abc import Iterable, Iterator
