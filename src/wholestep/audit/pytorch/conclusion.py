@@ -24,6 +24,19 @@ _MOST_ROWS, _MOST_BYTES, _SECONDS = 20_000, 2**28, 10.0  # of a dataset that is 
 _HALF = 0.5  # of the rows that a module was given
 _FEW = 6  # passes by which labels are compared
 
+_NONE = "any update: no call of a trainable module of PyTorch with an optimizer step was seen"
+_NO_ROWS = "the data of {}: no pass has tensors of rows"
+_NO_LABELS = "the form of the loss: the script calls none of PyTorch's losses. Pass it: ws.audit.torch(..., loss=...)"
+_COUNTED = (
+    "The model is told to divide by {} items in update 1 (`num_items_in_batch`), and its batches have {} places whose "
+    "next one is predicted: a first place has a label too, which nothing predicts."
+)
+_SEVERAL = "the form of the losses: the script trains several modules. Pass one and its loss: ws.audit.torch(...)"
+_ENDED = (
+    "the rest of the script: it was ended when enough was seen, so nothing is known of what comes after; `--updates` "
+    "lets it run longer"
+)
+
 
 class Source(NamedTuple):
     """Arrays of equally many rows, by their names; and all in words, if they have none of the script's."""
@@ -198,20 +211,6 @@ def _padded(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(wide)
 
 
-_NONE = "any update: no call of a trainable module of PyTorch with an optimizer step was seen"
-_NO_ROWS = "the data of {}: no pass has tensors of rows"
-_NO_LABELS = "the form of the loss: the script calls none of PyTorch's losses. Pass it: ws.audit.torch(..., loss=...)"
-_COUNTED = (
-    "The model is told to divide by {} items in update 1 (`num_items_in_batch`), and its batches have {} places whose "
-    "next one is predicted: a first place has a label too, which nothing predicts."
-)
-_SEVERAL = "the form of the losses: the script trains several modules. Pass one and its loss: ws.audit.torch(...)"
-_ENDED = (
-    "the rest of the script: it was ended when enough was seen, so nothing is known of what comes after; `--updates` "
-    "lets it run longer"
-)
-
-
 def conclude(ran: Any) -> list[Report]:
     """Return the reports of the audits that a script made itself, or else those on its modules.
 
@@ -269,15 +268,8 @@ def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: boo
     has_labels = bool(own) or data.has_labels
     if has_others or not has_labels:
         log.unseen[_SEVERAL if has_others else _NO_LABELS] = None
-    made: Case = close(
-        report,
-        seen.watcher,
-        seen.calls,
-        (data.x, data.y, None),
-        seen.before,
-        by_pass=by_pass,
-        is_known=has_labels and not has_others,
-    )
+    how: dict[str, Any] = {"by_pass": by_pass, "is_known": has_labels and not has_others}
+    made: Case = close(report, seen.watcher, seen.calls, (data.x, data.y, None), seen.before, **how)
     made.is_found = True
     made.ended = None if scout.limit.has_stopped or ran.how else values(seen.model)
     report.taken.append(data.told)
