@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from keras.optimizers import Optimizer
 
 from wholestep.engines.eager import EagerPrograms
+from wholestep.engines.jax_cpu import elementwise
 from wholestep.engines.jax_devices import JaxDevices, MeshLayout, find_replicas, gather
 from wholestep.engines.jax_eager import EagerJaxOperations, readable
 from wholestep.engines.jax_steps import JaxOptimizer, JaxSteps
@@ -86,7 +87,8 @@ class JaxPrograms:
             options["out_shardings"] = (kept, results[1]) if spends else results
         jitted = jax.jit(function, **options)
         traced = jitted.trace(*examples)
-        lowered = traced.lower()
+        with elementwise():
+            lowered = traced.lower()
         if self.processes.count > 1:
             self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
         compiled = lowered.compile()  # cached for the function's first call; later calls are dispatched in C++
