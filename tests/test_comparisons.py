@@ -90,3 +90,12 @@ def test_the_table_says_which_bars_are_met(table):
         ("2.5 (2 to 3)", "", ""),
     ]
     assert "| A    | jax    | ours | 2   |" in table.markdown(rows, [])
+
+
+def test_the_page_on_speed_has_the_figures_of_its_run(table):
+    from benchmarks import page
+
+    text, lines = (ROOT / "docs" / "benchmarks.md").read_text(), (ROOT / "docs" / "benchmarks.jsonl").read_text()
+    assert page.written(text, lines) == text
+    assert page.rows_of(lines)[0].work == "A, s/epoch"
+    assert page.written(text, lines.replace("A, s/epoch", "B, s/epoch")) != text
