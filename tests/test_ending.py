@@ -114,13 +114,14 @@ import keras, numpy as np, wholestep as ws
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 trainer = ws.Trainer(model)
-trainer.update((np.ones((4, 3)), np.ones((4, 1))))
+x, y = np.ones((4, 3)), np.ones((4, 1))
 """
+ENDS = ["trainer.update((x, y))", "steps = trainer.steps(ws.Batches((x, y), batch_size=2))\nnext(steps)"]
 
 
-def test_a_script_whose_last_call_is_an_update_ends_without_a_word(tmp_path):
-    """Its trainer goes while Python takes modules down."""
-    (tmp_path / "script.py").write_text(SCRIPT)
+@pytest.mark.parametrize("end", ENDS, ids=["an update", "an unfinished loop"])
+def test_a_script_ends_without_an_error_while_python_clears_its_modules(end, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT + end)
     done = subprocess.run([sys.executable, tmp_path / "script.py"], env=lean(), capture_output=True, text=True)
     assert done.returncode == 0
     assert "Exception" not in done.stderr

@@ -1,10 +1,13 @@
 """Custom loops: one update after the other, or an update on a single batch."""
 
+import atexit
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import keras
 
@@ -106,6 +109,22 @@ def run_steps(
         executor.meet(feed)
     saver.finish()
     run.end_call()
+
+
+_unfinished: "WeakSet[Generator[Step, None, None]]" = WeakSet()
+_process = os.getpid()
+
+
+def closed_at_exit(steps: Generator[Step, None, None]) -> Iterator[Step]:
+    """Return a loop that is closed at the script's end, if it is left unfinished: later, its modules would be empty."""
+    _unfinished.add(steps)
+    return steps
+
+
+@atexit.register
+def _close() -> None:
+    for steps in list(_unfinished) if os.getpid() == _process else []:
+        steps.close()
 
 
 class Logs(Mapping):

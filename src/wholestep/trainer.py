@@ -1,7 +1,7 @@
 """Trainer: `fit`, `evaluate`, `predict`, and custom loops."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Never
 
@@ -21,7 +21,7 @@ from wholestep.model import Objective
 from wholestep.run import Run
 from wholestep.safety import Guard, check_process
 from wholestep.setup import Given, Setup
-from wholestep.steps import OnBatch, Step, run_steps, run_update
+from wholestep.steps import OnBatch, Step, closed_at_exit, run_steps, run_update
 from wholestep.tree import Tree
 
 
@@ -179,9 +179,12 @@ class Trainer(OnBatch):
         epochs = count("epochs", epochs, "epochs=1; labels are part of the data: steps(Batches((x, y))).", least=0)
         asked, given = Checkpoints.of(checkpoints), classify(data)
         arguments.check_saves_steps(asked)
-        return self._steps(self._setup.ready_batches(given), given.keeps_position, epochs, asked)
+        running = self._steps(self._setup.ready_batches(given), given.keeps_position, epochs, asked)
+        return closed_at_exit(running)
 
-    def _steps(self, batches: Batches, are_given: bool, epochs: int, asked: Checkpoints | None) -> Iterator[Step]:
+    def _steps(
+        self, batches: Batches, are_given: bool, epochs: int, asked: Checkpoints | None
+    ) -> Generator[Step, None, None]:
         with self._setup.saver(asked, "steps", batches) as saver:
             with self._guard:
                 executor = self._setup.executor_to_train(batches.example)

@@ -57,6 +57,8 @@ class Mean(_Shown):
 class Sum(_Shown):
     """A weighted sum over all rows of the batch, never divided: sum(values * weights).
 
+    An epoch reports the mean of its updates' sums, each weighted by its number of rows.
+
     >>> from keras import ops
     >>> float(Sum(ops.array([1.0, 2.0, 4.0])).sums()[0])
     7.0
