@@ -211,7 +211,7 @@ class Loaded(_Feed):
     def blocks(
         self, num: int | None, size: Callable[[], int], *, once: bool = False, ahead: Callable[[], int] | None = None
     ) -> Iterator[Block]:
-        """Yield blocks of at most size() updates, or size()/16 if that is more than one: a block waits for its last batch.
+        """Yield blocks of at most size()/16 updates, at least one: a block waits for its last batch.
 
         The consumer of a block calls `advance`.
 

@@ -104,7 +104,7 @@ class Calls:
             self._lines[what] = line
 
     def _zeroing(self, zero: Callable) -> Callable:
-        """Return a `zero_grad` whose line is kept, and that of one which throws away gradients."""
+        """Return a `zero_grad` whose line is kept, as is the line that throws away gradients."""
 
         @wraps(zero)
         def told(owner: Any, *arguments: Any, **others: Any) -> Any:
@@ -219,7 +219,7 @@ class Calls:
         return any(abs(number * factor - 1) < 1e-6 for number in numbers for num in shapes for factor in (num, 1 / num))
 
     def meant(self, loss: Loss) -> Loss | None:
-        """Return the loss that is meant: that of the loop, or its sum by the rows, if most are divided so; or None."""
+        """Return the loss that is meant: the loop's loss, or its sum by the rows, if most are divided so; or None."""
         if not self.is_whole or not any(self._divisors):
             return loss if self.is_whole and not self._divisors else None
         return loss.by_rows() if 2 * sum(self._divisors) > len(self._divisors) else None

@@ -130,7 +130,7 @@ def found(called: list[Called], targets: dict[int, np.ndarray], known: Iterable[
 
 
 def _by_pass(called: list[Called], targets: dict[int, np.ndarray]) -> ByPass | None:
-    """Return the labels by pass, if those of all passes are known."""
+    """Return the labels by pass, if all passes have some."""
     whole = [c.order for c in called if c.is_whole]
     return {order: (targets[order],) for order in whole} if whole and all(o in targets for o in whole) else None
 
@@ -247,7 +247,7 @@ def _has_gradient(seen: Seen) -> bool:
 
 
 def _counted(seen: Seen) -> str | None:
-    """Return the note on a model that divides by its labels, where its loss leaves out those of first places."""
+    """Return the note on a model that divides by its labels, where its loss leaves out first places."""
     end = seen.log.applied[0].order if seen.log.applied else 0
     first = [own for order, own in seen.watcher.own.items() if order < end]
     if not first or first[0].num is None or any(own.labels.ndim != 2 for own in first):

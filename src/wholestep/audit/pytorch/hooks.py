@@ -107,7 +107,7 @@ class Watcher:
         num_inputs: of the module's arguments, how many have the rows of the data.
 
     Attributes:
-        optimizers: those that move a parameter of the module, in the order of their first steps.
+        optimizers: all that move a parameter of the module, in the order of their first steps.
         is_waiting: whether a gradient was taken since the last step.
         num_heard: how many derivatives by an output were taken.
         latest: the nodes of the graph that made the outputs of the last pass.
@@ -168,7 +168,7 @@ class Watcher:
         self.log.notes.update(dict.fromkeys(self._notes()))
 
     def _is_differentiated(self, called: Called) -> bool | None:
-        """Whether a gradient was taken of a pass; if of none, those that have a graph are not known."""
+        """Whether a gradient was taken of a pass; if of none, it is not known which have a graph."""
         is_known = bool(self._differentiated) or not called.setting.has_graph
         return called.order in self._differentiated if is_known else None
 

@@ -131,7 +131,7 @@ class Function:
         self.is_coupled, self._is_divided = False, True
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
-        """Return the loss of a model's output by row; weights are those that the function shows."""
+        """Return the loss of a model's output by row; with the weights that the function shows."""
         num = len(outputs if isinstance(outputs, Tensor) else _first(outputs))
         labels = _as_tensors(labels)
         found = self.whole(outputs, labels)

@@ -55,7 +55,7 @@ class Scout:
         loop: the modules that are called for a gradient, as of one loop.
         loaders: the loaders that the script iterates over, each once.
         arrays: by name, the tensors and arrays of the script's own functions.
-        names: those of its modules, by their ids.
+        names: the modules' names, by their ids.
         limit: the end of the script, and the audits that it makes itself.
         elsewhere: in words, the modules that cannot be watched.
     """

@@ -49,7 +49,7 @@ class Nest(NamedTuple):
 
 
 def unpacked(nest: Any) -> Nest:
-    """Take tensors out of tuples, lists and dicts; those of a dict come in the order of its names.
+    """Take tensors out of tuples, lists and dicts; a dict's come in the order of its names.
 
     >>> nest = unpacked({"b": torch.ones(1), "a": (torch.zeros(1), 5)})
     >>> nest.leaves, nest.packed([1, 2])
