@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from shares import ENGINE
+from small import count_calls
 
 import wholestep as ws
 
@@ -15,8 +16,10 @@ if ENGINE != "jax":
 import jax
 from jax import lax
 
+from wholestep.engines import jax_cpu
 from wholestep.engines.jax_cpu import elementwise
 
+pytestmark = pytest.mark.own  # TensorFlow skips all of them
 RANDOM = np.random.default_rng(0)
 LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")]
 
@@ -97,7 +100,9 @@ def test_other_windows_are_left_to_xla(of, start, length):
     assert "stablehlo.select_and_scatter" in program.as_text()
 
 
-def test_a_model_is_trained_as_by_keras_and_other_programs_keep_their_operations():
+def test_a_model_is_trained_as_by_keras_and_other_programs_keep_their_operations(monkeypatch):
+    used = {name: count_calls(monkeypatch, jax_cpu, name) for name in ("pooling_gradient", "depthwise", "product")}
+
     def made():
         keras.utils.set_random_seed(0)
         inputs = keras.Input((12, 12, 3))
@@ -111,8 +116,11 @@ def test_a_model_is_trained_as_by_keras_and_other_programs_keep_their_operations
     x, y = RANDOM.normal(size=(24, 12, 12, 3)).astype("float32"), RANDOM.normal(size=(24, 1)).astype("float32")
     ours, its = made(), made()
     ws.Trainer(ours).fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    before = {name: len(calls) for name, calls in used.items()}
+    assert all(before.values())
     its.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     for one, other in zip(ours.get_weights(), its.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)
+    assert {name: len(calls) for name, calls in used.items()} == before
     pool = jax.jit(jax.grad(lambda x: lax.reduce_window(x, -np.inf, lax.max, (2,), (2,), "VALID").sum()))
     assert "stablehlo.select_and_scatter" in pool.lower(np.ones(4, "float32")).as_text()

@@ -63,7 +63,7 @@ class Policy(Generic[Sent]):
         """Whether a callback asks to stop."""
         return False
 
-    def settle(self, unread: "deque[Sent]") -> None:
+    def on_error(self, unread: "deque[Sent]") -> None:
         """Find where the run is after an error."""
 
     def close(self, unread: "deque[Sent]") -> None:
@@ -106,7 +106,7 @@ def drive(
         read()
         raise
     except (Exception, KeyboardInterrupt):  # of the data, a callback or the user
-        policy.settle(unread)
+        policy.on_error(unread)
         raise
     finally:
         policy.close(unread)
@@ -145,7 +145,7 @@ class _Training(Policy[Report]):
         self._executor.dispatcher.finish()
         self._applied.note_skipped(self._run, unread)
 
-    def settle(self, unread: deque[Report]) -> None:
+    def on_error(self, unread: deque[Report]) -> None:
         """Note the first failed update among the unread ones, so that the run and the data are before it."""
         while unread and not self.has_failed:
             self._note(unread.popleft())
