@@ -136,7 +136,10 @@ class Executor:
     def begin_epoch(self, run: Run) -> None:
         """Begin an epoch: reset Keras' metrics now, and the sums in the next update."""
         state = self.refresh(run)
-        self._empty_metrics()
+        if self.steps.trains or self.steps.tests or self._resets_on_the_host or not self.planner.empty:
+            self._empty_metrics()
+        else:
+            self._access.assign(self.variables.metrics, self.engine.devices.place(self.planner.empty))
         run.hold(state._replace(metrics=self._access.values(self.variables.metrics)), begins=EPOCH)
 
     def _empty_metrics(self) -> list[np.ndarray]:

@@ -42,17 +42,16 @@ class Order:
         """Return the row numbers at places start..stop-1 of the epoch, an int64 array (stop - start,)."""
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.int64)
-        first, last = start // _CHUNK, (stop - 1) // _CHUNK
-        if first == last:
-            return _chunk(self, epoch, first)[start - first * _CHUNK : stop - first * _CHUNK].copy()
-        return _permuted(self, epoch, start, stop)
+        first, last = start // _CHUNK, max(start, stop - 1) // _CHUNK
+        rows = np.concatenate([_chunk(self, epoch, number) for number in range(first, last + 1)])
+        return rows[start - first * _CHUNK : stop - first * _CHUNK]
 
     def batch(self, epoch: int, step: int, size: int) -> np.ndarray:
         """Return the row numbers of batch `step` of the epoch; the last batch may have fewer than `size`."""
         return self.rows(epoch, step * size, min((step + 1) * size, self.num_rows))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
     """Return the row numbers of a chunk of an epoch, read-only, as they are cached."""
     rows = _permuted(order, epoch, number * _CHUNK, min((number + 1) * _CHUNK, order.num_rows))
