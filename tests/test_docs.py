@@ -1,5 +1,6 @@
 """The pages: their code runs, their links and the table of contents lead somewhere."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -33,6 +34,17 @@ def test_the_programs_of_a_page_run(path):
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the page has a loop of TensorFlow's")
 def test_the_loop_of_the_page_on_audits_runs():
     run(OF_TENSORFLOW)
+
+
+def test_the_drawings_are_those_of_the_page_on_architecture():
+    spec = importlib.util.spec_from_file_location("drawings", DOCS / "drawings.py")
+    drawings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawings)
+    for name, draw in drawings.DRAWINGS.items():
+        assert (DOCS / name).read_text() == draw()  # or run docs/drawings.py
+    listed = [row[0] for row in drawings.table("Every function that a batch crosses")]
+    assert {*listed} == {*drawings.WHERE}
+    assert {other for *_, others in drawings.OWNERS.values() for other in others} <= {*drawings.OWNERS}
 
 
 def test_the_table_of_contents_has_every_page():
