@@ -42,7 +42,8 @@ _SPEED = {
     "C": (
         Comparison(_WORDS, "Keras fit, 20 000 words", {"jax": 6.0, "tensorflow": 12.0}),
         Comparison(f"{_WORDS}, batch 2048", "Keras fit, 20 000 words", {}),
-        Comparison("wholestep, 400 000 words", _WORDS, dict.fromkeys(ENGINES, 0.9)),
+        # A batch has 1.21 times as many different words, and so many rows move.
+        Comparison("wholestep, 400 000 words", _WORDS, dict.fromkeys(ENGINES, 0.8)),
     ),
     "D": _PLAIN,
     "E": _PLAIN,
