@@ -344,6 +344,20 @@ def test_sharded_parameters_are_updated_like_whole_ones(size):
 
 
 @only_jax
+def test_frozen_weights_stay_sharded_under_lora():
+    model, (x, y) = make(None, distribution=model_parallel()), numbers()
+    model.layers[0].enable_lora(2)
+    model.compile("adam", "binary_crossentropy")
+    trainer = ws.Trainer(model, microbatch_size=6, seed=1)
+    trainer.fit(x, y, batch_size=16, verbose=0)
+    kernel = model.layers[0]._kernel
+    assert not kernel.trainable
+    assert tuple(kernel.value.sharding.spec) == (None, "model")
+    assert "sequential/dense/kernel (None, 'model')" in trainer.explain()
+    assert not re.search(r"f32\[(5,8|8,5)\]\S* all-gather\(", program(trainer)), "the kernel is gathered"
+
+
+@only_jax
 def test_data_parallel_is_honoured():
     three = keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:3])
     shared = run(None, distribution=three)

@@ -134,3 +134,31 @@ def test_regularisation_counted_per_microbatch_is_caught(monkeypatch):
 
     monkeypatch.setattr(ObjectiveUpdate, "_regularise", twice)
     assert differing(whole, one_update(case, 8)[0])
+
+
+def frozen(size, num=64):
+    """Return a trainer with microbatches, and its model with a frozen kernel in which a number is -0.0."""
+    keras.utils.set_random_seed(0)
+    base = keras.layers.Dense(num, use_bias=False, name="base")
+    model = keras.Sequential([keras.Input((num,)), base, keras.layers.Dense(1)])
+    kernel = integers(num, num)
+    kernel[0, 0] = -0.0
+    base.kernel.assign(kernel)
+    base.trainable = False
+    model.compile("sgd", "mse")
+    trainer = ws.Trainer(model, microbatch_size=size)
+    trainer.fit(integers(8, num), integers(8, 1), batch_size=8, verbose=0)
+    return trainer, kernel.tobytes() == keras.ops.convert_to_numpy(base.kernel).tobytes()
+
+
+@pytest.mark.own
+def test_no_bit_of_frozen_weights_changes_under_microbatches():
+    assert frozen(size=2)[1]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow does not tell a program's memory")
+def test_microbatches_make_no_copy_of_frozen_weights():
+    trainer, _ = frozen(size=2, num=512)
+    (program,) = trainer.executor.planner.programs.values()
+    assert program.cut.num_microbatches == 4
+    assert program.memory < 512 * 512 * 4

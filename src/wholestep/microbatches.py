@@ -29,7 +29,7 @@ class Sums(NamedTuple):
 
 
 class After(NamedTuple):
-    """The changes of variables, alike on every replica: of buffers, and the assigned parameters."""
+    """The changes of variables, alike on every replica: of the moved buffers, and the assigned parameters."""
 
     buffers: list[Tensor]
     assigned: list[Tensor]
@@ -62,14 +62,21 @@ def nothing(facts: TraceFacts, values: Values) -> Totals:
     params, buffers, metrics, _ = values
     grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
     zero = ops.zeros((), keras.config.floatx())
-    after = After([ops.zeros_like(b) for b in buffers], [ops.zeros_like(params[i]) for i in facts.assigned])
+    after = After(
+        [ops.zeros_like(buffers[i]) for i in facts.moved], [ops.zeros_like(params[i]) for i in facts.assigned]
+    )
     return Folded(Sums(grads, dict.fromkeys(facts.terms, (zero, zero)), zero), metrics, after)
 
 
 def add(
-    floats: list[bool], total: Totals, grads: list[Tensor], outcome: Outcome, buffers: list[Tensor], share: Tensor
+    floats: dict[int, bool], total: Totals, grads: list[Tensor], outcome: Outcome, buffers: list[Tensor], share: Tensor
 ) -> Totals:
-    """Return the totals after one microbatch, whose rows are this share of the update's."""
+    """Return the totals after one microbatch, whose rows are this share of the update's.
+
+    Args:
+        floats: the places of the moved buffers, each with whether it is floating. Others, such as frozen weights, have
+            no total: it would be another copy of them.
+    """
     sums, after = total.sums, total.alike
     added = [old + ops.cast(new, old.dtype) for old, new in zip(sums.grads, grads, strict=True)]
     terms = {k: (sums.terms[k][0] + v, sums.terms[k][1] + w) for k, (v, w) in outcome.sums.items()}
@@ -94,15 +101,15 @@ def extra_share(cut: Cut, size: int) -> float:
 
 
 def _buffer_moves(
-    floats: list[bool], moves: list[Tensor], after: list[Tensor], before: list[Tensor], share: Tensor
+    floats: dict[int, bool], moves: list[Tensor], after: list[Tensor], before: list[Tensor], share: Tensor
 ) -> list[Tensor]:
     """Return buffer changes: moving statistics by the row-weighted mean over microbatches, others by the last.
 
     Every microbatch starts from the same buffers.
     """
     return [
-        move + ops.cast(share, move.dtype) * (a - b) if is_float else _apart(a, b)
-        for move, a, b, is_float in zip(moves, after, before, floats, strict=True)
+        move + ops.cast(share, move.dtype) * (after[i] - before[i]) if is_float else _apart(after[i], before[i])
+        for move, (i, is_float) in zip(moves, floats.items(), strict=True)
     ]
 
 

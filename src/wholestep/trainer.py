@@ -315,7 +315,8 @@ class Trainer(OnBatch):
         executor = self.executor
         if executor is None or not executor.planner.programs:
             return "No update has run yet: the plan is made from the first batch."
-        sharded = executor.engine.variables.sharded(executor.variables.params)
+        held = executor.variables
+        sharded = executor.engine.variables.sharded([*held.params, *held.buffers])  # frozen weights are buffers
         return explain(executor.planner, sharded, executor.where_data_are, executor.unlike_keras)
 
     @property

@@ -221,6 +221,7 @@ class ObjectiveUpdate(Update):
     def _total(self, cut: Cut, gradient: Gradient, data: Tree, inputs: SumInputs) -> Totals:
         """Return the sums of gradients, terms and changes over the full batch."""
         is_whole = cut.num_microbatches == 1
+        floats = {i: self.forward.variables.floats[i] for i in self.forward.facts.moved}
 
         def microbatch(data: Tree, inputs: SumInputs, total: Totals, piece: Piece) -> Totals:
             rows, first, number = piece
@@ -231,12 +232,14 @@ class ObjectiveUpdate(Update):
                 after = After(outcome.buffers, outcome.assigned)
                 return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
             share = row_share(cut, rows.shape[0], first, inputs.num_rows)
-            return add(self.forward.variables.floats, total, grads, outcome, values.buffers, share)
+            return add(floats, total, grads, outcome, values.buffers, share)
 
         total = self._fold(cut, microbatch, nothing(self.forward.facts, inputs.values), data, inputs, syncs=True)
         if is_whole:
             return total
-        buffers = list(map(moved, inputs.values.buffers, total.alike.buffers))
+        buffers = list(inputs.values.buffers)
+        for i, move in zip(floats, total.alike.buffers, strict=True):
+            buffers[i] = moved(buffers[i], move)
         return total._replace(alike=total.alike._replace(buffers=buffers))
 
     def _fold(
