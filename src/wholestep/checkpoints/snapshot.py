@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 
 from wholestep import engines
@@ -149,7 +150,8 @@ def _check_fits(variable: keras.Variable, array: Numbers) -> None:
 
 def dtype_of(variable: keras.Variable) -> np.dtype:
     """Return the numpy dtype of a variable; for a dtype that numpy lacks, the dtype of ml_dtypes."""
-    return keras.ops.convert_to_numpy(keras.ops.zeros((), variable.dtype)).dtype
+    name = keras.backend.standardize_dtype(variable.dtype)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def plain(path: str) -> str:
