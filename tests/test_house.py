@@ -36,7 +36,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"building", "context", "evaluation.evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
     {"executor", "explain", "checkpoints.configuration", "checkpoints.callbacks"},
     {"callbacks", "arguments", "checkpoints.resume"},
-    {"checkpoints.saver"},
+    {"checkpoints.saver", "checkpoints.weights"},
     {"drive", "steps", "setup"},
     {"fit"},
     {"audit"},
@@ -208,6 +208,7 @@ def test_public_names_are_frozen():
         "Trainer",
         "WholestepError",
         "audit",
+        "load_weights",
     ]
     assert dir(ws) == ws.__all__
 

@@ -8,7 +8,7 @@ from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerEr
 
 if TYPE_CHECKING:
     from wholestep.audit.watch import audit
-    from wholestep.checkpoints import Checkpoints
+    from wholestep.checkpoints import Checkpoints, load_weights
     from wholestep.data import Batches
     from wholestep.model import Mean, Objective, Sum
     from wholestep.steps import Step
@@ -31,6 +31,7 @@ __all__ = [
     "Trainer",
     "WholestepError",
     "audit",
+    "load_weights",
 ]
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "Sum": "model",
     "Trainer": "trainer",
     "audit": "audit",
+    "load_weights": "checkpoints",
 }
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         renamed,
         taken_apart,
     )
+    from wholestep.checkpoints.weights import load_weights
 
 _NAMES = {
     "callbacks": ("differing", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
@@ -42,6 +43,7 @@ _NAMES = {
         *("FACTS", "GROUPS", "Assigned", "RunFacts", "Snapshot", "claimed", "leaves_of", "put", "put_together"),
         *("renamed", "taken_apart"),
     ),
+    "weights": ("load_weights",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [*_HOMES, "shell"]
