@@ -15,9 +15,9 @@ from shares import halves, later
 from test_audit import audited, trainer
 
 import wholestep as ws
-from wholestep.audit import pictures
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.watch import room
+from wholestep.reports import page
 
 ENGINE = keras.backend.backend()
 LOOP = RIGHT["accumulated"]
@@ -171,7 +171,7 @@ def test_words_of_the_user_are_escaped(tmp_path):
 
 
 def test_without_matplotlib_a_notebook_has_the_words_and_a_page_says_what_to_install(wrong, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
     text = in_a_notebook(wrong)
     assert "img" not in Tags(text).tags
     assert "pip install" in text

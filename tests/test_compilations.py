@@ -1,14 +1,20 @@
 """What is told while programs are compiled, by a clock that the test holds."""
 
+import io
+import re
+import sys
 import warnings
 
+import keras
 import numpy as np
 import pytest
 from small import X, Y, model
 
 import wholestep as ws
+from wholestep import engines
+from wholestep.callbacks import CallbackRunner
 from wholestep.data.block import Batch
-from wholestep.reports.compilations import Compilations
+from wholestep.reports.compilations import Compilations, ProgbarLogger
 
 
 class Timer:
@@ -103,3 +109,91 @@ def test_verbose_decides_whether_the_line_is_told():
         trainer.evaluate(X, Y, verbose=verbose)
         assert trainer.executor.compilations.is_quiet is is_quiet
         assert trainer.executor.evaluation.compilations.is_quiet is is_quiet
+
+
+# ---- the progress bar ----
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+    def lines(self):
+        """Return the lines that were shown, one after the other, without colours."""
+        text = re.sub(r"\x1b\[\d+m|\x08", "", self.getvalue())
+        return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def terminal(monkeypatch):
+    """Return a terminal to which the test prints from here on."""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    return sys.stdout
+
+
+def test_the_bar_shows_what_the_first_update_waits_for_and_rows_per_second(monkeypatch):
+    shown = terminal(monkeypatch)
+    ws.Trainer(model()).fit(X, Y, batch_size=5, epochs=2, validation_data=(X, Y))
+    first, second = re.split(r"^Epoch 2/2 - \d+s left$", "\n".join(shown.lines()), flags=re.M)
+    waits = ["reading the first batch", "tracing the model", "compiling shape 1 (batch[0] (5, 6), batch[1] (5,))"]
+    assert first.splitlines()[:5] == ["Epoch 1/2", *waits, "running the update"]
+    assert re.search(r"^4/4 .* [\d,]+ rows/s - accuracy: .* - val_loss: ", first, re.M)
+    assert "compiling" not in second
+
+
+@pytest.mark.parametrize("verbose", [0, 2])
+def test_other_verbosities_are_keras_own(monkeypatch, verbose):
+    shown = terminal(monkeypatch)
+    ws.Trainer(model()).fit(X, Y, batch_size=5, epochs=2, verbose=verbose)
+    assert len(shown.lines()) == 2 * verbose
+    assert "rows/s" not in shown.getvalue()
+
+
+def test_output_that_is_no_terminal_is_keras_own(capsys, monkeypatch):
+    monkeypatch.setattr(sys.modules["keras.src.utils.progbar"].time, "time", lambda: 0.0)
+    shown = []
+    for fits in (ws.Trainer(model()), model()):
+        fits.fit(X, Y, batch_size=5, epochs=2, shuffle=False)
+        shown.append(re.sub(r"\d+(us|ms|s)\b|: [\d.e-]+", "", capsys.readouterr().out))
+    assert shown[0] == shown[1]
+
+
+def test_the_bar_reads_no_state_and_a_bar_of_the_user_stays(monkeypatch):
+    terminal(monkeypatch)
+
+    def watch(*callbacks):
+        how = {"verbose": "auto", "epochs": 1, "steps": 4, "history": True, "engine": engines.choose()}
+        return CallbackRunner(model(), list(callbacks), **how)
+
+    assert isinstance(watch().bar, ProgbarLogger)
+    assert not watch().needs_state
+    assert not watch().has_test_hooks
+    assert watch().unknown == []
+    assert watch(keras.callbacks.ProgbarLogger()).bar is None
+
+
+def test_a_rate_leaves_out_the_dispatch_that_was_compiled():
+    class Sent:
+        def num_rows(self, num):
+            return 10 * num
+
+    times = iter([100.0, 110.0, 111.0, 115.0])
+    bar = ProgbarLogger(clock=lambda: next(times))
+    bar.set_params({"verbose": 1, "epochs": 1, "steps": 50})
+    bar.on_epoch_begin(0)
+    bar.note(Sent(), 1)
+    assert bar.progbar.pace.tolist() == [0.1, 1.0]
+    bar.note(Sent(), 2)
+    bar.note(Sent(), 18)
+    assert bar.progbar.pace.tolist() == [4.0, 40.0]
+
+
+def test_a_wait_replaces_a_longer_line_and_is_replaced(monkeypatch):
+    shown = terminal(monkeypatch)
+    bar = ProgbarLogger()
+    bar.set_params({"verbose": 1, "epochs": 1, "steps": 3})
+    bar.on_epoch_begin(0)
+    bar.wait("compiling " + "x" * 500)
+    bar.wait("running")
+    last, width = shown.getvalue().split("\r")[-2], bar.progbar._prev_total_width
+    assert last == "running".ljust(width)
+    assert width < 500

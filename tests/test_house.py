@@ -16,7 +16,7 @@ import wholestep as ws
 SOURCE = Path(ws.__file__).parent
 FLOORS = [  # from the ground up; a package counts as one, unless its modules are named
     {"errors"},
-    {"checks"},
+    {"checks", "reports.page"},
     {"backend", "safety", "tree", "cut", "processes.protocol", "processes.__init__", "checkpoints.pieces"},
     {"processes"},
     {"reports.layout", "state", "embeddings.tables"},
@@ -26,12 +26,12 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"checkpoints", "dispatch"},
     {"run"},
     {"processes.fingerprint"},
-    {"sums", "reports.compilations"},
+    {"sums"},
     {"microbatches"},
     {"embeddings.rows"},
     {"update", "evaluation.scoring"},
     {"program"},
-    {"plan", "reports.report"},
+    {"plan", "reports.report", "reports.compilations"},
     {"custom"},
     {"building", "context", "evaluation.evaluate", "reports.diagnosis", "reports.applied", "dispatch.dispatcher"},
     {"executor", "explain", "checkpoints.configuration", "checkpoints.callbacks"},

@@ -9,12 +9,15 @@ from wholestep.checkpoints import Keeps, differing, made, paired, put_back, save
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes import Processes
+from wholestep.reports.compilations import ProgbarLogger, can_replace_lines
+from wholestep.reports.report import Report
 from wholestep.run import Run
 
 Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList | list[keras.callbacks.Callback] | None
 
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+_BARS = (keras.callbacks.ProgbarLogger, ProgbarLogger)
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _PREDICT_HOOKS = ("on_predict_batch_begin", "on_predict_batch_end")
@@ -92,8 +95,11 @@ class CallbackRunner:
                 steps=steps,
                 model=model,
             )
+            if history and verbose in (1, "auto") and can_replace_lines():
+                _replace_bar(known, callbacks)
         self.model = model
         self.callbacks = known
+        self.bar = next((c for c in known.callbacks if isinstance(c, ProgbarLogger)), None)
         self.made = made(known.callbacks)
         self.each = getattr(model, "steps_per_execution", 1) or 1
         self._train, self.test, self.predict = (
@@ -112,6 +118,11 @@ class CallbackRunner:
         self.needs_state, self.has_test_hooks, self.has_predict_hooks = map(
             any, zip(*processes.all_gather(looks, "comparing callbacks"), strict=True)
         )
+
+    def note(self, report: Report, num: int) -> None:
+        """Pass the report of `num` updates to the callbacks that need more than logs, before their hooks."""
+        if self.bar is not None:
+            self.bar.note(report, num)
 
     def tell(self, step: int, logs: dict) -> None:
         """Call the hooks of one update of the epoch, after it."""
@@ -173,7 +184,7 @@ class CallbackRunner:
 
     def _looks_at(self, *hooks: str) -> bool:
         """Whether a callback has one of these hooks, except the progress bar, which may be called late."""
-        others = [c for c in self.callbacks.callbacks if type(c) is not keras.callbacks.ProgbarLogger]
+        others = [c for c in self.callbacks.callbacks if type(c) not in _BARS]
         return any(_overrides(c, hook) for c in others for hook in hooks)
 
     @property
@@ -212,6 +223,13 @@ def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
         return kept
     ready.callbacks = kept
     return ready
+
+
+def _replace_bar(known: keras.callbacks.CallbackList, callbacks: Callbacks) -> None:
+    """Replace the progress bar that Keras has added last by the one with rows per second, unless the user has one."""
+    if type(known.callbacks[-1]) is keras.callbacks.ProgbarLogger and known.callbacks[-1] not in (callbacks or []):
+        known.callbacks[-1] = ProgbarLogger()
+        known.callbacks[-1].set_params(known.params)
 
 
 def _check_savers(callbacks: keras.callbacks.CallbackList, sharded: list[str]) -> None:
@@ -258,4 +276,4 @@ def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:
         return callback.save_freq == "epoch"
     if isinstance(callback, known.TensorBoard):
         return callback.update_freq == "epoch" and not callback._should_trace
-    return type(callback) in (known.ProgbarLogger, known.History, known.TerminateOnNaN)
+    return type(callback) in (*_BARS, known.History, known.TerminateOnNaN)

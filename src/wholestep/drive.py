@@ -201,6 +201,7 @@ class _Fitting(_Training):
 
     def _tell(self, report: Report, failure: int | None) -> None:
         last = report.block.num - 1 if failure is None else failure
+        self._watch.note(report, last + 1)
         for i in range(last + 1 if self._watch.has_hooks else 0):
             numbers = _numbers(report, i, failure)
             logs = self._executor.show_update(numbers) if self._watch.needs_state else shown(numbers)

@@ -2,8 +2,8 @@
 
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ from wholestep.model import (
 from wholestep.plan import Planner, Sample
 from wholestep.program import Program, Programs, Wanted
 from wholestep.reports.applied import Applied
-from wholestep.reports.compilations import Compilations
+from wholestep.reports.compilations import Compilations, ProgbarLogger
 from wholestep.reports.diagnosis import diagnose
 from wholestep.reports.layout import check_same
 from wholestep.reports.report import Report
@@ -113,6 +113,12 @@ class Executor:
         """Turn notices to the user off or on; they are always off in processes other than 0."""
         is_quiet = is_quiet or self.engine.processes.index > 0
         self.compilations.is_quiet = self.evaluation.compilations.is_quiet = is_quiet
+
+    @contextmanager
+    def shown_by(self, bar: ProgbarLogger | None) -> Iterator[None]:
+        """Context in which a progress bar shows compilations and other waits."""
+        with self.compilations.shown_by(bar), self.evaluation.compilations.shown_by(bar):
+            yield
 
     # ---- before an update ----
 
@@ -273,6 +279,7 @@ class Executor:
         if program is None:
             with named(batch), uninterrupted(twice=False):  # an interrupt would leave the model half traced
                 self.check_kind(batch)
+                self.compilations.show("tracing the model")
                 update = self.planner.learn(self._whole(self.refresh(run)), batch)
                 state = self._whole(self._known(run, update))
                 filled = self.planner.filled(Sample(update, state, batch), wanted)

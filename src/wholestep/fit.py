@@ -77,7 +77,8 @@ def fit(
         how = {"steps_per_epoch": epochs.steps, "class_weight": given.class_weight, "shuffle": given.shuffle}
         saver.open(executor, watch, **how, **({} if validate is None else validate.settings))
         also = {"callbacks": watch, **saver.also}
-        with setup.run.under_way("fit", batches, are_given=given.x.keeps_position, also=also) as resumed:
+        in_call = setup.run.under_way("fit", batches, are_given=given.x.keeps_position, also=also)
+        with executor.shown_by(watch.bar), in_call as resumed:
             limited, once = Epochs(last, epochs.begin, steps), epochs.steps is None
             logs = _run_epochs(setup, batches, limited, validate, watch, saver, resumed, once=once)
             watch.callbacks.on_train_end(logs)

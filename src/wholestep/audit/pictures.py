@@ -1,11 +1,9 @@
 """The pictures of a report; only drawing them needs matplotlib."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
-from io import BytesIO
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,36 +13,11 @@ from wholestep.audit.gradients import by_parameter
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.measure import FINE, SOLVED
 from wholestep.audit.windows import PAD, Piece, Update, passes
-from wholestep.errors import SpecificationError, message
+from wholestep.reports.page import LEGEND, Picture, bare, drawn
 
 _MEANT, _RIGHT, _WRONG, _CHANGED = "#222222", "#7f9fbf", "#c8553d", "#1a7f3c"  # colours; _RIGHT, _WRONG: the loop's
 _NUM_PARAMETERS = 24
-_LEGEND: dict[str, Any] = {"framealpha": 1.0, "edgecolor": "none", "fontsize": 9}
 _Distances = list[tuple[str, float, float]]  # as `by_parameter` yields them
-
-
-class Picture(NamedTuple):
-    """A picture as PNG, its title, and its description for readers who cannot see it."""
-
-    title: str
-    caption: str
-    png: bytes
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
-
-
-def assert_drawable() -> None:
-    """Raise if matplotlib is not installed.
-
-    Raises:
-        SpecificationError: it is not.
-    """
-    if not can_draw():
-        must, attempt = "The pictures of a report need matplotlib.", "pip install 'wholestep[demo]', or print(report)."
-        raise SpecificationError(message(must, "none installed", attempt))
 
 
 def pictures(case: Case, verdict: Verdict) -> Iterator[Picture]:
@@ -52,18 +25,18 @@ def pictures(case: Case, verdict: Verdict) -> Iterator[Picture]:
     if verdict.evidence:
         e, parameters = _differing(verdict)
         if (factors := factors_of_rows(e)) is not None:
-            yield _drawn(partial(_factors, e, *factors), 3.2)
+            yield drawn(partial(_factors, e, *factors), 3.2)
         if parameters:
-            yield _drawn(partial(_parameters, e, parameters), 1.6 + 0.28 * min(len(parameters), _NUM_PARAMETERS))
+            yield drawn(partial(_parameters, e, parameters), 1.6 + 0.28 * min(len(parameters), _NUM_PARAMETERS))
     if verdict.seen is not None:
         known = [piece for piece in verdict.seen.pieces if piece.is_known]
         if known:
-            yield _drawn(partial(_orders, passes(known)[:2]), 3.6)
+            yield drawn(partial(_orders, passes(known)[:2]), 3.6)
         updates, schedule = verdict.seen.updates, case.schedule
         if updates and np.isfinite(updates[0].applied.learning_rate):
             first = updates[0].applied.iterations
             meant = None if schedule is None else np.array([schedule(first + i) for i in range(len(updates))])
-            yield _drawn(partial(_rates, updates, meant), 2.8)
+            yield drawn(partial(_rates, updates, meant), 2.8)
 
 
 def _differing(verdict: Verdict) -> tuple[Evidence, _Distances]:
@@ -75,24 +48,6 @@ def _differing(verdict: Verdict) -> tuple[Evidence, _Distances]:
         if proof is not None and proof.where == f"update {e.update.number}":
             return e, list(proof.parameters)
     return differing[0], list(by_parameter(differing[0], None))
-
-
-def _drawn(draw: Callable[[Any], tuple[str, str]], height: float) -> Picture:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, height), layout="constrained")
-    title, caption = draw(figure)
-    file = BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    return Picture(title, caption, file.getvalue())
-
-
-def _bare(axes: Any, x: str, y: str = "") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
 
 
 def _coloured(near: np.ndarray) -> list[str]:
@@ -124,9 +79,9 @@ def _factors(e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any) -
         if i > 1:
             axes.axvline(start + 0.5, color="#999999", lw=0.8, ls=":")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(loc="upper right", ncols=3, **_LEGEND)
+    axes.legend(loc="upper right", ncols=3, **LEGEND)
     axes.set_xlim(0.4, len(x) + 0.6)
-    _bare(axes, f"row of update {e.update.number}, in the order in which it was used", "factor of the row's\ngradient")
+    bare(axes, f"row of update {e.update.number}, in the order in which it was used", "factor of the row's\ngradient")
     end = "they do." if np.all(near) else "they do not all."
     return "How much each row counts", f"The bars should reach the black line: {end}"
 
@@ -152,8 +107,8 @@ def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> tuple[str, 
     axes.set_ylim(-0.6, len(shown) + 0.1)
     names = [name if len(name) <= 40 else f"...{name[-37:]}" for name, *_ in shown]
     axes.set_yticks(y, labels=names, parse_math=False, fontsize=9)
-    _bare(axes, f"distance of the gradient of update {e.update.number}, relative to its length")
-    figure.legend(loc="outside lower center", ncols=2, **_LEGEND)
+    bare(axes, f"distance of the gradient of update {e.update.number}, relative to its length")
+    figure.legend(loc="outside lower center", ncols=2, **LEGEND)
     num = len(parameters)
     left = "" if len(shown) == num else f" The {len(shown)} of {num} that differ most."
     return "Where the gradient differs", f"Bars right of the dashed line differ.{left}"
@@ -169,7 +124,7 @@ def _orders(cut: list[list[Piece]], figure: Any) -> tuple[str, str]:
             axes.set_title(f"pass {i + 1}: {len(rows)} rows", fontsize=10)
         else:
             axes.text(0.5, 0.5, "no second pass was seen", transform=axes.transAxes, ha="center", color="#666666")
-        _bare(axes, "place in the pass", "row of the data, from 1" if i == 0 else "")
+        bare(axes, "place in the pass", "row of the data, from 1" if i == 0 else "")
     each_axes[0].yaxis.get_major_locator().set_params(integer=True)
     each_axes[0].set_ylim(bottom=0)
     each_axes[0].set_xlim(left=0)
@@ -188,9 +143,9 @@ def _rates(updates: list[Update], meant: np.ndarray | None, figure: Any) -> tupl
         caption, near = "The points should lie on the line.", np.isclose(used, meant, rtol=FINE.differs)
         axes.plot(numbers, meant, color=_MEANT, lw=1.5, label="as it was meant", zorder=1)
         _name_colours(axes, near, "in your loop")
-        axes.legend(loc="upper right", ncols=3, **_LEGEND)
+        axes.legend(loc="upper right", ncols=3, **LEGEND)
     axes.scatter(numbers, used, color=_coloured(near), s=22, zorder=2)
     axes.set_ylim(0, float(max(np.max(used), *(() if meant is None else meant), 0)) * 1.3 or 1)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    _bare(axes, "update", "learning rate")
+    bare(axes, "update", "learning rate")
     return "The learning rate", caption

@@ -2,11 +2,9 @@
 
 import math
 import os
-from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import asdict
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,25 +13,11 @@ from wholestep.audit.found import Found, Likely, Proof, many, some
 from wholestep.audit.gradients import HIDDEN
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
-from wholestep.audit.pictures import Picture, assert_drawable, can_draw, pictures
+from wholestep.audit.pictures import pictures
 from wholestep.errors import SpecificationError, message
+from wholestep.reports.page import assert_drawable, can_draw, figure, part_of_page, write_page
 
 WITH_FAULT = "reference with this fault"
-_STYLE = """
-.ws-audit {font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 52rem; padding: 0.5rem 1rem;}
-.ws-audit h1 {font-size: 1.35rem; line-height: 1.35; margin: 0.4rem 0;}
-.ws-audit h2 {font-size: 1.1rem; margin: 1.6rem 0 0.3rem;}
-.ws-audit table {border-collapse: collapse; margin: 0.6rem 0; font-variant-numeric: tabular-nums;}
-.ws-audit th, .ws-audit td {padding: 0.15rem 0.9rem 0.15rem 0; text-align: right; border-bottom: 1px solid #ddd;
-  background: #fff; color: #222; font-weight: normal;}
-.ws-audit th:first-child, .ws-audit td:first-child {text-align: left;}
-.ws-audit thead th {font-weight: bold;}
-.ws-audit dl {display: grid; grid-template-columns: max-content auto; gap: 0.1rem 1rem; margin: 0.6rem 0;}
-.ws-audit dt {color: #666;} .ws-audit dd {margin: 0; overflow-wrap: anywhere;}
-.ws-audit code {background: #f3f3f3; padding: 0 0.2rem;}
-.ws-audit figure {margin: 0 0 0.5rem;} .ws-audit img {max-width: 100%;}
-.ws-audit figcaption, .ws-audit footer {color: #666;}
-"""
 
 
 class Report:
@@ -165,14 +149,14 @@ class Report:
     def _html(self) -> str:
         verdict = self._judged()
         assert self._case is not None
-        parts = [f"<style>{_STYLE}</style>", f"<h1>{escape(self.first_line)}</h1>"]
+        parts = [f"<h1>{escape(self.first_line)}</h1>"]
         parts += [_cause(i, cause) for i, cause in enumerate(verdict.causes, start=1)]
-        parts += map(_picture, pictures(self._case, verdict) if can_draw() and verdict.has_seen else [])
+        parts += map(figure, pictures(self._case, verdict) if can_draw() and verdict.has_seen else [])
         for title, lines in self._lists():
             parts.append(f"<h2>{title}</h2><ul>{''.join(f'<li>{_words(line)}</li>' for line in lines)}</ul>")
         missing = "" if can_draw() else " The pictures need matplotlib: pip install 'wholestep[demo]'."
         parts.append(f"<footer><p>{escape(self._looked_at() + missing)}</p></footer>")
-        return f'<div class="ws-audit">{"".join(parts)}</div>'
+        return part_of_page(parts)
 
     def _lists(self) -> list[tuple[str, list[str]]]:
         every = ("Taken as meant", self.taken), ("Notes", self.notes), ("Not looked at", self.unseen)
@@ -277,18 +261,7 @@ def _words(line: str) -> str:
     return "".join(f"<code>{part}</code>" if i % 2 and len(parts) % 2 else part for i, part in enumerate(parts))
 
 
-def _picture(picture: Picture) -> str:
-    source = f"data:image/png;base64,{b64encode(picture.png).decode()}"
-    title, caption = escape(picture.title), escape(picture.caption)
-    image = f'<img alt="{title}. {caption}" src="{source}">'
-    return f"<h2>{title}</h2><figure>{image}<figcaption>{caption}</figcaption></figure>"
-
-
 def write_html(reports: list[Report], path: str | os.PathLike[str]) -> None:
     """Write reports with pictures to a file, as `Report.html`."""
     assert_drawable()
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    head += "<title>Audit of a training loop</title>"
-    body = "<hr>".join(report._html() for report in reports)
-    page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
-    Path(path).write_text(page, encoding="utf-8")
+    write_page(path, "Audit of a training loop", (report._html() for report in reports))

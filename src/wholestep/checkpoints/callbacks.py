@@ -119,7 +119,9 @@ def starts_anew(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback has state that cannot be restored. A CSVLogger that does not append empties its file."""
     if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append:
         return True
-    return type(callback) not in _STATELESS and not hasattr(callback, "get_state") and not _known(callback)
+    if isinstance(callback, _UNSEEN) or type(callback) in _STATELESS:
+        return False
+    return not hasattr(callback, "get_state") and not _known(callback)
 
 
 def _known(callback: keras.callbacks.Callback) -> list[str]:

@@ -1,13 +1,19 @@
-"""Messages about compilations: a line if one takes long, a warning if new shapes keep coming."""
+"""Messages while updates run: the progress bar of `fit`, long compilations, and a warning if new shapes keep coming."""
 
+import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import keras
+import numpy as np
 
 from wholestep import tree
 from wholestep.data import Batch
 from wholestep.errors import message, warn
+from wholestep.reports.report import Report
 
 _LONG = 2.0  # seconds
 _MANY = 5  # shapes, if at least every other batch so far had a new shape
@@ -31,10 +37,25 @@ class Compilations:
     ):
         self.is_quiet = False
         self.num_batches = 0
+        self.bar: ProgbarLogger | None = None
         self._timer = timer
         self._tell = tell
         self._shapes: list[Shape] = []
         self._has_warned = False
+
+    @contextmanager
+    def shown_by(self, bar: "ProgbarLogger | None") -> Iterator[None]:
+        """Context in which reasons to wait are shown in a progress bar, if there is one."""
+        outer, self.bar = self.bar, bar
+        try:
+            yield
+        finally:
+            self.bar = outer
+
+    def show(self, reason: str) -> None:
+        """Show the reason of the wait that begins now in the progress bar, if there is one."""
+        if self.bar is not None:
+            self.bar.wait(reason)
 
     @contextmanager
     def watched(self, batch: Batch, num_shapes: int = 0) -> Iterator[None]:
@@ -51,8 +72,11 @@ class Compilations:
         number = self._shapes.index(shape) + 1
         of = f" of {num_shapes}" if number <= num_shapes else ""
         parts = ", ".join(f"{name} {size}" for name, size in shape)
-        line = f"wholestep: compiling shape {number}{of} ({parts}), for more than {_LONG:g} seconds so far"
-        timer = self._timer(_LONG, lambda: None if self.is_quiet else self._tell(line))
+        doing = f"compiling shape {number}{of} ({parts})"
+        line = f"wholestep: {doing}, for more than {_LONG:g} seconds so far"
+        is_silent = self.is_quiet or self.bar is not None
+        self.show(doing)
+        timer = self._timer(_LONG, lambda: None if is_silent else self._tell(line))
         timer.daemon = True
         timer.start()
         try:
@@ -60,6 +84,7 @@ class Compilations:
         finally:
             timer.cancel()
             timer.join()
+            self.show("running the update")
 
     def _warn_of_many(self) -> None:
         """Warn of ready-made batches that keep having new shapes, instead of a few repeated shapes."""
@@ -73,6 +98,86 @@ class Compilations:
             "pad them to a few lengths and numbers of rows, or give the rows to Batches(rows, tokens=..., length=...).",
         )
         warn(told)
+
+
+class ProgbarLogger(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar of `fit`, with rows per second, the time left of all epochs, and the reason of a wait.
+
+    Only for terminals and notebooks, where a line can be replaced. It has the name of Keras' class in checkpoints.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        super().__init__()
+        self._clock = clock
+        self._begun: float | None = None
+        self._first: float | None = None  # when the first dispatch of the epoch had finished
+        self._counts = np.zeros(2, int)  # updates and rows since then
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Print the epoch and, from the second epoch on, the time left at the speed of the last one."""
+        now, begun = self._clock(), self._begun
+        left = "" if begun is None else f" - {_duration((now - begun) * (self.epochs - epoch))} left"
+        self._begun, self._first, self._counts = now, None, np.zeros(2, int)
+        self._reset_progbar()
+        self._maybe_init_progbar()
+        if self.epochs > 1:
+            print(f"Epoch {epoch + 1}/{self.epochs}{left}")
+        self.wait("reading the first batch")
+
+    def _maybe_init_progbar(self) -> None:
+        if self.progbar is None:
+            self.progbar: _Bar | None = _Bar(
+                self.target, verbose=self.verbose, stateless_metrics=set(), unit_name="step"
+            )
+
+    def note(self, report: Report, num: int) -> None:
+        """Count `num` updates that have finished. The first dispatch of an epoch, which may compile, counts alone."""
+        now, begun, counts = self._clock(), self._begun, np.array([num, report.num_rows(num)])
+        if self._first is None:
+            self._first = now
+        else:
+            begun = self._first
+            self._counts = counts = self._counts + counts
+        if self.progbar is not None and begun is not None:
+            self.progbar.pace = counts / max(now - begun, 1e-9)
+
+    def wait(self, reason: str) -> None:
+        """Show a reason in place of the bar; the next output replaces it."""
+        if self.progbar is not None:
+            width = self.progbar._prev_total_width
+            shown = reason[: shutil.get_terminal_size().columns - 1]
+            print(f"\r{shown.ljust(width)}\r", end="", flush=True)
+            self.progbar._prev_total_width = max(width, len(shown))
+
+
+class _Bar(keras.utils.Progbar):
+    """Keras' bar, with rows per second after the time of a step. Keras' estimate takes a dispatch for one step."""
+
+    pace: np.ndarray | None = None  # updates and rows per second
+
+    def _format_time(self, time_per_unit: float, unit_name: str) -> str:
+        rate = "" if self.pace is None else f"{self.pace[1]:,.0f}" if self.pace[1] >= 10 else f"{self.pace[1]:.2g}"
+        return super()._format_time(time_per_unit, unit_name) + (rate and f" {rate} rows/s")
+
+    def _estimate_step_duration(self, current: int, now: float) -> float:
+        return super()._estimate_step_duration(current, now) if self.pace is None else 1 / self.pace[0]
+
+
+def can_replace_lines() -> bool:
+    """Whether the output is a terminal or a notebook, and Keras prints to it."""
+    is_shown = sys.stdout.isatty() or "ipykernel" in sys.modules
+    return is_shown and keras.config.is_interactive_logging_enabled()
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as in Keras' bar.
+
+    >>> _duration(59.4), _duration(61), _duration(3_661)
+    ('59s', '1:01', '1:01:01')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}" if minutes else f"{seconds}s"
 
 
 def _shape_of(batch: Batch) -> Shape:

@@ -84,6 +84,11 @@ class Report:
         """The number of updates that were not applied."""
         return int(np.sum(self.values[:, -1] != 1))
 
+    def num_rows(self, num: int) -> int:
+        """Return the number of rows of the first `num` updates, without padding. Does not wait."""
+        first = self.block.first
+        return int(self.block.table.counts[first : first + num].sum())
+
     def numbers(self, i: int) -> dict[str, Any]:
         """Return the numbers of the epoch up to update i: the loss, the metrics, and the model's custom results."""
         numbers = self._layout.unpack(self.values[i])
