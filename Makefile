@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test lint suite torch trainers large keras-own bench docs clean
+.PHONY: train test lint suite torch trainers large keras-own matrix release bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -45,6 +45,29 @@ keras-own: $(VENV)-keras/installed
 		-q -c /dev/null --rootdir $$keras -p keras_own -p no:cacheprovider --import-mode=importlib \
 		$$keras/trainers/trainer_test.py $$keras/trainers/data_adapters $$keras/callbacks || exit 1; done
 
+# A part of the suite with the oldest and the newest supported versions of Keras, the engines and numpy, in build/matrix.
+MATRIX ?= oldest-jax oldest-tensorflow newest-jax newest-tensorflow
+QUICK ?= $(addprefix tests/test_,loop.py engines.py trainer.py callbacks.py metrics.py resume.py run_report.py)
+matrix: $(VENV)-release/installed
+	for each in $(MATRIX); do $(MAKE) --no-print-directory matrix-$$each || exit 1; done
+
+matrix-%: UV = $(VENV)-release/bin/uv
+matrix-%: HERE = build/matrix/$*
+matrix-%: ENGINE = $(lastword $(subst -, ,$*))
+matrix-%: $(VENV)-release/installed
+	$(UV) venv --quiet --clear --python $(PYTHON) $(HERE)
+	$(UV) pip install --quiet --python $(HERE) --editable '.[$(ENGINE)]' \
+		--resolution $(if $(findstring oldest,$*),lowest-direct,highest)
+	$(UV) pip freeze --quiet --python $(HERE) --exclude-editable > $(HERE)/versions.txt
+	$(UV) pip install --quiet --python $(HERE) --editable '.[$(ENGINE),demo]' --constraint $(HERE)/versions.txt \
+		hypothesis pytest pytest-xdist
+	grep -iE '^(keras|jax|tensorflow-cpu|tensorflow|numpy|ml-dtypes|xxhash)==' $(HERE)/versions.txt | xargs echo $*:
+	KERAS_BACKEND=$(ENGINE) $(HERE)/bin/pytest --numprocesses 2 --dist worksteal $(QUICK)
+
+# Builds both archives in build/release, checks them, and runs the README and examples in empty environments.
+release: $(VENV)-release/installed
+	$(VENV)-release/bin/python tests/release.py
+
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks
 
@@ -78,10 +101,15 @@ $(VENV)-keras/installed: pyproject.toml constraints.txt
 	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev,keras-own]'
 	touch $@
 
+$(VENV)-release/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/pip install --quiet 'build>=1.2,<2' 'twine>=6.1,<7' 'uv>=0.8,<1'
+	touch $@
+
 $(VENV)/installed-docs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-keras $(VENV)-torch $(VENV)-trainers
+	rm -rf build $(VENV) $(VENV)-keras $(VENV)-release $(VENV)-torch $(VENV)-trainers

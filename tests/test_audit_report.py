@@ -1,6 +1,5 @@
 """What a report says: in text, as a page, as data; and what a second call of the loop tells."""
 
-import html.parser
 import itertools
 import json
 import re
@@ -11,6 +10,7 @@ import pytest
 from audit_loops import MODELS, RIGHT, X, Y
 from audit_mutants import JAX_MEAN, MEAN, MUTANTS
 from keras import ops
+from scripts import Tags
 from shares import halves, later
 from test_audit import audited, trainer
 
@@ -123,27 +123,6 @@ APPLY = {
         "optimizer.stateless_apply(ov, final, tv)  # <b>&`$x^{",
     ),
 }[ENGINE]
-
-
-class Tags(html.parser.HTMLParser):
-    """Collects tags, and checks that they are closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.words = [], [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
 
 
 def test_the_page_is_one_file_without_scripts(wrong, right, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from shares import on
 
-from wholestep import cli, demo
+from wholestep import __version__, cli, demo
 
 
 @on("jax")
@@ -28,6 +28,6 @@ def test_the_command_line(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["--version"])
     assert stopped.value.code == 0
-    assert "0.1.0" in capsys.readouterr().out
+    assert __version__ in capsys.readouterr().out
     with pytest.raises(SystemExit):
         cli.main(["demo", "--epochs", "0"])

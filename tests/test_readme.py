@@ -1,6 +1,5 @@
 """The first pages: their programs run in the environment that their own words make, and their commands exist."""
 
-import ast
 import importlib.util
 import os
 import re
@@ -12,27 +11,13 @@ from pathlib import Path
 
 import keras
 import pytest
+from scripts import ENGINES, imported, program
 from shares import on
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = {"README.md": README, "docs/index.md": (ROOT / "docs" / "index.md").read_text()}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ENGINES = ("jax", "tensorflow")
-
-
-def imported(block):
-    """Return the packages that a block imports."""
-    nodes = list(ast.walk(ast.parse(block)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}
-
-
-def program(page, engine):
-    """Return the blocks of a page as one program, without those for the other engine."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGES[page], re.S)
-    return "\n".join(block for block in blocks if not imported(block) & set(ENGINES) - {engine})
 
 
 def installation(page, engine):
@@ -49,7 +34,7 @@ def without_numbers(report):
 def test_the_program_of_the_readme(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     code, engine, names = tmp_path / "train.py", keras.backend.backend(), {}
-    code.write_text(program("README.md", engine))
+    code.write_text(program(README, engine))
     exec(compile(code.read_text(), str(code), "exec"), names)
     assert "60 rows in 10 microbatches (10 x 6 rows)" in capsys.readouterr().out
     assert names["history"].history["loss"][-1] < names["history"].history["loss"][0]
@@ -84,7 +69,7 @@ def test_a_page_installs_before_it_imports_and_imports_no_more(page, engine):
     extra = re.search(r"'\.\[(\w+)\]'", install)[1]
     installed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]
     known = {re.match(r"[\w-]+", each)[0].removesuffix("-cpu") for each in installed} | {"wholestep"}
-    assert imported(program(page, engine)) <= known | sys.stdlib_module_names
+    assert imported(program(PAGES[page], engine)) <= known | sys.stdlib_module_names
 
 
 @pytest.mark.large
@@ -95,7 +80,7 @@ def test_a_page_runs_in_the_environment_that_it_makes(page, tmp_path):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone)
     shutil.copytree(ROOT / "src", clone / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "program.py").write_text(program(page, engine))
+    (tmp_path / "program.py").write_text(program(PAGES[page], engine))
     others = [f"import {other}" for other in set(ENGINES) - {engine}]
     script = ["set -e", *installation(page, engine), *(f"! python -c '{each}' 2>/dev/null" for each in others)]
     script += ["cd ..", "python program.py"]

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from wholestep.checkpoints import Checkpoints, load_weights
     from wholestep.data import Batches
     from wholestep.model import Mean, Objective, Sum
+    from wholestep.reports.run_report import RunReport
     from wholestep.steps import Step
     from wholestep.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "BatchError",
@@ -25,6 +26,7 @@ __all__ = [
     "NonFiniteError",
     "Objective",
     "PeerError",
+    "RunReport",
     "SpecificationError",
     "Step",
     "Sum",
@@ -39,6 +41,7 @@ _HOMES = {
     "Checkpoints": "checkpoints.settings",
     "Mean": "model",
     "Objective": "model",
+    "RunReport": "reports.run_report",
     "Step": "steps",
     "Sum": "model",
     "Trainer": "trainer",

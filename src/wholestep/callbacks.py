@@ -11,11 +11,12 @@ from wholestep.errors import SpecificationError, message
 from wholestep.processes import Processes
 from wholestep.reports.compilations import ProgbarLogger, can_replace_lines
 from wholestep.reports.report import Report
+from wholestep.reports.run_report import RunReport
 from wholestep.run import Run
 
 Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList | list[keras.callbacks.Callback] | None
 
-_WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+_WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, RunReport)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 _BARS = (keras.callbacks.ProgbarLogger, ProgbarLogger)
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -99,7 +100,8 @@ class CallbackRunner:
                 _replace_bar(known, callbacks)
         self.model = model
         self.callbacks = known
-        self.bar = next((c for c in known.callbacks if isinstance(c, ProgbarLogger)), None)
+        self._readers = [c for c in known.callbacks if isinstance(c, ProgbarLogger | RunReport)]
+        self.bar = next((c for c in self._readers if isinstance(c, ProgbarLogger)), None)
         self.made = made(known.callbacks)
         self.each = getattr(model, "steps_per_execution", 1) or 1
         self._train, self.test, self.predict = (
@@ -121,8 +123,8 @@ class CallbackRunner:
 
     def note(self, report: Report, num: int) -> None:
         """Pass the report of `num` updates to the callbacks that need more than logs, before their hooks."""
-        if self.bar is not None:
-            self.bar.note(report, num)
+        for reader in self._readers:
+            reader.note(report, num)
 
     def tell(self, step: int, logs: dict) -> None:
         """Call the hooks of one update of the epoch, after it."""

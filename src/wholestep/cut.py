@@ -36,3 +36,13 @@ class Cut:
     def places(self) -> int:
         """The number of rows that the sections hold, padding included."""
         return sum(count * size for count, size in self.sections)
+
+    def __str__(self) -> str:
+        """Return the cut as text.
+
+        >>> str(Cut(((1, 60),), 60)), str(Cut(((10, 6),), 60))
+        ('60 rows at once', '60 rows in 10 microbatches (10 x 6 rows)')
+        """
+        parts = " and ".join(f"{num} x {size} rows" for num, size in self.sections)
+        how = f"in {self.num_microbatches} microbatches ({parts})" if self.num_microbatches > 1 else "at once"
+        return f"{self.rows} rows {how}"

@@ -20,12 +20,10 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
     """
     engine, coupling, program = planner.engine, planner.findings.coupling, list(planner.programs.values())[-1]
     cut = program.cut
-    parts = " and ".join(f"{num} x {size} rows" for num, size in cut.sections)
     several = len(planner.programs)
     lines = [
         *([f"{several} programs for updates of several shapes; the last one made:"] if several > 1 else []),
-        f"One update takes {cut.rows} rows"
-        + (f" in {cut.num_microbatches} microbatches ({parts})." if cut.num_microbatches > 1 else " at once."),
+        f"One update takes {cut}.",
         *_spread(cut, engine),
         _padding(cut, planner.pads_short),
         *([data] if data else []),

@@ -27,6 +27,8 @@ _STYLE = """
 .ws-report code {background: #f3f3f3; padding: 0 0.2rem;}
 .ws-report figure {margin: 0 0 0.5rem;} .ws-report img {max-width: 100%;}
 .ws-report figcaption, .ws-report footer {color: #666;}
+@media (max-width: 40rem) {.ws-report dl {display: block;} .ws-report figure {overflow-x: auto;}
+  .ws-report img {max-width: none; width: 36rem;}}
 """
 
 
