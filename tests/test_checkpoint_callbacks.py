@@ -7,7 +7,7 @@ from test_checkpoints import Tells, taken_from
 from test_snapshot import BATCHES, SIZE, X, Y, check_same_bits, leaves, small
 
 import wholestep as ws
-from wholestep.checkpoints.callbacks import starts_anew
+from wholestep.checkpoints.callbacks import put_back, starts_anew, state_of
 
 HOW = {"batch_size": SIZE, "epochs": 3, "verbose": 0}
 GOES_ON = {
@@ -119,3 +119,11 @@ def test_each_callback_has_its_own_state_again(tmp_path):
     again = stops("val_loss", "mae", "loss")
     ws.Trainer(small(1)).fit(X, Y, callbacks=again, checkpoints=asked, **HOW, **held)
     assert [one.best for one in again] == [best["val_loss"], None, best["loss"]]
+
+
+def test_a_forged_state_changes_no_other_attribute(tmp_path):
+    saver = keras.callbacks.ModelCheckpoint(tmp_path / "a.keras")
+    put_back(saver, state_of(saver) | {"best": 0.5, "filepath": "elsewhere.keras", "_save_model": 1})
+    assert saver.best == 0.5
+    assert saver.filepath == str(tmp_path / "a.keras")
+    assert callable(saver._save_model)

@@ -2,8 +2,10 @@
 
 import json
 import random
+import sys
 import threading
 
+import keras
 import numpy as np
 import pytest
 import xxhash
@@ -15,7 +17,7 @@ import wholestep as ws
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.resume import newest
+from wholestep.checkpoints.resume import newest, read_one
 from wholestep.processes import SingleProcess
 
 
@@ -125,3 +127,31 @@ def test_whoever_reads_beside_a_writer_sees_whole_checkpoints(folder, times):
     assert errors == []
     assert seen == sorted(seen)
     assert len(set(seen)) > 1
+
+
+EVENTS, RUNS = (
+    set(),
+    {"exec", "compile", "import", "marshal.loads", "pickle.find_class", "os.system", "subprocess.Popen"},
+)
+
+
+def test_reading_a_checkpoint_runs_nothing(tmp_path):
+    """Also docs/security.md says so. An audit hook of Python cannot be removed: it only notes names of events."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    trainer = ws.Trainer(model)
+    asked = ws.Checkpoints(tmp_path / "run")
+    stops = [keras.callbacks.EarlyStopping("loss")]
+    trainer.fit(np.ones((8, 3)), np.ones((8, 2)), callbacks=stops, checkpoints=asked, verbose=0)
+    read_one(tmp_path / "run", lambda snapshot: None)  # later reads import nothing
+    here = threading.get_ident()
+    sys.addaudithook(lambda event, _: EVENTS.add(event) if threading.get_ident() == here else None)
+    EVENTS.clear()
+    found = read_one(tmp_path / "run", lambda snapshot: None)
+    seen = set(EVENTS)
+    assert "open" in seen
+    assert not seen & RUNS
+    assert found.snapshot.facts["number"] == 1
+    EVENTS.clear()
+    exec("")
+    assert EVENTS & RUNS  # the hook sees it

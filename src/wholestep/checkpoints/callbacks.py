@@ -103,12 +103,12 @@ def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Restore a callback from what `state_of` returned."""
+    """Restore a callback from what `state_of` returned; a file may hold other names, which are ignored."""
     if "own" in state and hasattr(callback, "set_state"):
         callback.set_state(state["own"])
-    for name, value in state.items():
-        if name != "own":
-            setattr(callback, name, value)
+    for name in _known(callback):
+        if name in state:
+            setattr(callback, name, state[name])
     if state.get("best") is not None and getattr(callback, "monitor_op", True) is None:
         callback._set_monitor_op()  # as Keras does at an epoch's end; an earlier batch may be compared with `best`
     if isinstance(callback, keras.callbacks.OrbaxCheckpoint):
