@@ -135,7 +135,7 @@ def test_the_bar_shows_what_the_first_update_waits_for_and_rows_per_second(monke
     ws.Trainer(model()).fit(X, Y, batch_size=5, epochs=2, validation_data=(X, Y))
     first, second = re.split(r"^Epoch 2/2 - \d+s left$", "\n".join(shown.lines()), flags=re.M)
     waits = ["reading the first batch", "tracing the model", "compiling shape 1 (batch[0] (5, 6), batch[1] (5,))"]
-    assert first.splitlines()[:5] == ["Epoch 1/2", *waits, "running the update"]
+    assert first.splitlines()[:5] == ["Epoch 1/2", *waits, "running the program"]
     assert re.search(r"^4/4 .* [\d,]+ rows/s - accuracy: .* - val_loss: ", first, re.M)
     assert "compiling" not in second
 
@@ -166,6 +166,8 @@ def test_the_bar_reads_no_state_and_a_bar_of_the_user_stays(monkeypatch):
 
     assert isinstance(watch().bar, ProgbarLogger)
     assert not watch().needs_state
+    assert not watch().has_hooks  # once for each dispatch
+    assert watch(keras.callbacks.TerminateOnNaN()).has_hooks
     assert not watch().has_test_hooks
     assert watch().unknown == []
     assert watch(keras.callbacks.ProgbarLogger()).bar is None

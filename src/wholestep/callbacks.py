@@ -1,5 +1,6 @@
 """Keras callbacks, unchanged. Those that need the state run between updates, the others one dispatch late."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -110,7 +111,7 @@ class CallbackRunner:
         if processes.count > 1 and history:
             _check_savers(known, engine.variables.sharded(model.variables))
         hooked = [c for c in known.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
-        self.has_hooks = bool(hooked)
+        self.has_hooks = any(callback is not self.bar for callback in hooked)
         looks = (
             not all(_needs_numbers_only(c) for c in hooked),
             self._looks_at(*_TEST_HOOKS),
@@ -121,10 +122,15 @@ class CallbackRunner:
             any, zip(*processes.all_gather(looks, "comparing callbacks"), strict=True)
         )
 
-    def note(self, report: Report, num: int) -> None:
-        """Pass the report of `num` updates to the callbacks that need more than logs, before their hooks."""
+    def note(self, report: Report, num: int, step: int, logs: Callable[[], dict]) -> None:
+        """Pass the report of `num` updates to the callbacks that need more than logs, before their hooks.
+
+        The progress bar shows the logs of the last one, update `step` of the epoch, unless others have such hooks.
+        """
         for reader in self._readers:
             reader.note(report, num)
+        if self.bar is not None and not self.has_hooks:
+            self.bar.on_train_batch_end(step, dict(sorted(logs().items())))  # as Keras sorts them
 
     def tell(self, step: int, logs: dict) -> None:
         """Call the hooks of one update of the epoch, after it."""

@@ -201,12 +201,12 @@ class _Fitting(_Training):
 
     def _tell(self, report: Report, failure: int | None) -> None:
         last = report.block.num - 1 if failure is None else failure
-        self._watch.note(report, last + 1)
+        self.logs = partial(_numbers, report, last, failure)
+        self._watch.note(report, last + 1, report.first + last - self._begin, lambda: shown(self.logs()))
         for i in range(last + 1 if self._watch.has_hooks else 0):
             numbers = _numbers(report, i, failure)
             logs = self._executor.show_update(numbers) if self._watch.needs_state else shown(numbers)
             self._watch.tell(report.first + i - self._begin, logs)
-        self.logs = partial(_numbers, report, last, failure)
         if failure is not None:
             self._watch.end()
         elif not self._watch.needs_state:

@@ -84,7 +84,7 @@ class Compilations:
         finally:
             timer.cancel()
             timer.join()
-            self.show("running the update")
+            self.show("running the program")
 
     def _warn_of_many(self) -> None:
         """Warn of ready-made batches that keep having new shapes, instead of a few repeated shapes."""
