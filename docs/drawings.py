@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-INK, PALE, LINE = "#1f2933", "#eef3f8", "#8294a8"
+INK, PALE, WARM, LINE = "#1f2933", "#eef3f8", "#fdf1e3", "#8294a8"
 STYLE = f"<style>text{{font:13px sans-serif;fill:{INK}}}.name{{font-family:monospace}}.part{{font-weight:bold}}</style>"
 MARKER = '<marker id="to" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
 ARROW = f'{MARKER}<path d="M0 0L8 4L0 8z" fill="{LINE}"/></marker>'
@@ -69,19 +69,25 @@ def page(width: int, height: int, title: str, parts: list[str]) -> str:
 
 
 def path_of_a_batch() -> str:
-    """Return the functions that a batch crosses, in the order of the calls, and where they run."""
-    parts, y = [], 12
+    """Return the functions that a batch crosses, in the order of the calls; those of the device stand right."""
+    rows = table("Every function that a batch crosses")
+    parts, bottom, ends = [], {"host": 12, "device": 12}, dict[str, tuple[int, int]]()
     for part, where in WHERE.items():
-        rows = [row for row in table("Every function that a batch crosses") if row[0] == part]
-        height = 20 * len(rows) + 14
+        side = where.partition(",")[0]
+        x, y = (12 if side == "host" else 400), bottom[side]
+        names = [short(name) for named, name, _ in rows if named == part]
+        height = 19 * len(names) + 36
+        parts += [box(x, y, 348, height, PALE if side == "host" else WARM), text(x + 12, y + 20, part, "part")]
+        parts += [text(x + 84, y + 20, where)]
+        parts += [text(x + 84, y + 41 + 19 * i, name, "name") for i, name in enumerate(names)]
         if y > 12:
-            parts.append(arrow(90, y - 14, 90, y - 2))
-        parts += [box(12, y, 986, height, PALE if where.startswith("host") else "#fdf1e3")]
-        parts += [text(24, y + 22, part, "part"), text(96, y + 22, where)]
-        for i, (_, name, does) in enumerate(rows):
-            parts += [text(266, y + 22 + 20 * i, short(name), "name"), text(484, y + 22 + 20 * i, does)]
-        y += height + 16
-    return page(1010, y, "The functions that a batch crosses: on the host, then on the device", parts)
+            parts.append(arrow(x + 40, y - 18, x + 40, y - 2))
+        bottom[side], ends[part] = y + height + 18, (x, y)
+    (x, y), (to_x, to_y) = ends["send"], ends["program"]
+    parts.append(arrow(x + 348, y + 30, to_x, to_y + 30))
+    return page(
+        760, max(bottom.values()) - 6, "The functions that a batch crosses: on the host, then on the device", parts
+    )
 
 
 def short(name: str) -> str:
