@@ -277,7 +277,7 @@ class Trainer(OnBatch):
 
     # ---- checkpoints ----
 
-    def save(self, path: str | os.PathLike) -> Path:
+    def save(self, path: str | os.PathLike) -> Path | str:
         """Write and verify a checkpoint of the run in the folder `path`, and return the folder of the checkpoint.
 
         May be called between calls, between two steps, and by callbacks.

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,7 +145,7 @@ def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np
             read_into(file, _bytes_of(array))
             digest.update(_bytes_of(array))
             arrays[leaf.name] = array
-    _check(path, digest.hexdigest(), facts.digest)
+    _check(path.name, digest.hexdigest(), facts.digest)
     return arrays
 
 
@@ -161,7 +161,7 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
         array = np.empty(leaf.shape, DTYPES[leaf.dtype])
         with on_disk(f"{leaf.name} must be read from {path}."):
             read_into(file, _bytes_of(array), leaf.offset)
-        _check(path, xxhash.xxh3_128_hexdigest(_bytes_of(array)), leaf.digest)
+        _check(path.name, xxhash.xxh3_128_hexdigest(_bytes_of(array)), leaf.digest)
         return array
 
     weakref.finalize(read, close, file)
@@ -170,11 +170,23 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
 
 def verify(folder: Path, facts: FileFacts) -> None:
     """Read a file, and compare its digest with the recorded digest."""
-    digest = xxhash.xxh3_128()
+    for _ in chunks(folder, facts):
+        pass
+
+
+def chunks(folder: Path, facts: FileFacts) -> Iterator[bytes]:
+    """Yield the content of a file, see `checked`."""
     with opened(folder / facts.name, nbytes=facts.nbytes) as file:
-        while content := os.read(file, 1 << 22):
-            digest.update(content)
-    _check(folder / facts.name, digest.hexdigest(), facts.digest)
+        yield from checked(iter(partial(os.read, file, 1 << 22), b""), facts)
+
+
+def checked(content: Iterable[bytes], facts: FileFacts) -> Iterator[bytes]:
+    """Yield the content of a file; a DamagedError at its end if its digest differs from the recorded digest."""
+    digest = xxhash.xxh3_128()
+    for chunk in content:
+        digest.update(chunk)
+        yield chunk
+    _check(facts.name, digest.hexdigest(), facts.digest)
 
 
 def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
@@ -223,9 +235,9 @@ def _check_tiles(leaves: list[Leaf]) -> None:
         raise DamagedError(f"The pieces of {first.name} must fill {first.whole} once. They do not.")
 
 
-def _check(path: Path, found: str, known: str) -> None:
+def _check(name: str, found: str, known: str) -> None:
     if found != known:
-        raise DamagedError(f"{path.name} must have the digest {known}. It has {found}.")
+        raise DamagedError(f"{name} must have the digest {known}. It has {found}.")
 
 
 def _bytes_of(array: np.ndarray) -> Any:

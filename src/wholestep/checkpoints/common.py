@@ -4,20 +4,25 @@ A single process does not communicate.
 """
 
 import json
+import shutil
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from wholestep import errors
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_dtype
-from wholestep.checkpoints.files import Lock
+from wholestep.checkpoints.files import Lock, on_disk
 from wholestep.checkpoints.folder import Arrays, Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
 from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
+from wholestep.checkpoints.store import AnyFolder, Location, Store, equalize, is_remote, push
 from wholestep.checkpoints.writer import Room
 from wholestep.errors import CheckpointError, SpecificationError, WholestepError, message
 from wholestep.processes import Exchange, Processes
@@ -140,16 +145,32 @@ class Deal:
 
 
 class CommonFolder:
-    """A folder of checkpoints, the same in all processes."""
+    """A folder of checkpoints, the same in all processes, and a store with copies of them, if there is one."""
 
-    def __init__(self, folder: Folder, processes: Processes):
-        self.folder = folder
+    def __init__(self, folder: Folder, processes: Processes, store: Store | None = None, *, is_temporary: bool = False):
+        self.folder, self.store, self._is_temporary = folder, store, is_temporary
         self.together = Together(processes)
         self._processes = processes
         self._lock: Lock | None = None
         self._aside = self.together
         self._owner = ""  # of the lock, as all processes have seen it
         self._token, self._num = "", 0  # of the lock, and the number of checkpoints begun since
+
+    @classmethod
+    def of(cls, path: Location, processes: Processes, local: Location | None = None) -> "CommonFolder":
+        """Return the folder of a path; for the address of a store, a local folder with copies in the store."""
+        if not is_remote(path):
+            return cls(Folder(path), processes)
+        if local is None and processes.count > 1:
+            must = "Several processes need a local folder that all hosts see, from which checkpoints are copied."
+            raise SpecificationError(message(must, path, f'Checkpoints("{path}", local="runs/a").'))
+        temporary = Path(tempfile.gettempdir(), f"wholestep-{uuid.uuid4().hex[:12]}")
+        return cls(Folder(local or temporary), processes, Store(path), is_temporary=local is None)
+
+    @property
+    def folders(self) -> list[AnyFolder]:
+        """The folder, and the store, if there is one."""
+        return [self.folder] if self.store is None else [self.folder, self.store]
 
     def lock(self) -> None:
         """Lock the folder until `release`, and remove the remains of interrupted writers."""
@@ -163,6 +184,9 @@ class CommonFolder:
         self._aside = Together(self._processes.aside(self._token))
 
     def _take(self) -> str:
+        if self._is_temporary:
+            with on_disk(f"{self.folder.folder} must be made, for temporary copies of checkpoints."):
+                self.folder.folder.mkdir(mode=0o700)
         self._lock = self.folder.lock()
         self.folder.clear()
         return self._lock.owner
@@ -178,10 +202,29 @@ class CommonFolder:
             raise CheckpointError(message(must, received, attempt))
 
     def release(self) -> None:
-        """Unlock the folder."""
+        """Unlock the folder, and remove it if it is temporary and all of it is in the store."""
         if self._lock is not None:
             self._lock.release()
+        if self._is_temporary:
+            shutil.rmtree(self.folder.folder, ignore_errors=True)
         self._aside.exchange.close()
+
+    def equalize(self) -> None:
+        """Copy the newest good checkpoint between the folder and the store, if there is one."""
+        if (store := self.store) is not None:
+
+            def equal() -> None:
+                store.claim(self._owner)
+                equalize(self.folder, store)
+
+            self.together.first(equal, f"copying checkpoints from and to {store.folder}")
+
+    def _push(self, step: int) -> None:
+        """Copy a checkpoint to the store, if there is one. After an error, a temporary folder stays."""
+        if self.store is not None:
+            was_temporary, self._is_temporary = self._is_temporary, False
+            push(self.folder, step, self.store)
+            self._is_temporary = was_temporary
 
     def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
         """Return the function that copies arrays into a room, in writing order; hollow if others write them."""
@@ -231,6 +274,7 @@ class CommonFolder:
             if known != {name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)}:
                 raise CheckpointError(f"All arrays must be in the checkpoint of step {manifest.step}. They are not.")
             folder.commit(token, whole, replaces=replaces)
+            self._push(manifest.step)
             then()
 
         try:

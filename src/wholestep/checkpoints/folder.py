@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +33,13 @@ from wholestep.errors import CheckpointError, DamagedError, SpecificationError, 
 
 Arrays = Mapping[str, Numbers]
 Facts = Mapping[str, Any]
+Chunks = Callable[[FileFacts], Iterator[bytes]]  # the verified content of a file
 
 # Names of the folders that the library makes. Each holds a file that the library names, or nothing.
-_NUMBER = r"(?:[0-9]{8}|[1-9][0-9]{8,17})"
-_STEP = re.compile(rf"step-{_NUMBER}")
-_BAD = re.compile(rf"bad-{_NUMBER}-[1-9][0-9]*")
-_REPLACED = re.compile(rf"\.replaced-{_NUMBER}")
+NUMBER = r"(?:[0-9]{8}|[1-9][0-9]{8,17})"
+_STEP = re.compile(rf"step-{NUMBER}")
+_BAD = re.compile(rf"bad-{NUMBER}-[1-9][0-9]*")
+_REPLACED = re.compile(rf"\.replaced-{NUMBER}")
 _LITTER = re.compile(r"\.(?:new|old)-[0-9a-f]{12}(?:-[0-9]+)?")
 _FILE = re.compile(r"manifest\.json|why\.json|[0-9]+-of-[0-9]+-[0-9]+\.safetensors")
 _STORE = re.compile(r"[\w+.-]+://|(?:gs|s3|hdfs|abfss?|https?):/")  # a Path drops one of two slashes
@@ -72,8 +73,8 @@ class Folder:
         except UnicodeEncodeError:
             is_path = False
         if not is_path or _STORE.match(path):
-            must = "Checkpoints need a file system, which can rename folders and lock files."
-            attempt = "a local or a network folder, from which complete step-* folders may be copied."
+            must = "A run writes to a file system, which can rename folders and lock files."
+            attempt = 'a local or a network folder, or a string for a remote address: "s3://bucket/runs/a".'
             raise SpecificationError(message(must, path if is_path else repr(folder), attempt))
         with on_disk(f"{path} must be in a working directory that exists."):
             self.folder = Path(path).absolute()
@@ -136,6 +137,23 @@ class Folder:
             self.discard(token)
             raise
 
+    def put(self, manifest: Manifest, chunks: Chunks) -> None:
+        """Write a copy of a checkpoint, whose files these chunks are; see `commit`."""
+        token = uuid.uuid4().hex[:12]
+        new = self._new(token)
+        try:
+            with self._writing(manifest.step, manifest.nbytes):
+                disk.check_room(self.folder, manifest.nbytes + _ROOM)
+                new.mkdir()
+                for file in manifest.files:
+                    with created(new / file.name) as out:
+                        for chunk in chunks(file):
+                            disk.write_all(out, chunk)
+            self.commit(token, manifest, replaces=False)
+        except BaseException:
+            self.discard(token)
+            raise
+
     def fill(
         self, token: str, step: int, arrays: Arrays, share: tuple[int, int] = (0, 1)
     ) -> tuple[list[FileFacts], list[Leaf]]:
@@ -176,8 +194,8 @@ class Folder:
                     os.rename(path, replaced)  # the next `clear` restores it, or removes it
                 os.rename(new, path)
                 sync_folder(self.folder)
-        except Exception:
-            with suppress(CheckpointError):
+        except CheckpointError:
+            with suppress(CheckpointError):  # the next `clear` tries again
                 self._put_back()
             raise
         try:
@@ -239,11 +257,20 @@ class Folder:
 
     def verify(self, step: int) -> Manifest:
         """Read and verify all of a checkpoint, and return its manifest."""
-        manifest = self.manifest(step)
-        with self._reading(step):
-            for file in manifest.files:
-                carrier.verify(self.path(step), file)
+        manifest, chunks = self.manifest(step), self.chunks(step)
+        for file in manifest.files:
+            for _ in chunks(file):
+                pass
         return manifest
+
+    def chunks(self, step: int) -> Chunks:
+        """Return the function that yields the verified content of a file of a checkpoint."""
+
+        def chunks(file: FileFacts) -> Iterator[bytes]:
+            with self._reading(step):
+                yield from carrier.chunks(self.path(step), file)
+
+        return chunks
 
     def read(
         self, step: int, check: Callable[[Manifest], None] = lambda manifest: None, share: tuple[int, int] = (0, 1)

@@ -51,6 +51,12 @@ class Manifest:
 
 def write(folder: Path, manifest: Manifest) -> None:
     """Write and sync the manifest of a folder's files."""
+    with created(folder / NAME) as file:
+        write_all(file, rendered(manifest))
+
+
+def rendered(manifest: Manifest) -> bytes:
+    """Return the content of the file of a manifest."""
     said = {
         **manifest.rest,
         "format": FORMATS[any(leaf.begin is not None for leaf in manifest.leaves)],
@@ -60,13 +66,17 @@ def write(folder: Path, manifest: Manifest) -> None:
         "facts": manifest.facts,
     }
     line = json.dumps(finite(said), separators=(",", ":"), allow_nan=False).encode()
-    with created(folder / NAME) as file:
-        write_all(file, line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n")
+    return line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n"
 
 
 def read(folder: Path) -> Manifest:
     """Return the manifest of a folder, without reading arrays."""
-    said = _verified(folder / NAME)
+    return parse(read_all(folder / NAME, _MOST_BYTES), folder)
+
+
+def parse(content: bytes, folder: object) -> Manifest:
+    """Return the manifest with this content; `folder` is named in errors."""
+    said = _verified(content)
     try:
         if _counted(said["format"]) not in FORMATS:
             must = f"{folder}: {NAME} must be of format {' or '.join(map(str, FORMATS))}."
@@ -103,18 +113,18 @@ def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
     return files, leaves
 
 
-def _verified(path: Path) -> dict[str, Any]:
-    line, _, digest = read_all(path, _MOST_BYTES).partition(b"\n")
+def _verified(content: bytes) -> dict[str, Any]:
+    line, _, digest = content.partition(b"\n")
     found = xxhash.xxh3_128_hexdigest(line)
     if digest != found.encode() + b"\n":
         told = digest[:40].decode(errors="replace").strip()
-        raise DamagedError(f"{path.name} must have the digest {told or 'that its second line says'}. It has {found}.")
+        raise DamagedError(f"{NAME} must have the digest {told or 'that its second line says'}. It has {found}.")
     try:
         said = json.loads(line, object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path.name} is not readable JSON ({error}).") from error
+        raise DamagedError(f"{NAME} is not readable JSON ({error}).") from error
     if not isinstance(said, dict):
-        raise DamagedError(f"{path.name} must hold a JSON object.")
+        raise DamagedError(f"{NAME} must hold a JSON object.")
     return said
 
 

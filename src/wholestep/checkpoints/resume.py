@@ -1,6 +1,7 @@
 """Where a run resumes: from the newest good checkpoint of a folder, from a restored one, or at the beginning."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,11 +15,12 @@ from wholestep.checkpoints.arrays import DTYPES
 from wholestep.checkpoints.common import CommonFolder, slowly
 from wholestep.checkpoints.configuration import Settings, changes, differences, rate_variable, rates_of, value_of
 from wholestep.checkpoints.data import check_goes_on, unlike
-from wholestep.checkpoints.folder import Folder, locate
+from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, hollow
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
+from wholestep.checkpoints.store import fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
@@ -110,18 +112,30 @@ def _check_any(folder: Folder) -> None:
 
 def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) -> Found:
     """Return the checkpoint at a path, or the newest good one in it (see `newest`); damaged ones stay in place."""
-    folder, step = locate(path)
+    source, step = find(path)
     processes = connect()
 
     def check_found(snapshot: Snapshot, _: Manifest) -> None:
         RunFacts.of(snapshot)
         check(snapshot)
 
-    with slowly(processes):
-        found = newest(CommonFolder(folder, processes), check_found, sets_aside=False, step=step)
+    def read(folder: Folder) -> Found | None:
+        return newest(CommonFolder(folder, processes), check_found, sets_aside=False, step=step)
+
+    with slowly(processes), tempfile.TemporaryDirectory() as temporary:
+        if isinstance(source, Folder):
+            found = read(source)
+        else:
+            if processes.count > 1:
+                must = "Several processes restore from a folder that all hosts see."
+                way = f"wholestep checkpoint copy {source.folder} FOLDER, and restore(FOLDER)."
+                raise SpecificationError(message(must, source.folder, way))
+            steps = source.steps() if step is None else [step]
+            folder = Folder(temporary)
+            found = None if fetch(source, steps, folder) is None else read(folder)
     if found is None:
-        must = "restore needs a folder with a checkpoint."
-        raise CheckpointError(message(must, f"none in {folder.folder}", "the folder that was passed to fit."))
+        must = "restore needs a folder with a good checkpoint."
+        raise CheckpointError(message(must, f"none in {source.folder}", "the folder that was passed to fit."))
     return found
 
 

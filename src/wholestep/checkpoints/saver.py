@@ -17,7 +17,6 @@ from wholestep.checkpoints import settings
 from wholestep.checkpoints.arrays import check_dtype
 from wholestep.checkpoints.common import CommonFolder, Signs, slowly
 from wholestep.checkpoints.configuration import Settings, environment, settings_of_run
-from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.place import Keeps
@@ -27,7 +26,7 @@ from wholestep.checkpoints.snapshot import taken_apart
 from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data import Batches
 from wholestep.engines import connect
-from wholestep.errors import SpecificationError, message, warn
+from wholestep.errors import CheckpointError, SpecificationError, message, warn
 from wholestep.executor import Executor
 from wholestep.processes import Processes
 from wholestep.run import Run
@@ -62,7 +61,7 @@ class Saver:
     ):
         self.also = asked.also or {}
         self._asked, self._run, self._batches, self._processes = asked, run, batches, processes
-        self._common = CommonFolder(Folder(asked.folder), processes)
+        self._common = CommonFolder.of(asked.folder, processes, asked.local)
         self._start = Start(asked, run, self._common, call, batches, model, check)
         self._room, self._writer, self._termination = Room(), Writer(), Termination()
         self._best, self._num_best = (asked.keep_best or ("", 0))[:2]  # the metric by which checkpoints are compared
@@ -83,15 +82,16 @@ class Saver:
             received = f"{self._start.call} inside of another call"
             raise SpecificationError(message(must, received, "leave checkpoints out."))
         with slowly(self._processes):
-            how = ("every_steps", "every_seconds", "keep", "keep_best", "resume", "learning_rate")
+            how = ("every_steps", "every_seconds", *settings.RULES, "resume", "learning_rate")
             said = {f"{name} of checkpoints": repr(getattr(self._asked, name)) for name in how}
             self._processes.check_equal(said | {"also of checkpoints": repr(sorted(self.also))})
             self._common.lock()
             try:
+                self._common.equalize()
                 self._name = self._start.find()
                 self._saved = self._run.number if self._name else 0
                 if self._name and self._num_best:
-                    best = partial(settings.values_of, self._common.folder, self._best)
+                    best = partial(settings.values_of, self._common.folders[-1], self._best)
                     known = self._common.together.first(lambda: [*best().items()], "looking for the best checkpoints")
                     self._values = {step: Value(*value) for step, value in known}
                 self._termination.__enter__()
@@ -194,8 +194,9 @@ class Saver:
             rest |= {"settings": self._settings, "rates": self._start.rates}
             if value is not None:
                 self._values[name] = value
-                rest |= settings.as_told(self._best, value)
-            manifest, then = Manifest(name, [], [], snapshot.facts, rest), partial(self._retain, dict(self._values))
+            if name in self._values:
+                rest |= settings.as_told(self._best, self._values[name])
+            manifest, then = Manifest(name, [], [], snapshot.facts, rest), partial(self._retain, name)
             write = partial(self._common.write, manifest, snapshot.arrays, then, replaces=not has_moved)
             self._writer.start(write)
             self._saved, self._name, self._stood = number, name, self._here
@@ -244,11 +245,11 @@ class Saver:
         with slowly(self._processes):
             self._writer.wait(tells=tells)
 
-    def _retain(self, values: dict[int, Value]) -> None:
-        """Remove older checkpoints."""
-        folder = self._common.folder
-        for old in settings.to_remove(folder.steps(), self._asked.keep, values, self._num_best):
-            folder.remove(old)
+    def _retain(self, newest: int) -> None:
+        """Remove older checkpoints, here and in the store."""
+        for folder in self._common.folders:
+            for old in settings.to_remove(folder, self._asked, newest):
+                folder.remove(old)
 
 
 class Unsaved:
@@ -289,11 +290,15 @@ class Unsaved:
         pass
 
 
-def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None) -> Path:
-    """Write and verify a checkpoint of a run by hand, and return its folder."""
+def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None) -> Path | str:
+    """Write and verify a checkpoint of a run by hand, and return its folder, or its address in a store."""
     processes = connect()
-    common = CommonFolder(Folder(path), processes)
+    common = CommonFolder.of(path, processes)
+    kept = common.folders[-1]
     with slowly(processes):
+        if common.store is not None and run.number in kept.steps():
+            must = f"A checkpoint saved by hand must be the first of its step in {kept.folder}."
+            raise CheckpointError(message(must, f"step {run.number}, which exists", "another address."))
         snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}")
         common.lock()
         try:
@@ -301,11 +306,11 @@ def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None)
             common.write(Manifest(run.number, [], [], snapshot.facts, {"time": _now(), "run": here}), snapshot.arrays)
         finally:
             common.release()
-    return common.folder.path(run.number)
+    return kept.path(run.number)
 
 
 def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return time.strftime(settings.TIME)
 
 
 def _direction(executor: Executor, keep_best: tuple[str, int] | tuple[str, int, str] | None) -> str:

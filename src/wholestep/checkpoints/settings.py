@@ -5,12 +5,14 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.place import Keeps
+from wholestep.checkpoints.store import AnyFolder, Location, find, is_remote
 from wholestep.checks import count, is_count, is_number
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
 
@@ -29,10 +31,14 @@ class Checkpoints:
 
     Args:
         folder: a local or network folder, made if it is missing. One run at a time writes to it. A relative path is
-            resolved in the current working directory at once.
+            resolved in the current working directory at once. Or a remote address, such as "s3://bucket/runs/a": each
+            checkpoint is written to `local`, and then copied there and verified.
+        local: the local folder of a run with a remote address; None for a temporary folder, removed at the end.
         every_steps: save when the number of updates is a multiple of this.
         every_seconds: save when this many seconds have passed since the last checkpoint; None for never.
-        keep: the number of newest checkpoints to keep.
+        keep: the number of newest checkpoints to keep. A checkpoint is removed if no rule keeps it.
+        keep_period: also keep the first checkpoint at or after each multiple of this number of updates.
+        keep_seconds: also keep checkpoints that are at most this many seconds older than the newest.
         keep_best: (name, number) or (name, number, mode): `fit` also keeps this number of epochs with the best value of
             this metric: ("val_loss", 2). The mode is "min", "max", or "auto" for Keras' direction of the metric.
         resume: whether to resume from the newest checkpoint; if not, the folder must have no checkpoint.
@@ -57,11 +63,14 @@ class Checkpoints:
     True
     """
 
-    folder: str | os.PathLike[str]
+    folder: Location
     _: KW_ONLY
+    local: Location | None = None
     every_steps: int | None = None
     every_seconds: float | None = 600
     keep: int = 3
+    keep_period: int | None = None
+    keep_seconds: float | None = None
     keep_best: tuple[str, int] | tuple[str, int, str] | None = None
     resume: bool = True
     learning_rate: float | None = None
@@ -70,13 +79,22 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
             raise SpecificationError(message("folder must be a path.", shown(self.folder), '"runs/a".'))
-        object.__setattr__(self, "folder", Folder(self.folder).folder)
+        if not is_remote(self.folder):
+            object.__setattr__(self, "folder", Folder(self.folder).folder)
+        if self.local is not None:
+            if not is_remote(self.folder):
+                must = "local is the local folder of checkpoints with a remote address."
+                raise SpecificationError(message(must, f"the folder {self.folder}", "leave it out."))
+            object.__setattr__(self, "local", Folder(self.local).folder)
         if self.every_steps is not None:
             count("every_steps", self.every_steps, "every_steps=100, or leave it out.")
         count("keep", self.keep, "keep=3, or leave it out.")
-        seconds = self.every_seconds
-        if seconds is not None and not (is_number(seconds) and seconds > 0):
-            raise SpecificationError(message("every_seconds must be above 0.", shown(seconds), "600, or None."))
+        if self.keep_period is not None:
+            count("keep_period", self.keep_period, "keep_period=1000, or leave it out.")
+        for name in ("every_seconds", "keep_seconds"):
+            seconds = getattr(self, name)
+            if seconds is not None and not (is_number(seconds) and seconds > 0):
+                raise SpecificationError(message(f"{name} must be above 0.", shown(seconds), "600, or None."))
         if self.keep_best is not None:
             _check_best(self.keep_best)
         if not isinstance(self.resume, bool):
@@ -94,8 +112,8 @@ class Checkpoints:
         return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
 
     @property
-    def best(self) -> Path:
-        """The path of the best checkpoint so far, by the metric of `keep_best`.
+    def best(self) -> Path | str:
+        """The path or address of the best checkpoint so far, by the metric of `keep_best`.
 
         Raises:
             SpecificationError: there is no `keep_best`.
@@ -104,7 +122,7 @@ class Checkpoints:
         if self.keep_best is None:
             must = "The best checkpoint needs a metric."
             raise SpecificationError(message(must, "no keep_best", 'keep_best=("val_loss", 1).'))
-        folder = Folder(self.folder)
+        folder, _ = find(self.folder)
         if not (ordered := best_first(values_of(folder, self.keep_best[0]))):
             must = f"The best checkpoint must have been saved at an epoch's end with {self.keep_best[0]}."
             raise CheckpointError(message(must, f"none in {self.folder}", "train with keep_best."))
@@ -131,7 +149,10 @@ def _check_also(also: object) -> None:
             raise SpecificationError(message(must, type(held).__name__, "give its class these two methods."))
 
 
-# ---- the checkpoints to keep: the newest, and the best ----
+# ---- the checkpoints to keep: the newest, the best, one of each period, and those of the last time ----
+
+RULES = "keep", "keep_period", "keep_seconds", "keep_best"
+TIME = "%Y-%m-%dT%H:%M:%S%z"  # the format of an entry of a manifest
 
 
 class Value(NamedTuple):
@@ -153,15 +174,35 @@ def best_first(values: Mapping[int, Value]) -> list[int]:
     return [step for number, step in sorted(known) if not math.isnan(number)]
 
 
-def to_remove(steps: Iterable[int], keep: int, values: Mapping[int, Value], num_best: int) -> list[int]:
-    """Return the steps to remove: all but the `keep` newest and the `num_best` best.
-
-    >>> to_remove([1, 2, 3, 4], 1, {1: Value(0.1, "min"), 2: Value(0.2, "min")}, 1)
-    [2, 3]
-    """
-    known = sorted(steps)
-    stay = {*known[-keep:], *best_first({step: values[step] for step in known if step in values})[:num_best]}
+def to_remove(folder: AnyFolder, asked: Checkpoints, newest: int) -> list[int]:
+    """Return the steps that no rule keeps, of those up to `newest`, which has been verified."""
+    known = sorted(step for step in folder.steps() if step <= newest)
+    stay = {*known[-asked.keep :], newest}
+    if asked.keep_best is not None:
+        values = {step: value for step, value in values_of(folder, asked.keep_best[0]).items() if step <= newest}
+        stay |= {*best_first(values)[: asked.keep_best[1]]}
+    if asked.keep_period is not None:
+        stay |= first_of_periods(known, asked.keep_period)
+    if asked.keep_seconds is not None:
+        times = {step: _seconds(manifest) for step, manifest in _manifests(folder).items()}
+        stay |= {step for step, seconds in times.items() if times.get(newest, 0.0) - seconds <= asked.keep_seconds}
     return [step for step in known if step not in stay]
+
+
+def first_of_periods(steps: Iterable[int], period: int) -> set[int]:
+    """Return the first step at or after each multiple of `period`, up to the next multiple.
+
+    >>> sorted(first_of_periods([5, 10, 15, 20, 32, 35, 48], 10))
+    [10, 20, 32, 48]
+    """
+    return {*{step // period: step for step in sorted(steps, reverse=True) if step >= period}.values()}
+
+
+def _seconds(manifest: Manifest) -> float:
+    """Return the time at which a checkpoint was written; 0 if it is unknown."""
+    with suppress(KeyError, TypeError, ValueError):
+        return datetime.strptime(manifest.rest["time"], TIME).timestamp()
+    return 0.0
 
 
 def as_told(name: str, value: Value) -> dict[str, Any]:
@@ -180,10 +221,16 @@ def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
     return Value(float(number), mode)
 
 
-def values_of(folder: Folder, name: str) -> dict[int, Value]:
+def values_of(folder: AnyFolder, name: str) -> dict[int, Value]:
     """Return the values of a folder's checkpoints by step, without damaged checkpoints."""
-    values = {}
+    values = {step: value_in(manifest, name) for step, manifest in _manifests(folder).items()}
+    return {step: value for step, value in values.items() if value is not None}
+
+
+def _manifests(folder: AnyFolder) -> dict[int, Manifest]:
+    """Return the manifests of a folder's checkpoints by step, without damaged ones."""
+    found = {}
     for step in folder.steps():
         with suppress(DamagedError):
-            values[step] = value_in(folder.manifest(step), name)
-    return {step: value for step, value in values.items() if value is not None}
+            found[step] = folder.manifest(step)
+    return found

@@ -1,45 +1,70 @@
-"""`wholestep checkpoint`: list, verify and show checkpoints. Needs no Keras."""
+"""`wholestep checkpoint`: list, verify, show, copy and remove checkpoints, here or in a store. Needs no Keras."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wholestep.checkpoints.files import read_all
-from wholestep.checkpoints.folder import Folder, locate
-from wholestep.checkpoints.manifest import Manifest, finite
-from wholestep.checkpoints.settings import value_in
-from wholestep.errors import CheckpointError, SpecificationError, message
+from wholestep.checkpoints.folder import Folder
+from wholestep.checkpoints.manifest import finite, rendered
+from wholestep.checkpoints.settings import RULES, Checkpoints, to_remove, value_in
+from wholestep.checkpoints.store import AnyFolder, copy, find
+from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
+
+Told = tuple[Any, bool, list[str]]  # a description as JSON, whether all is good, and the lines
 
 
 def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Add `checkpoint ls|verify|show PATH`."""
-    text = "Look at checkpoints. The exit code is 1 if anything is bad."
-    parser = commands.add_parser("checkpoint", help="list, verify and show checkpoints", description=text)
+    """Add `checkpoint ls|verify|show|copy|prune PATH`."""
+    text = "Look at checkpoints, copy or remove them. The exit code is 1 if anything is bad."
+    parser = commands.add_parser("checkpoint", help="list, verify, show, copy and remove", description=text)
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, call) in {
-        "ls": ("list the checkpoints of a folder, also damaged ones", partial(_each, Folder.manifest)),
-        "verify": ("read every byte of the checkpoints, and compare the digests", partial(_each, Folder.verify)),
+        "ls": ("list the checkpoints of a folder, also damaged ones", partial(_each, verifies=False)),
+        "verify": ("read every byte of the checkpoints, and compare the digests", partial(_each, verifies=True)),
         "show": ("show the content of the newest, or of the named, checkpoint", _show),
+        "copy": ("copy the checkpoints that TARGET lacks, and verify every byte", _copy),
+        "prune": ("remove the checkpoints that no rule keeps, if the newest is good", _prune),
     }.items():
         own = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
-        own.add_argument("path", help="a folder of checkpoints, or a single checkpoint in it")
+        own.add_argument("path", help="a folder of checkpoints, or a single checkpoint in it; or s3://bucket/runs/a")
+        if name == "copy":
+            own.add_argument("target", help="the folder, or address, to copy to")
+        if name == "prune":
+            _add_rules(own)
         own.add_argument("--json", action="store_true", help="print JSON")
         own.set_defaults(command=lambda arguments, call=call: _run(arguments, call))
 
 
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    """Add the rules of `Checkpoints`."""
+    parser.add_argument("--keep", type=int, required=True, help="keep this number of newest checkpoints")
+    parser.add_argument("--keep-period", type=int, help="keep the first checkpoint at or after each multiple of this")
+    parser.add_argument("--keep-seconds", type=float, help="keep those at most this much older than the newest")
+    text = "keep the best by this metric, as in val_loss:2"
+    parser.add_argument("--keep-best", type=_best, metavar="NAME:NUMBER", help=text)
+    parser.add_argument("--dry-run", action="store_true", help="list, and remove nothing")
+
+
+def _best(text: str) -> tuple[str, int]:
+    name, _, number = text.rpartition(":")
+    return name, int(number)
+
+
 def _run(arguments: argparse.Namespace, call: Callable[..., Any]) -> int:
     try:
-        folder, step = locate(arguments.path)
+        folder, step = find(arguments.path)
         steps = folder.steps() if step is None else [step]
         if not steps and not folder.bad():
             must = "The path must hold a checkpoint."
             raise CheckpointError(message(must, f"none in {arguments.path}", "another path."))
-        told, is_good, lines = call(folder, steps)
+        told, is_good, lines = call(arguments, folder, steps)
     except (CheckpointError, SpecificationError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -54,15 +79,15 @@ def _say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _each(read: Callable[[Folder, int], Manifest], folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
+def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifies: bool) -> Told:
     """Return a description of each checkpoint, also damaged ones, as JSON and as lines."""
     told = []
     for step in steps:
-        one: dict[str, Any] = {"name": folder.path(step).name, "step": step}
+        one: dict[str, Any] = {"name": os.path.basename(folder.path(step)), "step": step}
         try:
-            manifest = read(folder, step)
+            manifest = folder.verify(step) if verifies else folder.manifest(step)
         except CheckpointError as error:
-            if os.path.lexists(folder.path(step)):  # a writer may have removed it meanwhile
+            if step in folder.steps():  # a writer may have removed it meanwhile
                 told.append(one | {"bad": str(error)})
             continue
         value = value_in(manifest)
@@ -72,9 +97,71 @@ def _each(read: Callable[[Folder, int], Manifest], folder: Folder, steps: list[i
     return told, not any("bad" in one for one in told), [_line(one) for one in told]
 
 
+def _copy(arguments: argparse.Namespace, source: AnyFolder, steps: list[int]) -> Told:
+    """Copy checkpoints, the oldest first; a damaged one is described as bad, and the others are copied."""
+    target, step = find(arguments.target)
+    if step is not None:
+        must = "TARGET must be a folder of checkpoints."
+        raise CheckpointError(message(must, f"the checkpoint {arguments.target}", "the folder that holds it."))
+
+    def attempt(step: int) -> str:
+        if step not in target.steps():
+            copy(source, step, target)
+            return "copied"
+        if rendered(source.manifest(step)) != rendered(target.manifest(step)):
+            must = f"{target.path(step)} must be missing, or equal to {source.path(step)}."
+            raise CheckpointError(message(must, "another checkpoint of this step", "another folder."))
+        return "exists already"
+
+    with _locked(target):
+        told = [_attempted(source, step, attempt) for step in reversed(steps)]
+    return told, not any("bad" in one for one in told), [_line(one) for one in told]
+
+
+def _prune(arguments: argparse.Namespace, folder: AnyFolder, steps: list[int]) -> Told:
+    """Remove the checkpoints that no rule keeps; damaged ones above the newest good one stay, and are bad."""
+    asked = Checkpoints(folder.folder, **{rule: getattr(arguments, rule) for rule in RULES})
+    told: list[dict[str, Any]] = []
+
+    def remove(step: int) -> str:
+        if not arguments.dry_run:
+            folder.remove(step)
+        return "would be removed" if arguments.dry_run else "removed"
+
+    with contextlib.nullcontext() if arguments.dry_run else _locked(folder):
+        for step in folder.steps():
+            told.append(_attempted(folder, step, lambda step: "is the newest good one" if folder.verify(step) else ""))
+            if "bad" not in told[-1]:
+                told += [_attempted(folder, old, remove) for old in to_remove(folder, asked, step)]
+                break
+    return told, not any("bad" in one for one in told), [_line(one) for one in told]
+
+
+def _attempted(folder: AnyFolder, step: int, call: Callable[[int], str]) -> dict[str, Any]:
+    """Return a description of a checkpoint with the result of a call; it is bad if the call finds damage."""
+    one = {"name": os.path.basename(folder.path(step)), "step": step}
+    try:
+        return one | {"result": call(step)}
+    except DamagedError as error:
+        return one | {"bad": str(error)}
+
+
+@contextlib.contextmanager
+def _locked(folder: AnyFolder) -> Iterator[None]:
+    """Context in which no run writes to a folder; a store has no locks."""
+    lock = folder.lock() if isinstance(folder, Folder) else None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
 def _line(one: dict[str, Any]) -> str:
     if "bad" in one:
         return f"{one['name']}  BAD: {one['bad']}"
+    if "result" in one:
+        return f"{one['name']}  {one['result']}"
     watched = one.get("watched")
     words = "" if watched is None else f"  {watched['name']} {watched['number']:.6g}"
     return f"{one['name']}  {one['time']}  {one['bytes']} bytes in {one['arrays']} arrays{words}"
@@ -87,7 +174,7 @@ def _why(path: Path) -> str:
         return "set aside"
 
 
-def _show(folder: Folder, steps: list[int]) -> tuple[Any, bool, list[str]]:
+def _show(_: argparse.Namespace, folder: AnyFolder, steps: list[int]) -> Told:
     if not steps:
         raise CheckpointError(f"There must be a checkpoint to show. Received: only damaged ones in {folder.folder}.")
     manifest = folder.manifest(steps[0])

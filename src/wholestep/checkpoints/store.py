@@ -1,0 +1,303 @@
+"""A remote folder of checkpoints, in an object store or another file system that fsspec knows.
+
+    lock   step-00000500/{00000-of-00001-00.safetensors, ..., manifest.json}   step-00000500-2/{...}
+
+A store cannot rename, so nothing is overwritten: the files of a checkpoint are written under a new name, read back and
+verified, and the manifest is written last. Without a manifest there is no checkpoint. A second checkpoint of a step has
+a version in its name; the highest complete version counts, and the others are removed after it is complete.
+
+No lock holds across machines: the object `lock` names the last run that began, and any other run publishes nothing.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TypeGuard, TypeVar
+
+from wholestep.checkpoints import manifest as manifests
+from wholestep.checkpoints.arrays import FileFacts, checked
+from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate
+from wholestep.checkpoints.manifest import Manifest
+from wholestep.errors import CheckpointError, DamagedError, SpecificationError, WholestepError, message
+
+T = TypeVar("T")
+_STEP = re.compile(rf"step-({NUMBER})(?:-([1-9][0-9]*))?")
+_CHUNK = 1 << 24
+_ATTEMPT = "look at that address, its credentials and the network; the other checkpoints there are unchanged."
+_PAUSES = 1.0, 4.0  # seconds before the second and the third attempt
+
+
+class Store:
+    """A remote folder of checkpoints, with the verbs of `Folder`: steps, manifest, chunks, put and remove.
+
+    Attributes:
+        folder: its address.
+
+    Raises:
+        SpecificationError: the packages for this kind of address are missing.
+    """
+
+    def __init__(self, url: str):
+        self.folder = url.rstrip("/")
+        self._owner = ""
+        self._found: dict[int, dict[int, bool]] = {}  # the latest `_versions`, until this process changes them
+        self._manifests: dict[str, Manifest] = {}  # by address: a published manifest never changes
+        try:
+            from fsspec.core import url_to_fs
+
+            how = {"auto_mkdir": True} if url.startswith(("file:", "local:")) else {}
+            self._files, root = url_to_fs(self.folder, **how)
+        except (ImportError, ValueError) as error:
+            must = f"{url} needs fsspec, and its package for this kind of address."
+            attempt = "pip install 'wholestep[remote]', with s3fs for s3://, gcsfs for gs:// or adlfs for az://."
+            raise SpecificationError(message(must, str(error), attempt)) from error
+        self._root = root.rstrip("/")
+
+    # ---- reading ----
+
+    def steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, newest first."""
+        return sorted((step for step, versions in self._versions().items() if any(versions.values())), reverse=True)
+
+    def path(self, step: int) -> str:
+        """Return the address of the checkpoint of a step; it may not exist."""
+        versions = (self._found if step in self._found else self._versions()).get(step, {})
+        return f"{self.folder}/{_name(step, max((v for v in versions if versions[v]), default=1))}"
+
+    def bad(self) -> list[Path]:
+        """Return no checkpoints: damaged ones are not renamed."""
+        return []
+
+    def manifest(self, step: int) -> Manifest:
+        """Return the manifest of a step's checkpoint, without reading its arrays."""
+        if (path := self.path(step)) not in self._manifests:
+            with self._reading(path):
+                found = manifests.parse(self._files.cat_file(f"{self._key(path)}/{manifests.NAME}"), path)
+            if found.step != step:
+                raise DamagedError(f"The manifest of {path} must name its step. It names {found.step}.")
+            self._manifests[path] = found
+        return self._manifests[path]
+
+    def chunks(self, step: int) -> Chunks:
+        """Return the function that yields the verified content of a file of a checkpoint."""
+        return partial(self._chunks, self.path(step))
+
+    def _chunks(self, path: str, file: FileFacts) -> Iterator[bytes]:
+        with self._reading(f"{path}/{file.name}"):
+            yield from self._content(f"{self._key(path)}/{file.name}", file)
+
+    def _content(self, key: str, file: FileFacts) -> Iterator[bytes]:
+        self._files.invalidate_cache()
+        if (size := self._files.info(key)["size"]) != file.nbytes:
+            raise DamagedError(f"{file.name} must have {file.nbytes} bytes. It has {size}.")
+        begins = range(0, size, _CHUNK)
+        yield from checked((self._files.cat_file(key, start=i, end=min(i + _CHUNK, size)) for i in begins), file)
+
+    def verify(self, step: int) -> Manifest:
+        """Read and verify all of a checkpoint, and return its manifest."""
+        manifest, chunks = self.manifest(step), self.chunks(step)
+        for file in manifest.files:
+            for _ in chunks(file):
+                pass
+        return manifest
+
+    def _key(self, path: str) -> str:
+        return self._root + path.removeprefix(self.folder)
+
+    def _versions(self) -> dict[int, dict[int, bool]]:
+        """Return the versions of each step, and whether each is complete."""
+        found: dict[int, dict[int, bool]] = {}
+        with self._reading(self.folder):
+            self._files.invalidate_cache()
+            for match in filter(None, map(_STEP.fullmatch, self._listed(self._root))):
+                is_complete = manifests.NAME in self._listed(f"{self._root}/{match[0]}")
+                found.setdefault(int(match[1]), {})[int(match[2] or 1)] = is_complete
+        self._found = found
+        return found
+
+    def _listed(self, key: str) -> list[str]:
+        try:
+            return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(key, detail=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except WholestepError:
+            raise
+        except FileNotFoundError as error:
+            raise DamagedError(f"{path} cannot be opened: it does not exist.") from error
+        except Exception as error:  # each kind of store raises its own errors
+            must = f"{path} must be readable."
+            raise CheckpointError(message(must, f"{type(error).__name__}: {error}", _ATTEMPT)) from error
+
+    # ---- writing ----
+
+    def claim(self, owner: str) -> None:
+        """Become the run that writes here: any other stops. Remove the remains of interrupted uploads."""
+        must = f"{self.folder} must be writable."
+        self._again(must, lambda: self._files.pipe_file(f"{self._root}/lock", owner.encode()))
+        self._owner = owner
+        for step, versions in self._versions().items():
+            self._remove(step, [version for version, is_complete in versions.items() if not is_complete])
+
+    def put(self, manifest: Manifest, chunks: Chunks) -> None:
+        """Write a copy of a checkpoint, read it back and verify it, and publish its manifest last.
+
+        Raises:
+            CheckpointError: it could not be written, also in two further attempts; or another run writes here.
+        """
+        step, why = manifest.step, f"The checkpoint of step {manifest.step} could not be copied to {self.folder}."
+        others = self._again(why, self._versions).get(step, {})
+        path = f"{self.folder}/{_name(step, max(others, default=0) + 1)}"
+        key, content = self._key(path), manifests.rendered(manifest)
+
+        def write(file: FileFacts) -> None:
+            with self._files.open(f"{key}/{file.name}", "wb") as out:
+                for chunk in chunks(file):
+                    out.write(chunk)
+            try:
+                for _ in self._content(f"{key}/{file.name}", file):
+                    pass
+            except DamagedError as error:
+                raise OSError(f"reads back otherwise than written. {error}") from error
+
+        def publish() -> None:
+            self._files.pipe_file(f"{key}/{manifests.NAME}", content)
+            if self._files.cat_file(f"{key}/{manifests.NAME}") != content:
+                raise OSError(f"{manifests.NAME} reads back otherwise than written")
+
+        for file in manifest.files:
+            self._again(why, partial(write, file))
+        found = self._again(why, lambda: self._files.cat_file(f"{self._root}/lock").decode()) if self._owner else ""
+        if found != self._owner:
+            must = f"One run at a time may write to {self.folder}. The checkpoint of step {step} was not published."
+            raise CheckpointError(message(must, f"another run, which began later: {found}", "another address."))
+        self._again(why, publish)
+        self._remove(step, list(others))
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint of a step: each manifest before its files, older versions first."""
+        self._remove(step, list(self._versions().get(step, {})))
+
+    def _remove(self, step: int, versions: list[int]) -> None:
+        for version in sorted(versions):
+            key = f"{self._root}/{_name(step, version)}"
+            self._again(f"{self.folder}/{_name(step, version)} must be removed.", partial(self._remove_key, key))
+        self._found = {}
+
+    def _remove_key(self, key: str) -> None:
+        self._manifests.pop(self.folder + key.removeprefix(self._root), None)
+        self._files.invalidate_cache()
+        if manifests.NAME in self._listed(key):
+            self._files.rm_file(f"{key}/{manifests.NAME}")
+        self._files.invalidate_cache()
+        with suppress(FileNotFoundError):
+            self._files.rm(key, recursive=True)
+
+    def _again(self, must: str, call: Callable[[], T]) -> T:
+        """Return the result of a call, which is repeated after an error; a CheckpointError in the end."""
+        for pause in (*_PAUSES, None):
+            try:
+                return call()
+            except DamagedError:  # of the source
+                raise
+            except Exception as error:  # each kind of store raises its own errors
+                if pause is None:
+                    raise CheckpointError(message(must, f"{type(error).__name__}: {error}", _ATTEMPT)) from error
+                time.sleep(pause)
+        raise AssertionError
+
+
+def _name(step: int, version: int) -> str:
+    return f"step-{step:08d}" if version == 1 else f"step-{step:08d}-{version}"
+
+
+AnyFolder = Folder | Store
+Location = str | PathLike[str]
+
+
+def is_remote(path: object) -> TypeGuard[str]:
+    """Whether this is the address of a store, such as s3://bucket/runs/a."""
+    return isinstance(path, str) and "://" in path
+
+
+def find(path: Location) -> tuple[AnyFolder, int | None]:
+    """Return the folder or store of a path, and the step, if the path is a checkpoint; see `locate`."""
+    if not is_remote(path):
+        return locate(path)
+    parent, _, name = path.rstrip("/").rpartition("/")
+    if match := _STEP.fullmatch(name):
+        store, step = Store(parent), int(match[1])
+        if step in store.steps() and store.path(step) == f"{store.folder}/{name}":
+            return store, step
+    return Store(path), None
+
+
+def copy(source: AnyFolder, step: int, target: AnyFolder) -> None:
+    """Copy a checkpoint, and verify every byte on both sides."""
+    target.put(source.manifest(step), source.chunks(step))
+
+
+def push(folder: Folder, step: int, store: Store) -> None:
+    """Copy a checkpoint to a store; an error names the local checkpoint, which stays."""
+    try:
+        copy(folder, step, store)
+    except CheckpointError as error:
+        way = f"Checkpoints({store.folder!r}, local={str(folder.folder)!r}) resumes from it."
+        raise CheckpointError(f"{error} The checkpoint is complete in {folder.path(step)}; {way}") from error
+
+
+def fetch(store: Store, steps: list[int], folder: Folder) -> int | None:
+    """Copy the first good checkpoint of these steps to a folder, and return its step; None if none is good."""
+    for step in steps:
+        path = store.path(step)
+        try:
+            copy(store, step, folder)
+        except DamagedError as error:
+            _say(f"{path} is damaged, and is not used: {error}")
+        else:
+            return step
+    return None
+
+
+def equalize(folder: Folder, store: Store) -> None:
+    """Copy the newest good checkpoint of both to where it is missing. The caller must hold the lock."""
+    here, there = _newest_good(folder), store.steps()
+    newer = [step for step in there if here is None or step > here]
+    if (step := fetch(store, newer, folder)) is not None:
+        _say(f"copied {store.path(step)} to {folder.path(step)}")
+    elif here is not None:
+        if not _is_held(store, folder.manifest(here)):
+            push(folder, here, store)
+    elif newer:
+        must = f"At least one checkpoint in {store.folder} must be good."
+        raise CheckpointError(message(must, f"steps {newer}, all damaged", "another address."))
+
+
+def _newest_good(folder: Folder) -> int | None:
+    for step in folder.steps():
+        try:
+            folder.verify(step)
+        except DamagedError as error:
+            _say(f"set aside: {folder.set_aside(step, str(error))}")
+        else:
+            return step
+    return None
+
+
+def _is_held(store: Store, manifest: Manifest) -> bool:
+    with suppress(DamagedError):
+        return manifests.rendered(store.manifest(manifest.step)) == manifests.rendered(manifest)
+    return False
+
+
+def _say(line: str) -> None:
+    print(f"wholestep: {line}", file=sys.stderr, flush=True)
