@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test lint suite torch trainers large keras-own matrix release bench docs clean
+.PHONY: train test lint suite torch trainers remote large keras-own matrix release bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -29,6 +29,10 @@ torch: $(VENV)-torch/installed
 # The audit of scripts of Transformers, Accelerate and Lightning, with models made on the spot.
 trainers: $(VENV)-trainers/installed
 	KERAS_BACKEND=jax $(VENV)-trainers/bin/pytest tests/test_audit_torch_trainers.py
+
+# Checkpoints in a local server of S3's protocol.
+remote: $(VENV)-remote/installed
+	KERAS_BACKEND=jax $(VENV)-remote/bin/pytest tests/test_remote.py
 
 # All tests and the larger runs of them, compiled as users have it: hours, in parts, as compiled programs take room.
 large: export XLA_FLAGS = --xla_force_host_platform_device_count=8
@@ -96,6 +100,11 @@ $(VENV)-trainers/installed: pyproject.toml constraints.txt
 	$(VENV)-trainers/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,torch,trainers]'
 	touch $@
 
+$(VENV)-remote/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-remote
+	$(VENV)-remote/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,stores]'
+	touch $@
+
 $(VENV)-keras/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-keras
 	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev,keras-own]'
@@ -112,4 +121,4 @@ $(VENV)/installed-docs: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf build $(VENV) $(VENV)-keras $(VENV)-release $(VENV)-torch $(VENV)-trainers
+	rm -rf build $(VENV) $(VENV)-keras $(VENV)-release $(VENV)-remote $(VENV)-torch $(VENV)-trainers

@@ -68,7 +68,7 @@ _EITHER = """
 arguments audit_report audit_torch audit_torch_scripts audit_torch_trainers batches block checkpoint_callbacks
 checkpoints class_weight cluster common comparisons compilations cut damage data_facts diagnosis ending epochs errors
 faults feed folder glove house killed labels leaves leaving lengths looks names order pieces preprocess readme recipes
-resume shell single source stopping store stream translate_dates tree weights
+remote resume shell single source stopping store stream translate_dates tree weights
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 

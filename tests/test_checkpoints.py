@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -301,7 +302,7 @@ def test_another_model_is_refused_before_anything_is_read(tmp_path, monkeypatch)
 def test_arguments_that_cannot_mean_anything_are_refused(tmp_path):
     wrong = [
         ({"folder": 3}, "folder must be a path"),
-        ({"folder": "gs://bucket"}, "file system"),
+        ({"folder": Path("gs://bucket")}, "file system"),
         ({"every_steps": 0}, "every_steps must be a whole number"),
         ({"every_steps": 2.0}, "every_steps must be a whole number"),
         ({"every_seconds": -1}, "every_seconds must be above 0"),

@@ -58,7 +58,7 @@ def live(path):
         assert settings.values_of(common.folder, "loss")
         for replaces in (False, True):
             common.write(Manifest(4, [], [], {"step": 4}, {}), arrays(4), replaces=replaces)
-        for step in settings.to_remove(common.folder.steps(), 2, {}, 0):
+        for step in settings.to_remove(common.folder, ws.Checkpoints(path, keep=2), 4):
             common.folder.remove(step)
     finally:
         common.release()

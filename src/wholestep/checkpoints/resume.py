@@ -134,7 +134,7 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
             folder = Folder(temporary)
             found = None if fetch(source, steps, folder) is None else read(folder)
     if found is None:
-        must = "restore needs a folder with a good checkpoint."
+        must = "restore needs a folder with a checkpoint."
         raise CheckpointError(message(must, f"none in {source.folder}", "the folder that was passed to fit."))
     return found
 

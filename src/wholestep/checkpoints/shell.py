@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,9 @@ def _copy(arguments: argparse.Namespace, source: AnyFolder, steps: list[int]) ->
             raise CheckpointError(message(must, "another checkpoint of this step", "another folder."))
         return "exists already"
 
-    with _locked(target):
+    with contextlib.ExitStack() as stack:
+        if isinstance(target, Folder):
+            stack.callback(target.lock().release)
         told = [_attempted(source, step, attempt) for step in reversed(steps)]
     return told, not any("bad" in one for one in told), [_line(one) for one in told]
 
@@ -128,7 +130,9 @@ def _prune(arguments: argparse.Namespace, folder: AnyFolder, steps: list[int]) -
             folder.remove(step)
         return "would be removed" if arguments.dry_run else "removed"
 
-    with contextlib.nullcontext() if arguments.dry_run else _locked(folder):
+    with contextlib.ExitStack() as stack:
+        if isinstance(folder, Folder) and not arguments.dry_run:
+            stack.callback(folder.lock().release)
         for step in folder.steps():
             told.append(_attempted(folder, step, lambda step: "is the newest good one" if folder.verify(step) else ""))
             if "bad" not in told[-1]:
@@ -144,17 +148,6 @@ def _attempted(folder: AnyFolder, step: int, call: Callable[[int], str]) -> dict
         return one | {"result": call(step)}
     except DamagedError as error:
         return one | {"bad": str(error)}
-
-
-@contextlib.contextmanager
-def _locked(folder: AnyFolder) -> Iterator[None]:
-    """Context in which no run writes to a folder; a store has no locks."""
-    lock = folder.lock() if isinstance(folder, Folder) else None
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def _line(one: dict[str, Any]) -> str:

@@ -155,6 +155,7 @@ class Store:
             CheckpointError: it could not be written, also in two further attempts; or another run writes here.
         """
         step, why = manifest.step, f"The checkpoint of step {manifest.step} could not be copied to {self.folder}."
+        self._check_owner(why)
         others = self._again(why, self._versions).get(step, {})
         path = f"{self.folder}/{_name(step, max(others, default=0) + 1)}"
         key, content = self._key(path), manifests.rendered(manifest)
@@ -176,12 +177,15 @@ class Store:
 
         for file in manifest.files:
             self._again(why, partial(write, file))
-        found = self._again(why, lambda: self._files.cat_file(f"{self._root}/lock").decode()) if self._owner else ""
-        if found != self._owner:
-            must = f"One run at a time may write to {self.folder}. The checkpoint of step {step} was not published."
-            raise CheckpointError(message(must, f"another run, which began later: {found}", "another address."))
+        self._check_owner(why)
         self._again(why, publish)
         self._remove(step, list(others))
+
+    def _check_owner(self, why: str) -> None:
+        found = self._again(why, lambda: self._files.cat_file(f"{self._root}/lock").decode()) if self._owner else ""
+        if found != self._owner:
+            received = f"another run that writes there, which began later: {found}"
+            raise CheckpointError(message(f"{why} One run at a time may write there.", received, "another address."))
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of a step: each manifest before its files, older versions first."""
