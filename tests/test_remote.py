@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_checkpoints import BATCHES, HOW, LAST, Tells
-from test_snapshot import X, Y, check_same_bits, leaves, made, small
+from test_snapshot import X, Y, check_same_bits, leaves, small
 from threads import played
 
 import wholestep as ws
@@ -105,12 +105,12 @@ def pushed(url, tmp_path, *steps, **how):
 
 
 def test_a_run_in_a_store_goes_on_with_the_same_bits(url, tmp_path, capfd):
-    whole = ws.Trainer(made())
+    whole = ws.Trainer(small())
     history = whole.fit(X, Y, **HOW).history
     asked = ws.Checkpoints(url, every_steps=2, every_seconds=None, keep=2)
-    ws.Trainer(made()).fit(X, Y, checkpoints=asked, **HOW | {"epochs": 1})
+    ws.Trainer(small()).fit(X, Y, checkpoints=asked, **HOW | {"epochs": 1})
     assert os.listdir(tmp_path / "tmp") == []
-    resumed = ws.Trainer(made(seed=1))
+    resumed = ws.Trainer(small(1))
     assert resumed.fit(X, Y, checkpoints=asked, **HOW).history == history
     check_same_bits(leaves(whole.model), leaves(resumed.model))
     kept = store.Store(url)
@@ -158,12 +158,12 @@ def test_an_upload_that_fails_loses_nothing(memory, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Memory, "_open", refuse)
     with pytest.raises(ws.CheckpointError, match=r"could not be copied to memory:.*the network is gone.*complete in"):
-        ws.Trainer(made()).fit(X, Y, checkpoints=ws.Checkpoints(memory, every_steps=BATCHES), **HOW)
+        ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(memory, every_steps=BATCHES), **HOW)
     assert store.Store(memory).steps() == [2 * BATCHES, BATCHES]
     (left,) = (tmp_path / "tmp").iterdir()
     assert Folder(left).verify(LAST).step == LAST
     monkeypatch.setattr(Memory, "_open", opened)
-    ws.Trainer(made(seed=1)).fit(X, Y, checkpoints=ws.Checkpoints(memory, local=left), **HOW)  # it had ended
+    ws.Trainer(small(1)).fit(X, Y, checkpoints=ws.Checkpoints(memory, local=left), **HOW)  # it had ended
     assert store.Store(memory).verify(LAST).step == LAST
     assert left.exists()
 
@@ -187,7 +187,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(memory, monk
         raise PermissionError(13, "Access Denied")
 
     monkeypatch.setattr(Memory, "ls", refuse)
-    with pytest.raises(ws.CheckpointError, match=r"must be readable\. Received: PermissionError.*Access Denied"):
+    with pytest.raises(ws.CheckpointError, match=r"must be accessible\. Received: PermissionError.*Access Denied"):
         ws.Trainer(small()).fit(X, Y, checkpoints=memory, **HOW)
     assert cli.main(["checkpoint", "ls", memory]) == 1
     assert "Access Denied" in capsys.readouterr().err

@@ -13,17 +13,17 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from wholestep.checkpoints import manifest as manifests
 from wholestep.checkpoints.arrays import FileFacts, checked
 from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, WholestepError, message
+from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
 
 T = TypeVar("T")
 _STEP = re.compile(rf"step-({NUMBER})(?:-([1-9][0-9]*))?")
@@ -76,8 +76,7 @@ class Store:
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, without reading its arrays."""
         if (path := self.path(step)) not in self._manifests:
-            with self._reading(path):
-                found = manifests.parse(self._files.cat_file(f"{self._key(path)}/{manifests.NAME}"), path)
+            found = manifests.parse(self._ask(f"{path}/{manifests.NAME}", self._files.cat_file), path)
             if found.step != step:
                 raise DamagedError(f"The manifest of {path} must name its step. It names {found.step}.")
             self._manifests[path] = found
@@ -88,15 +87,12 @@ class Store:
         return partial(self._chunks, self.path(step))
 
     def _chunks(self, path: str, file: FileFacts) -> Iterator[bytes]:
-        with self._reading(f"{path}/{file.name}"):
-            yield from self._content(f"{self._key(path)}/{file.name}", file)
-
-    def _content(self, key: str, file: FileFacts) -> Iterator[bytes]:
+        path = f"{path}/{file.name}"
         self._files.invalidate_cache()
-        if (size := self._files.info(key)["size"]) != file.nbytes:
+        if (size := self._ask(path, self._files.info)["size"]) != file.nbytes:
             raise DamagedError(f"{file.name} must have {file.nbytes} bytes. It has {size}.")
-        begins = range(0, size, _CHUNK)
-        yield from checked((self._files.cat_file(key, start=i, end=min(i + _CHUNK, size)) for i in begins), file)
+        bounds = ({"start": begin, "end": min(begin + _CHUNK, size)} for begin in range(0, size, _CHUNK))
+        yield from checked((self._ask(path, self._files.cat_file, **each) for each in bounds), file)
 
     def verify(self, step: int) -> Manifest:
         """Read and verify all of a checkpoint, and return its manifest."""
@@ -109,34 +105,32 @@ class Store:
     def _key(self, path: str) -> str:
         return self._root + path.removeprefix(self.folder)
 
+    def _ask(self, path: str, call: Callable[..., Any], **how: Any) -> Any:
+        """Return the result of a call of the file system; a DamagedError if the object is missing."""
+
+        def ask() -> Any:
+            try:
+                return call(self._key(path), **how)
+            except FileNotFoundError as error:
+                raise DamagedError(f"{path} must exist.") from error
+
+        return self._again(f"{path} must be accessible.", ask)
+
     def _versions(self) -> dict[int, dict[int, bool]]:
         """Return the versions of each step, and whether each is complete."""
+        self._files.invalidate_cache()
         found: dict[int, dict[int, bool]] = {}
-        with self._reading(self.folder):
-            self._files.invalidate_cache()
-            for match in filter(None, map(_STEP.fullmatch, self._listed(self._root))):
-                is_complete = manifests.NAME in self._listed(f"{self._root}/{match[0]}")
-                found.setdefault(int(match[1]), {})[int(match[2] or 1)] = is_complete
+        for match in filter(None, map(_STEP.fullmatch, self._listed(self.folder))):
+            is_complete = manifests.NAME in self._listed(f"{self.folder}/{match[0]}")
+            found.setdefault(int(match[1]), {})[int(match[2] or 1)] = is_complete
         self._found = found
         return found
 
-    def _listed(self, key: str) -> list[str]:
-        try:
-            return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(key, detail=False)]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    @contextmanager
-    def _reading(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except WholestepError:
-            raise
-        except FileNotFoundError as error:
-            raise DamagedError(f"{path} cannot be opened: it does not exist.") from error
-        except Exception as error:  # each kind of store raises its own errors
-            must = f"{path} must be readable."
-            raise CheckpointError(message(must, f"{type(error).__name__}: {error}", _ATTEMPT)) from error
+    def _listed(self, path: str) -> list[str]:
+        """Return the names in a folder; none if it does not exist."""
+        with suppress(DamagedError):
+            return [key.rstrip("/").rpartition("/")[2] for key in self._ask(path, self._files.ls, detail=False)]
+        return []
 
     # ---- writing ----
 
@@ -156,7 +150,7 @@ class Store:
         """
         step, why = manifest.step, f"The checkpoint of step {manifest.step} could not be copied to {self.folder}."
         self._check_owner(why)
-        others = self._again(why, self._versions).get(step, {})
+        others = self._versions().get(step, {})
         path = f"{self.folder}/{_name(step, max(others, default=0) + 1)}"
         key, content = self._key(path), manifests.rendered(manifest)
 
@@ -165,7 +159,7 @@ class Store:
                 for chunk in chunks(file):
                     out.write(chunk)
             try:
-                for _ in self._content(f"{key}/{file.name}", file):
+                for _ in self._chunks(path, file):
                     pass
             except DamagedError as error:
                 raise OSError(f"reads back otherwise than written. {error}") from error
@@ -182,7 +176,7 @@ class Store:
         self._remove(step, list(others))
 
     def _check_owner(self, why: str) -> None:
-        found = self._again(why, lambda: self._files.cat_file(f"{self._root}/lock").decode()) if self._owner else ""
+        found = self._ask(f"{self.folder}/lock", self._files.cat_file).decode() if self._owner else ""
         if found != self._owner:
             received = f"another run that writes there, which began later: {found}"
             raise CheckpointError(message(f"{why} One run at a time may write there.", received, "another address."))
@@ -193,18 +187,13 @@ class Store:
 
     def _remove(self, step: int, versions: list[int]) -> None:
         for version in sorted(versions):
-            key = f"{self._root}/{_name(step, version)}"
-            self._again(f"{self.folder}/{_name(step, version)} must be removed.", partial(self._remove_key, key))
+            path = f"{self.folder}/{_name(step, version)}"
+            self._manifests.pop(path, None)
+            for name in (f"/{manifests.NAME}", ""):
+                self._files.invalidate_cache()
+                with suppress(DamagedError):  # it is gone
+                    self._ask(path + name, self._files.rm, recursive=name == "")
         self._found = {}
-
-    def _remove_key(self, key: str) -> None:
-        self._manifests.pop(self.folder + key.removeprefix(self._root), None)
-        self._files.invalidate_cache()
-        if manifests.NAME in self._listed(key):
-            self._files.rm_file(f"{key}/{manifests.NAME}")
-        self._files.invalidate_cache()
-        with suppress(FileNotFoundError):
-            self._files.rm(key, recursive=True)
 
     def _again(self, must: str, call: Callable[[], T]) -> T:
         """Return the result of a call, which is repeated after an error; a CheckpointError in the end."""
