@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -579,6 +580,19 @@ def test_what_is_best_is_known_after_a_restart(tmp_path):
         ws.Trainer(small(seed)).fit(X, Y, checkpoints=asked, callbacks=callbacks, **how)
     assert asked.best == Folder(tmp_path).path(2 * BATCHES)
     assert steps_in(tmp_path) == [2 * BATCHES, 4 * BATCHES]
+
+
+class Terminates(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_best_one_that_is_saved_again_at_its_end_stays_the_best(tmp_path):
+    asked = ws.Checkpoints(tmp_path, keep=1, keep_best=("good", 1, "max"))
+    with pytest.raises(SystemExit):
+        ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[Tells(0.5, 0.9, 0.2), Terminates()], **HOW)
+    assert asked.best == Folder(tmp_path).path(BATCHES)
 
 
 @on("jax")

@@ -264,6 +264,29 @@ def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(memory, 
     assert num > 10
 
 
+def test_an_older_version_does_not_come_back_while_a_checkpoint_is_removed(memory, tmp_path, monkeypatch):
+    pushed(memory, tmp_path, 1)
+    files, root = fsspec.url_to_fs(memory)
+    removed, left = Memory._rm, [0]
+
+    def removes(self, path):
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        removed(self, path)
+
+    monkeypatch.setattr(Memory, "_rm", removes)
+    for num in range(1, 5):
+        for name, path in files_of(memory).items():
+            for version in ("", "-2"):
+                files.copy(path, f"{root}-{num}/step-00000001{version}/{name.split('/')[1]}")
+        left[0] = num
+        with pytest.raises(Killed):
+            store.Store(f"{memory}-{num}").remove(1)
+        found = store.Store(f"{memory}-{num}")
+        assert found.steps() == [] or found.path(1).endswith("step-00000001-2")
+
+
 def test_half_a_checkpoint_is_never_used(url, tmp_path):
     _, kept = pushed(url, tmp_path, 1, 2)
     files, path = fsspec.url_to_fs(f"{url}/step-00000002/manifest.json")
