@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small import count_calls
 from test_checkpoints import BATCHES, HOW, LAST, Tells
 from test_snapshot import X, Y, check_same_bits, leaves, small
 from threads import played
@@ -120,11 +121,13 @@ def test_a_run_in_a_store_goes_on_with_the_same_bits(url, tmp_path, capfd):
     assert os.listdir(tmp_path / "tmp") == []
 
 
-def test_by_hand_and_the_best(url, tmp_path):
+def test_by_hand_and_the_best(url, tmp_path, monkeypatch):
     asked = ws.Checkpoints(url, keep=1, keep_best=("good", 1, "max"))
     ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[Tells(0.5, 0.9, 0.2)], **HOW)
     asked = ws.Checkpoints(url, keep=1, keep_best=("good", 1, "max"))
+    puts = count_calls(monkeypatch, store.Store, "put")
     ws.Trainer(small(1)).fit(X, Y, checkpoints=asked, callbacks=[Tells(*[0.1] * 5)], **HOW | {"epochs": 5})
+    assert len(puts) == 1  # at the end: no epoch was the best
     assert store.Store(url).steps() == [5 * BATCHES, 2 * BATCHES]
     trainer, plain = ws.Trainer(small(1)), ws.Trainer(small())
     trainer.restore(asked.best, only="weights")
