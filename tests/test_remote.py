@@ -20,6 +20,8 @@ from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.settings import to_remove
+from wholestep.errors import DamagedError
+from wholestep.processes import SingleProcess
 
 fsspec = pytest.importorskip("fsspec")
 store = pytest.importorskip("wholestep.checkpoints.store")
@@ -140,6 +142,9 @@ def test_by_hand_and_the_best(url, tmp_path, monkeypatch):
     for path in (saved, f"{url}/by-hand"):
         trainer.restore(path)
         assert trainer.run.number == 2 * BATCHES
+    model = small(1)
+    assert ws.load_weights(model, asked.best).missing == []
+    check_same_bits(plain.model.get_weights(), model.get_weights())
     with pytest.raises(ws.CheckpointError, match="restore needs a folder with a checkpoint"):
         trainer.restore(f"{url}/nothing")
     assert os.listdir(tmp_path / "tmp") == []
@@ -290,6 +295,20 @@ def test_an_older_version_does_not_come_back_while_a_checkpoint_is_removed(memor
         assert found.steps() == [] or found.path(1).endswith("step-00000001-2")
 
 
+def test_the_manifest_is_removed_before_the_files(memory, tmp_path, monkeypatch):
+    _, kept = pushed(memory, tmp_path, 1)
+    removed, seen = Memory.rm, []
+
+    def removes(self, path, recursive=False):
+        seen.append([name.split("/")[1] for name in files_of(memory)])
+        removed(self, path, recursive=recursive)
+
+    monkeypatch.setattr(Memory, "rm", removes)
+    kept.remove(1)
+    file = "00000-of-00001-00.safetensors"
+    assert (seen, files_of(memory)) == ([[file, "manifest.json"], [file]], {})
+
+
 def test_half_a_checkpoint_is_never_used(url, tmp_path):
     _, kept = pushed(url, tmp_path, 1, 2)
     files, path = fsspec.url_to_fs(f"{url}/step-00000002/manifest.json")
@@ -322,6 +341,21 @@ def test_a_damaged_checkpoint_is_not_used_and_is_written_again(name, change, url
         overwrite(url, f"step-0000000{step}{'-2' * (step - 1)}/manifest.json", flip)
     with pytest.raises(ws.CheckpointError, match=r"must be good\. Received: steps \[2, 1\], all damaged"):
         store.equalize(filled(tmp_path / "third"), store.Store(url))
+
+
+def test_the_manifest_of_another_step_is_damage(url, tmp_path):
+    local, _ = pushed(url, tmp_path, 1, 2)
+    overwrite(url, "step-00000002/manifest.json", lambda _: (local.path(1) / "manifest.json").read_bytes())
+    for verb in (store.Store(url).manifest, store.Store(url).verify):
+        with pytest.raises(DamagedError, match=r"must name its step\. It names 1"):
+            verb(2)
+
+
+def test_a_folder_by_its_address(tmp_path):
+    _, kept = pushed(f"file://{tmp_path}/new/store", tmp_path, 1, 2)
+    kept.remove(1)
+    assert (kept.steps(), kept.verify(2).step) == ([2], 2)
+    assert os.listdir(tmp_path / "new" / "store") == ["step-00000002"]
 
 
 def test_damage_here_is_mended_from_there_and_the_newer_wins(url, tmp_path, capsys):
@@ -366,7 +400,11 @@ def test_many_chunks(url, tmp_path, monkeypatch):
 # ---- several processes ----
 
 
-def test_several_processes_publish_one_checkpoint(memory, tmp_path):
+class TwoProcesses(SingleProcess):
+    count = 2
+
+
+def test_several_processes_publish_one_checkpoint(memory, tmp_path, monkeypatch):
     def work(seat):
         common = CommonFolder.of(memory, seat, tmp_path / "shared")
         common.lock()
@@ -382,6 +420,11 @@ def test_several_processes_publish_one_checkpoint(memory, tmp_path):
     for found in played(2, lambda seat: CommonFolder.of(memory, seat)):
         assert isinstance(found, ws.SpecificationError)
         assert "need a local folder that all hosts see" in str(found)
+    monkeypatch.setattr("wholestep.checkpoints.resume.connect", TwoProcesses)
+    with pytest.raises(
+        ws.SpecificationError, match=r"restore from a folder that all hosts see.*checkpoint copy memory:"
+    ):
+        ws.Trainer(small()).restore(memory)
 
 
 def test_if_nothing_can_be_published_all_processes_are_told(memory, tmp_path, monkeypatch):

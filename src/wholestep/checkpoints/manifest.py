@@ -21,7 +21,7 @@ from wholestep.errors import CheckpointError, DamagedError, message
 
 FORMATS = (1, 2)  # in the second, arrays may be in pieces
 NAME = "manifest.json"
-_MOST_BYTES = 64 << 20
+MOST_BYTES = 64 << 20
 _MOST_INTEGER = 1 << 62
 _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -71,7 +71,7 @@ def rendered(manifest: Manifest) -> bytes:
 
 def read(folder: Path) -> Manifest:
     """Return the manifest of a folder, without reading arrays."""
-    return parse(read_all(folder / NAME, _MOST_BYTES), folder)
+    return parse(read_all(folder / NAME, MOST_BYTES), folder)
 
 
 def parse(content: bytes, folder: object) -> Manifest:

@@ -76,7 +76,8 @@ class Store:
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, without reading its arrays."""
         if (path := self.path(step)) not in self._manifests:
-            found = manifests.parse(self._ask(f"{path}/{manifests.NAME}", self._files.cat_file), path)
+            most = {"start": 0, "end": manifests.MOST_BYTES}
+            found = manifests.parse(self._ask(f"{path}/{manifests.NAME}", self._files.cat_file, **most), path)
             if found.step != step:
                 raise DamagedError(f"The manifest of {path} must name its step. It names {found.step}.")
             self._manifests[path] = found
