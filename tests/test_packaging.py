@@ -8,8 +8,11 @@ from pathlib import Path
 
 import keras
 import pytest
-from scripts import lean
+import release
+from scripts import ENGINES, imported, lean, program
 from shares import on
+
+import wholestep as ws
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -94,6 +97,21 @@ def test_tensorflow_trains_where_jax_is_not_installed():
     command = [sys.executable, "-c", ALONE]
     done = subprocess.run(command, env=lean(KERAS_BACKEND="tensorflow"), capture_output=True, text=True, timeout=300)
     assert "4 microbatches" in done.stdout, done.stderr
+
+
+def test_a_version_is_the_same_everywhere():
+    cited = dict(line.split(": ", 1) for line in (ROOT / "CITATION.cff").read_text().splitlines() if ": " in line)
+    assert PROJECT["project"]["version"] == ws.__version__ == cited["version"]
+    assert cited["repository-code"] == PROJECT["project"]["urls"]["Source"]
+    assert cited["license"] == PROJECT["project"]["license"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_release_is_tried_with_a_program_and_two_examples(engine):
+    assert len(release.EXAMPLES[engine]) == 2
+    assert all((ROOT / "examples" / f"{name}.py").exists() for name in release.EXAMPLES[engine])
+    others = set(ENGINES) - {engine}
+    assert not others & imported(program((ROOT / "README.md").read_text(), engine))
 
 
 def test_what_goes_into_a_source_archive_is_there():
