@@ -219,3 +219,27 @@ def test_a_model_must_be_built():
         ws.load_weights(keras.Sequential([keras.layers.Dense(2)]), "x.keras")
     with pytest.raises(ws.SpecificationError, match="a built model or layer"):
         ws.load_weights("x.keras", "x.keras")
+
+
+@pytest.mark.parametrize("kind", ["link", "storage", "group"])
+def test_a_file_that_names_another_file_is_refused(kind, tmp_path):
+    import h5py
+
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="head")])
+    made.save_weights(tmp_path / "a.weights.h5")
+    made.save_weights(tmp_path / "other.weights.h5")
+    with h5py.File(tmp_path / "a.weights.h5", "r+") as file:
+        values = file["layers/dense/vars"]
+        if kind == "group":
+            del file["layers/dense/vars"]
+            file["layers/dense/vars"] = h5py.ExternalLink("other.weights.h5", "layers/dense/vars")
+        else:
+            del values["0"]
+            if kind == "link":
+                values["0"] = h5py.ExternalLink("other.weights.h5", "layers/dense/vars/0")
+            else:
+                values.create_dataset("0", (3, 2), "f4", external=[("other.weights.h5", 0, 24)])
+    before = made.get_weights()[0].copy()
+    with pytest.raises(ws.CheckpointError, match="not stored in this file"):
+        ws.load_weights(made, tmp_path / "a.weights.h5")
+    np.testing.assert_array_equal(made.get_weights()[0], before)

@@ -204,8 +204,11 @@ def _in_keras_file(path: Path) -> list[tuple[str, np.ndarray]]:
                 if key not in ("vars", "optimizer", "seed_generator"):
                     visit(group[key], names)
         for key in sorted(values or (), key=_in_numbers):
-            dtype = ml_dtypes.bfloat16 if values[key].attrs.get("dtype") == "bfloat16" else None
-            found.append(("/".join((*names, key)), np.array(values[key], dtype)))
+            held = values[key]
+            if held.file.filename != group.file.filename or held.external or held.is_virtual:  # a forged file
+                raise ValueError(f"{'/'.join((*names, key))} is not stored in this file")
+            dtype = ml_dtypes.bfloat16 if held.attrs.get("dtype") == "bfloat16" else None
+            found.append(("/".join((*names, key)), np.array(held, dtype)))
 
     try:
         content: Any = path
