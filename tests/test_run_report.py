@@ -61,7 +61,7 @@ def test_a_resumed_run_has_all_updates_and_a_mark(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:Update 2 .*was skipped")
-def test_skipped_updates_cuts_and_a_schedule():
+def test_skipped_updates_cuts_and_a_schedule(tmp_path):
     x = X.copy()
     x[7] = np.nan
     made, report = model(), ws.RunReport()
@@ -72,7 +72,8 @@ def test_skipped_updates_cuts_and_a_schedule():
     assert column(report, SKIPPED) == [0, 1, 0, 0]
     assert np.isfinite(column(report, LOSS)).all()
     assert str(report).endswith("1 not applied")
-    page = report._repr_html_()
+    report.html(tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text()
     assert "5 rows in 2 microbatches (2 x 3 rows)" in page
     assert "The optimizer&#x27;s schedule." in page
 

@@ -263,8 +263,8 @@ def _named(axes: Any) -> tuple[list, list[str]]:
 def _merged(curve: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Return the curve with neighbouring lines of one key merged.
 
-    >>> _merged(np.arange(18.0).reshape(2, 9), np.zeros(2)).tolist()
-    [[0.0, 11.0, 13.0, 15.0, 4.0, 14.0, 21.0, 23.0, 17.0]]
+    >>> _merged(np.arange(20.0).reshape(2, 10), np.zeros(2)).tolist()
+    [[0.0, 12.0, 14.0, 16.0, 4.0, 15.0, 22.0, 24.0, 18.0, 28.0]]
     """
     starts = np.flatnonzero(np.diff(key, prepend=np.nan) != 0)
     columns = (fold.reduceat(column, starts) for fold, column in zip(_FOLDS.values(), curve.T, strict=True))
