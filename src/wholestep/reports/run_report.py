@@ -183,8 +183,9 @@ class RunReport(keras.callbacks.Callback):
 
     def _pictures(self) -> Iterator[Picture]:
         yield drawn(self._draw_loss, 3.6)
-        of_time = np.cumsum(self._column("seconds"))
-        parts = self._in_parts(of_time, 60)  # dispatches that are read together have no speed of their own
+        seconds = self._column("seconds")
+        of_time = np.cumsum(np.minimum(seconds, seconds.sum() / 60))  # a compilation fills one part
+        parts = self._in_parts(of_time, int(np.clip(of_time[-1] / 0.2, 5, 60)))  # of several dispatches each
         speed = parts["rows"] / np.maximum(parts["seconds"], 1e-9)
         caption = "Without validation; the first updates include the compilation."
         yield self._drawn("Rows per second", caption, parts["middle"], speed, "rows per second")
