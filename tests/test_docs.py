@@ -14,7 +14,9 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = {path: path.read_text() for path in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]}
 SITE = (ROOT / "mkdocs.yml").read_text()
 REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
-RUN_HERE = [DOCS / name for name in ("index.md", "accumulation.md", "sequences.md")] + sorted(DOCS.glob("api/*.md"))
+RUN_HERE = [DOCS / name for name in ("index.md", "accumulation.md", "sequences.md", "finetune.md")] + sorted(
+    DOCS.glob("api/*.md")
+)
 OF_TENSORFLOW = DOCS / "api" / "audit.md"
 
 

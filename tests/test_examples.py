@@ -1,6 +1,7 @@
 """The examples run at a reduced size and show what they say."""
 
 import importlib.util
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,26 @@ def test_accumulation(monkeypatch, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "LambdaCallback saw the epochs [0, 1, 2]." in out
     assert out.count("(a) Dense") == out.count("(c) The network of (a)") == 1
+
+
+@pytest.mark.own
+@pytest.mark.filterwarnings("default")
+def test_finetune(monkeypatch, capsys):
+    for name, value in {"WIDTH": 32, "NUM_LAYERS": 1}.items():
+        monkeypatch.setattr(f"finetune_model.{name}", value)
+    module, is_jax = load("finetune"), keras.backend.backend() == "jax"
+    pairs = module.docstrings()[:200]
+    module.docstrings, module.NUM_ROWS, module.MEMORY = lambda: pairs, 16, 4 * 2**20
+    shown = module.main(["--quick", "--shards", "2"] if is_jax else ["--quick"])
+    out = capsys.readouterr().out
+    assert shown["differing"] == 0
+    assert shown["errors"]["divided once"][1] < 1e-5
+    assert shown["errors"]["mean of means"][1] > 1e-2
+    assert shown["exported"]["difference"] < 0.02
+    assert shown["exported"]["largest"] == 0
+    assert "not used: head/kernel, head/bias" in out
+    assert ("attention_0/query/kernel (None, 'model', None)" in out) == is_jax  # frozen, and sharded
+    assert (re.search(r"in \d+ microbatches", out) is not None) == is_jax  # to fit in memory
 
 
 def fewer_images(module):

@@ -28,19 +28,12 @@ _MOST = 5  # the most names in an error
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """The result of `load_weights`. Its text lists all names.
+    """The result of `load_weights`. Its text lists all names."""
 
-    Attributes:
-        loaded: the names of the model's weights that were loaded, each with the name of its weight in the file.
-        missing: the names of the model's weights for which the file has no weight, or several.
-        mismatched: the names of the model's weights that have another shape in the file, with both shapes.
-        unused: the names of the weights in the file that no weight of the model took.
-    """
-
-    loaded: dict[str, str]
-    missing: list[str]
-    mismatched: dict[str, str]
-    unused: list[str]
+    loaded: dict[str, str]  # the name here, and the name in the file
+    missing: list[str]  # names here for which the file has no weight, or several
+    mismatched: dict[str, str]  # the name here, and both shapes
+    unused: list[str]  # names in the file
 
     def __str__(self) -> str:
         listed = {
@@ -72,7 +65,8 @@ def load_weights(
             of the names here that may: all others are required.
 
     Returns:
-        `LoadedWeights`, with the names that were loaded, missing, mismatched, and unused in the file.
+        A record of names, which prints as a list: `loaded` {name here: name in the file}, `missing` in the file,
+        `mismatched` {name here: both shapes}, and `unused` in the file.
 
     Raises:
         SpecificationError: an argument is not valid, or a required weight is missing or has another shape.
@@ -160,7 +154,7 @@ def _renamed(name: str, rename: Rename | None) -> str | None:
 
 def _check_required(result: LoadedWeights, path: Any, skip_mismatch: bool | str) -> None:
     """Refuse missing and mismatched weights that are required, and kernels without their LoRA weights."""
-    refused = {name: "missing" for name in result.missing} | result.mismatched
+    refused = dict.fromkeys(result.missing, "missing") | result.mismatched
     if isinstance(skip_mismatch, str):
         refused = {name: why for name, why in refused.items() if not re.search(skip_mismatch, name)}
     if refused and skip_mismatch is not True:
@@ -200,9 +194,8 @@ def _in_keras_file(path: Path) -> list[tuple[str, np.ndarray]]:
         if values is not None:
             names = (*names, str(values.attrs.get("name", group.name.rsplit("/", 1)[1])))
         for key in sorted(group, key=_in_numbers):
-            if isinstance(group.get(key, getlink=True), h5py.HardLink) and isinstance(group[key], h5py.Group):
-                if key not in ("vars", "optimizer", "seed_generator"):
-                    visit(group[key], names)
+            if key not in ("vars", "optimizer", "seed_generator") and isinstance(group[key], h5py.Group):
+                visit(group[key], names)
         for key in sorted(values or (), key=_in_numbers):
             held = values[key]
             if held.file.filename != group.file.filename or held.external or held.is_virtual:  # a forged file
@@ -217,7 +210,7 @@ def _in_keras_file(path: Path) -> list[tuple[str, np.ndarray]]:
                 content = io.BytesIO(archive.read("model.weights.h5"))
         with h5py.File(content, "r") as file:
             visit(file, ())
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"The weights must be readable in {path}. Received: {error}.") from error
     return found
 
