@@ -183,11 +183,11 @@ def _in_snapshot(snapshot: Snapshot) -> list[tuple[str, Numbers]]:
     return [(path, snapshot.arrays[f"{k}/{i}"]) for k, i, path in named if not path.endswith("seed_generator_state")]
 
 
-def _in_keras_file(path: Path) -> list[tuple[str, np.ndarray]]:
+def _in_keras_file(path: Path) -> list[tuple[str, Numbers]]:
     """Return the weights of a .keras or .weights.h5 file: the names of the layers, from the outermost, and an index."""
     import h5py  # a dependency of Keras, imported where a file is read
 
-    found: list[tuple[str, np.ndarray]] = []
+    found: list[tuple[str, Numbers]] = []
 
     def visit(group: Any, names: tuple[str, ...]) -> None:
         values = group.get("vars")
@@ -215,7 +215,7 @@ def _in_keras_file(path: Path) -> list[tuple[str, np.ndarray]]:
     return found
 
 
-def _in_numbers(key: str) -> tuple:
+def _in_numbers(key: str) -> tuple[tuple[int, str], ...]:
     """Return a sort key by which dense_10 comes after dense_9, as Keras numbers layers in their order."""
     return tuple((int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", key))
 
