@@ -221,7 +221,7 @@ def test_a_model_must_be_built():
         ws.load_weights("x.keras", "x.keras")
 
 
-@pytest.mark.parametrize("kind", ["link", "storage", "group"])
+@pytest.mark.parametrize("kind", ["link", "storage", "group", "layers"])
 def test_a_file_that_names_another_file_is_refused(kind, tmp_path):
     import h5py
 
@@ -233,6 +233,9 @@ def test_a_file_that_names_another_file_is_refused(kind, tmp_path):
         if kind == "group":
             del file["layers/dense/vars"]
             file["layers/dense/vars"] = h5py.ExternalLink("other.weights.h5", "layers/dense/vars")
+        elif kind == "layers":
+            del file["layers"]
+            file["layers"] = h5py.ExternalLink("other.weights.h5", "layers")
         else:
             del values["0"]
             if kind == "link":

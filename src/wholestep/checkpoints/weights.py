@@ -189,16 +189,16 @@ def _in_keras_file(path: Path) -> list[tuple[str, Numbers]]:
 
     found: list[tuple[str, Numbers]] = []
 
-    def visit(group: Any, names: tuple[str, ...]) -> None:
+    def visit(group: Any, names: tuple[str, ...], source: str) -> None:
         values = group.get("vars")
         if values is not None:
             names = (*names, str(values.attrs.get("name", group.name.rsplit("/", 1)[1])))
         for key in sorted(group, key=_in_numbers):
             if key not in ("vars", "optimizer", "seed_generator") and isinstance(group[key], h5py.Group):
-                visit(group[key], names)
+                visit(group[key], names, source)
         for key in sorted(values or (), key=_in_numbers):
             held = values[key]
-            if held.file.filename != group.file.filename or held.external or held.is_virtual:  # a forged file
+            if held.file.filename != source or held.external or held.is_virtual:  # a forged file
                 raise ValueError(f"{'/'.join((*names, key))} is not stored in this file")
             dtype = ml_dtypes.bfloat16 if held.attrs.get("dtype") == "bfloat16" else None
             found.append(("/".join((*names, key)), np.array(held, dtype)))
@@ -209,7 +209,7 @@ def _in_keras_file(path: Path) -> list[tuple[str, Numbers]]:
             with zipfile.ZipFile(path) as archive:
                 content = io.BytesIO(archive.read("model.weights.h5"))
         with h5py.File(content, "r") as file:
-            visit(file, ())
+            visit(file, (), file.filename)
     except (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"The weights must be readable in {path}. Received: {error}.") from error
     return found
