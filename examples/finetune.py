@@ -19,6 +19,7 @@ shards the kernels over devices (JAX). `--preset` fine-tunes a causal model of k
 
 import argparse
 import os
+import random
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -79,7 +80,7 @@ def fine_tune(folder, train, held_out, arguments):
 
 def new_task(pretrained=None, rank=RANK):
     """Return a model with a new head; its backbone has the weights of the checkpoint, if any, and LoRA."""
-    keras.utils.set_random_seed(1)
+    random.seed(1)  # from which Keras draws the seeds of weights
     backbone = new_backbone()
     logits = keras.layers.Dense(VOCABULARY, dtype="float32", name="head")(backbone(backbone.input))
     if pretrained is not None:
