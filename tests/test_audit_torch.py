@@ -17,6 +17,7 @@ if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a pro
     pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
+import torch_kinds  # noqa: E402
 import torch_right  # noqa: E402
 from test_examples import load  # noqa: E402
 from torch import nn  # noqa: E402
@@ -108,6 +109,28 @@ def test_a_right_loop_has_no_cause(name):
     assert not report.has_likely, report
     assert report.is_judged is (name not in torch_right.UNJUDGED), report
     assert bool(report.unseen) is (name in torch_right.UNSEEN), report
+
+
+def of_kind(name, fault=""):
+    model, data, loss, train = torch_kinds.KINDS[name](fault)
+    with ws.audit.torch(model, data=data, loss=loss) as report:
+        train()
+    return report
+
+
+@pytest.mark.parametrize("name", torch_kinds.KINDS)
+def test_a_right_loop_of_a_kind_has_no_cause(name):
+    report = of_kind(name)
+    assert report.causes == [], report
+    assert not report.has_likely, report
+    assert report.is_judged is (name not in torch_kinds.UNJUDGED), report
+
+
+@pytest.mark.parametrize(("name", "fault"), torch_kinds.FAULTS)
+def test_a_fault_of_a_kind_has_its_name(name, fault):
+    report, told = of_kind(name, fault), torch_kinds.FAULTS[name, fault]
+    assert [cause.name for cause in report.causes] == ([] if told[0].isupper() else [told]), report
+    assert report.first_line.lower().startswith(told.lower())
 
 
 def state_after(loop, optimizers):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 NUM, SIZE = 20, 4
 LOOPS = {}
-UNJUDGED = "autocast", "generator", "lbfgs"  # the report says that the gradient or the loss is not judged
+UNJUDGED = "generator", "lbfgs"  # the report says that the gradient or the loss is not judged
 UNSEEN = (*UNJUDGED, "step_at_the_beginning")  # it says that some is not
 draw = torch.Generator().manual_seed(0)
 X = torch.randn(NUM, 3, generator=draw)

@@ -358,6 +358,10 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
 def _names_of_scale(bases: list[Basis], factors: np.ndarray) -> tuple[str, ...]:
     """Return the cause of a factor on a whole gradient in half precision, or with a scaled loss."""
     middle, meant = float(np.median(factors)), bases[0].e.meant
+    if meant.scales:
+        at = {"loss scale left in": middle, "loss not scaled": 1 / middle if middle else 0.0}
+        fits = meant.replay.tolerance.differs
+        return tuple(name for name, factor in at.items() if any(abs(factor / s - 1) <= fits for s in meant.scales))
     if not (meant.replay.is_half or meant.is_scaled) or middle <= 0:
         return ()
     if middle >= _LEAST_SCALE:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from wholestep.audit.log import Scaled
 from wholestep.audit.measure import distance
 from wholestep.audit.modes import Modes
 from wholestep.audit.port import OneLoss, Port, Terms
@@ -23,10 +24,12 @@ class Meant:
 
     Args:
         place: as in `Windows`.
-        is_scaled: whether an optimizer scales the loss.
+        scaled: the checks of an optimizer that scales the loss.
         optimizer: the optimizer whose steps can be replayed, if it is known.
 
     Attributes:
+        is_scaled, clips_scaled: whether an optimizer scales the loss, and whether clipped gradients have the scale.
+        scales: all that were seen.
         largest: the most pieces of an update. This and the next two are valid once all updates have an `Evidence`.
         full: the weight of the heaviest update, by term.
         has_penalty: whether the model itself has losses.
@@ -40,11 +43,13 @@ class Meant:
         objective: Any,
         modes: Modes,
         place: dict[int, tuple[int, int]],
-        is_scaled: bool,
+        scaled: list[Scaled],
         optimizer: Any = None,
     ):
         self.replay, self.objective, self.modes, self.optimizer = replay, objective, modes, optimizer
-        self.place, self.is_scaled = place, is_scaled
+        self.place, self.is_scaled = place, bool(scaled)
+        self.scales = {each.scale for each in scaled if each.scale}
+        self.clips_scaled = any(each.is_last for each in scaled)
         self.largest, self.has_penalty = 1, False
         self.full: np.ndarray | None = None
         self.is_masked, self.length = replay.is_masked, 0.0

@@ -156,7 +156,7 @@ def _searched(
         if i == 0 and (change := changed(everything))[0]:
             error = Error("the gradient", f"is {change[0]}, scaled as the loss is", ("clip before unscale",))
             explanation = Explanation((error,), 1.0, change[1], [None for _ in chosen])
-            return ([explanation], "") if meant.is_scaled else ([], change[0])
+            return ([explanation], "") if meant.clips_scaled else ([], change[0])
     return fitting, ""
 
 

@@ -204,16 +204,16 @@ class Case:
 
     def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         verdict.notes += self._how_it_ran(seen)
-        modes, twice, is_scaled = Modes(), repeated(seen.updates), bool(self.log.scaled)
+        modes, twice, scaled = Modes(), repeated(seen.updates), self.log.scaled
         for update in seen.updates:
             if update.is_known and update.number not in twice:
                 modes.note(replay, update)
-        meant = Meant(replay, self.objective, modes, seen.place, is_scaled, self.optimizer)
+        meant = Meant(replay, self.objective, modes, seen.place, scaled, self.optimizer)
         verdict.seen = seen = read(meant, seen, rows, self.data)
         verdict.notes += by_hand(seen, replay.framework)
         verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
-        meant = Meant(replay, self.objective, modes, seen.place, is_scaled, optimizer)
+        meant = Meant(replay, self.objective, modes, seen.place, scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice)
 
         of_rows = partial(order, seen, rows, self.log, classes(self.data[1]), is_found=self.is_found)

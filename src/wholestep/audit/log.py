@@ -114,11 +114,17 @@ class Applied:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A check of an optimizer that scales the loss: it skips the step if the gradients are not finite."""
+    """A check of an optimizer that scales the loss: it skips the step if the gradients are not finite.
+
+    `is_last`: gradients that the loop clips still have the scale, which is divided out after that. `scale`: 0 if it is
+    not known.
+    """
 
     order: int
     is_finite: bool
     replica: int = 0
+    is_last: bool = True
+    scale: float = 0.0
 
 
 @dataclass(frozen=True)

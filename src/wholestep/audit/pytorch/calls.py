@@ -7,7 +7,9 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, autograd, nn
+from torch.amp import GradScaler
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
@@ -31,8 +33,19 @@ _FEW = 3  # updates by which a schedule is judged
 _OF_EPOCHS = "StepLR", "MultiStepLR", "ExponentialLR"  # schedules whose numbers are mostly those of epochs
 _FAR = 0.01  # of the first rate: such a rate trains no more
 _ZEROED = "only the last microbatch", "first microbatch lost", "last microbatch lost", "last window dropped"
+_CLIPPED = "clip per microbatch", "clip before unscale"
 _SCHEDULED = "schedule by microbatch", "schedule one ahead"
-_VIEWS = "Squeeze", "Unsqueeze", "Select", "View", "UnsafeView", "Reshape", "Transpose", "Permute"  # for autograd
+_VIEWS = (
+    "Squeeze",
+    "Unsqueeze",
+    "Select",
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Transpose",
+    "Permute",
+    "ToCopy",
+)  # for autograd
 _SCALES = "Div", "Mul"
 _OWN = {nn.CrossEntropyLoss: ("Softmax",), nn.BCEWithLogitsLoss: ("Sigmoid",)}  # before a loss that has them inside
 
@@ -56,6 +69,8 @@ class Calls:
         self._depth, self._schedulers = 0, dict[int, Any]()
         self._lines: dict[str, Line] = {}  # the last one that clips, takes gradients, and so on
         self._plain: list[tuple[Any, str]] = []  # of losses of the outputs: the node, the reduction
+        self._scaled: tuple[Any, Any] = (None, None)  # of the last loss that was scaled: its node, and the loss's
+        self._has_scale = self._clips_scaled = False  # whether the gradients have the scale, and had it when clipped
         self._divisors: list[bool] = []  # of sums: whether they are divided by the rows
 
     @contextmanager
@@ -71,6 +86,9 @@ class Calls:
             for name in ("backward", "grad"):
                 stack.enter_context(_replaced(autograd, name, self._taking(getattr(autograd, name))))
             stack.enter_context(_replaced(LRScheduler, "step", self._move(LRScheduler.step)))
+            for name, how in (("scale", self._scaling), ("unscale_", self._unscaling), ("step", self._checked)):
+                stack.enter_context(_replaced(GradScaler, name, how(getattr(GradScaler, name))))
+            stack.enter_context(_replaced(torch.autocast, "__enter__", self._casting(torch.autocast.__enter__)))
             for owner in (Optimizer, nn.Module):
                 stack.enter_context(_replaced(owner, "zero_grad", self._zeroing(owner.zero_grad)))
             stack.enter_context(_replaced(nn.Module, "eval", self._evaluating(nn.Module.eval)))
@@ -80,7 +98,7 @@ class Calls:
     def _close(self) -> None:
         """Write the lines of causes, and the note on a rate that falls."""
         of, lines = self._lines, dict.fromkeys(_ZEROED, self.watcher.dropped)
-        lines |= dict.fromkeys(_SCHEDULED, of.get("schedule")) | {"clip per microbatch": of.get("clip")}
+        lines |= dict.fromkeys(_SCHEDULED, of.get("schedule")) | dict.fromkeys(_CLIPPED, of.get("clip"))
         lines |= {"not reset": of.get("zero", of.get("take")), "inference mode": of.get("eval")}
         self.log.lines.update({name: line for name, line in lines.items() if line is not None})
         if (fall := self._fall()) is not None:
@@ -152,6 +170,7 @@ class Calls:
             is_late = self.log.is_open and bool(self.log.applied) and not self.watcher.is_waiting
             if any(id(p) in own for p in given):
                 self._note("clip")
+                self._clips_scaled |= self._has_scale
                 if is_late:
                     is_early = not any(p.grad is not None and p.grad.any() for p in given)
                     self.log.notes[_CLIPPED_EARLY if is_early else _CLIPPED_LATE] = None
@@ -193,9 +212,14 @@ class Calls:
         def told(*arguments: Any, **others: Any) -> Any:
             roots: Any = arguments[0] if arguments else others.get("tensors", others.get("outputs"))
             nodes = [root.grad_fn for root in ([roots] if isinstance(roots, Tensor) else roots)]
+            scaled, loss = self._scaled
+            has_scale = scaled is not None and any(node is scaled for node in nodes)
+            nodes = [loss if has_scale and node is scaled else node for node in nodes]
             before, are_by_rows = self.watcher.num_heard, list(map(self._is_by_rows, nodes))  # which a graph forgets
             self._note("take")
             result = take(*arguments, **others)
+            if self.watcher.num_heard > before:
+                self._has_scale, self._scaled = has_scale, (None, None)
             if self.watcher.num_heard > before and self.losses:  # else a loss that was looked up before this listened
                 losses, means = [n for n, _ in self._plain], [n for n, how in self._plain if how == "mean"]
                 sums = [n for n, how in self._plain if how == "sum"]
@@ -205,6 +229,48 @@ class Calls:
                 self.is_whole &= is_one or bool(divided)
                 self._plain.clear()
             return result
+
+        return told
+
+    def _scaling(self, scale: Callable) -> Callable:
+        """Return a `GradScaler.scale` that links the scaled loss to the loss."""
+
+        @wraps(scale)
+        def told(scaler: Any, outputs: Any) -> Any:
+            result = scale(scaler, outputs)
+            if isinstance(result, Tensor) and result is not outputs:
+                self._scaled = result.grad_fn, outputs.grad_fn
+                self.watcher.note_scale(scaler.get_scale())
+            return result
+
+        return told
+
+    def _unscaling(self, unscale: Callable) -> Callable:
+        @wraps(unscale)
+        def told(scaler: Any, optimizer: Any) -> None:
+            unscale(scaler, optimizer)
+            self._has_scale &= not self._is_own(optimizer)
+
+        return told
+
+    def _checked(self, step: Callable) -> Callable:
+        """Return a `GradScaler.step` of which is noted whether the optimizer has made one."""
+
+        @wraps(step)
+        def told(scaler: Any, optimizer: Any, *arguments: Any, **others: Any) -> Any:
+            num = self.watcher.num_steps(optimizer)
+            result = step(scaler, optimizer, *arguments, **others)
+            if scaler.is_enabled():
+                self.watcher.check(optimizer, num, is_last=self._clips_scaled)
+            return result
+
+        return told
+
+    def _casting(self, enter: Callable) -> Callable:
+        @wraps(enter)
+        def told(cast: Any) -> Any:
+            self.watcher.note_cast()
+            return enter(cast)
 
         return told
 

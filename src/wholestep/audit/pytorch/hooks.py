@@ -16,9 +16,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from wholestep.audit.found import Likely
-from wholestep.audit.log import Applied, Called, Line, Log, Other
+from wholestep.audit.log import Applied, Called, Line, Log, Other, Scaled
 from wholestep.audit.measure import all_same, in_part
-from wholestep.audit.pytorch.state import Random, array, modes, split, trained, unpacked, untrained
+from wholestep.audit.pytorch.state import Random, Rates, Setting, array, modes, split, trained, unpacked, untrained
 from wholestep.audit.source import line_of_user
 
 _BARE = Likely(
@@ -39,45 +39,8 @@ _SEEDED = Likely(
     "`torch.manual_seed` once, before the loop."
 )
 _FEW = 3  # passes by which random states are compared
-_CAST = "forward passes under `torch.autocast`: they are not computed again"
 _FAILED, _LONGEST = "the updates from one on: the audit has ended there with an error of its own ({})", 200
 _CLOSURE = "optimizer steps that run the model more than once, by a closure"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """All that a forward pass needs beside its values: the arguments' structure, the modes, the random state.
-
-    `flags`: which parameters were set to be trained, by the order of `named_parameters`; `dtypes`: of the
-    inputs; `output`: packs the leaves of the output;
-    `lines`: that call a loss after the pass, or `backward`;
-    `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
-    """
-
-    packed: Callable[[list], Any]
-    modes: tuple[bool, ...]
-    random: Random
-    flags: tuple[bool, ...]
-    dtypes: tuple[torch.dtype, ...] = ()
-    output: Callable[[list], Any] = list
-    has_graph: bool = False
-    draws: bool = False
-    lines: list[Line] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Rates:
-    """All that an optimizer step needs beside its values.
-
-    Attributes:
-        places: of each of the optimizer's parameters that is one of the model's: its group, its place there, its index.
-        groups: the options of each group.
-        slots: of each slot: the index of its parameter, its name, and whether it is a plain number.
-    """
-
-    places: list[tuple[int, int, int]]
-    groups: list[dict[str, Any]]
-    slots: list[tuple[int, str, bool]]
 
 
 class Own(NamedTuple):
@@ -195,9 +158,10 @@ class Watcher:
         if module is not self.module or not self.log.is_open:
             return
         flags = tuple(p.requires_grad for p in module.parameters())
-        setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags)
-        params, buffers = ([array(v) for _, v in group] for group in (trained(module), untrained(module)))
         is_cast = torch.is_autocast_enabled("cpu")
+        cast = torch.get_autocast_dtype("cpu") if is_cast else None
+        setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags, cast=cast)
+        params, buffers = ([array(v) for _, v in group] for group in (trained(module), untrained(module)))
         self._running.append(_Begun(list(map(array, unpacked(args).leaves)), params, buffers, setting, is_cast))
 
     def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -217,14 +181,12 @@ class Watcher:
             own = dict(zip(chosen, leaves, strict=True))
             return nest.packed([own.get(i, leaf) for i, leaf in enumerate(rest)])
 
-        is_kept = self.log.wants(inputs) and not begun.is_cast
-        if begun.is_cast:
-            self.log.unseen[_CAST] = None
+        is_kept = self.log.wants(inputs)
         kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if is_kept else ([], [], [])
         draws = not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch)
         has_graph = any(leaf.grad_fn is not None for leaf in out.leaves)
         setting = replace(begun.setting, packed=packed, output=out.packed, draws=draws, has_graph=has_graph)
-        setting = replace(setting, dtypes=tuple(nest.leaves[i].dtype for i in chosen))
+        setting = replace(setting, dtypes=tuple(nest.leaves[i].dtype for i in chosen), is_cast=begun.is_cast)
         called = Called(order, inputs, *kept, None, line_here(), setting=setting)
         self.log.add(called)
         if not out.leaves:
@@ -234,6 +196,22 @@ class Watcher:
         for i, leaf in enumerate(out.leaves):
             if leaf.grad_fn is not None and (own is None or leaf is own[0]):
                 leaf.register_hook(self._heard(called, i))
+
+    def note_cast(self) -> None:
+        """Note that a `torch.autocast` begins, perhaps inside of a pass."""
+        if self._running:
+            self._running[-1].is_cast = True
+
+    def note_scale(self, scale: float) -> None:
+        """Note a scale by which a loss is multiplied."""
+        self.log.add(Scaled(next(self._order), is_finite=True, is_last=False, scale=scale))
+
+    def check(self, optimizer: Optimizer, num: int, *, is_last: bool) -> None:
+        """Note that a loss scale was divided out of an optimizer's gradients; without a step if it has made `num`."""
+        if self.log.is_open and self.is_own(optimizer):
+            is_finite = self.num_steps(optimizer) > num
+            self.is_waiting &= is_finite
+            self.log.add(Scaled(next(self._order), is_finite, is_last=is_last))
 
     def _heard(self, called: Called, i: int) -> Callable[[Tensor], None]:
         """Return a hook that keeps the derivative by a pass's i-th output."""
@@ -254,6 +232,9 @@ class Watcher:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.log.is_open:
+            return
+        if getattr(optimizer, "found_inf", 0):  # a fused step of gradients that are not finite
+            self._before.pop(id(optimizer), None)
             return
         if id(optimizer) not in self._before:
             self._others.append(optimizer)
@@ -305,9 +286,14 @@ class Watcher:
         return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
     def _grads(self, optimizer: Optimizer) -> list[np.ndarray | None]:
-        """Return the gradients that the optimizer has of the module's parameters, of large ones in part."""
+        """Return the gradients that the optimizer has of the module's parameters, of large ones in part.
+
+        A fused step divides by the loss scale itself.
+        """
+        scale = getattr(optimizer, "grad_scale", None)
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         grads = [p.grad if id(p) in own else None for _, p in trained(self.module)]
+        grads = grads if scale is None else [None if g is None else g / scale for g in grads]
         return [None if g is None else in_part([array(g)])[0] for g in grads]
 
     def _states(self, optimizer: Optimizer) -> tuple[list[np.ndarray], list[np.ndarray], Rates]:

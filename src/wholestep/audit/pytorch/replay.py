@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from wholestep.audit.found import Found, Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Values
-from wholestep.audit.measure import ENOUGH, are_shares
+from wholestep.audit.measure import ENOUGH, are_shares, tolerance
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.pytorch import words
-from wholestep.audit.pytorch.hooks import Rates, Setting
 from wholestep.audit.pytorch.losses import Family, Objective
 from wholestep.audit.pytorch.state import (
     Random,
+    Rates,
+    Setting,
     array,
     modes,
     set_modes,
@@ -33,6 +34,7 @@ from wholestep.audit.windows import Piece
 from wholestep.tree import Tree
 
 _MOST_PASSES, _MOST_NUMBERS = 64, 1_000_000  # whose graphs are kept, and the weights or inputs that all these may have
+_HALF = torch.bfloat16, torch.float16
 _AT_ONCE = 64  # gradients that are taken of a graph at once
 
 
@@ -254,10 +256,14 @@ class Replay(Port):
             inputs = [leaf.to(dtype) for leaf, dtype in zip(inputs, setting.dtypes, strict=True)]
         arguments, named = setting.packed(inputs)
         setting.random.set()
-        with torch.enable_grad():
-            output = model(*arguments, **named)
+        if setting.is_cast:
+            self.is_half, self.tolerance = True, tolerance(["bfloat16"])
+        cast = torch.autocast("cpu", setting.cast or torch.bfloat16, enabled=setting.cast is not None)
+        with torch.enable_grad(), cast:
+            out = unpacked(model(*arguments, **named))
         after = [array(value) for _, value in untrained(model)]
-        return _Pass(output, unpacked(output).leaves, params, others, after)
+        leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them
+        return _Pass(out.packed(leaves), leaves, params, others, after)
 
     def _setting(self, piece: Piece) -> Setting:
         """Return the setting of a recorded pass; of rows that no pass had, that of the plainest call."""

@@ -1,15 +1,16 @@
-"""The values of a module beside its code: parameters, buffers, modes, and the random state."""
+"""The values of a module beside its code, and all that a call of it or an optimizer step needs beside its values."""
 
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wholestep.audit.log import Values
+from wholestep.audit.log import Line, Values
 
 
 class Random(NamedTuple):
@@ -29,6 +30,45 @@ class Random(NamedTuple):
         torch.set_rng_state(self.of_torch)
         np.random.set_state(self.of_numpy)
         random.setstate(self.of_python)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a forward pass needs beside its values: the arguments' structure, the modes, the random state.
+
+    `flags`: which parameters were set to be trained, by the order of `named_parameters`; `dtypes`: of the
+    inputs; `output`: packs the leaves of the output;
+    `lines`: that call a loss after the pass, or `backward`;
+    `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
+    `cast`: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is around it or in it.
+    """
+
+    packed: Callable[[list], Any]
+    modes: tuple[bool, ...]
+    random: Random
+    flags: tuple[bool, ...]
+    dtypes: tuple[torch.dtype, ...] = ()
+    output: Callable[[list], Any] = list
+    has_graph: bool = False
+    draws: bool = False
+    cast: torch.dtype | None = None
+    is_cast: bool = False
+    lines: list[Line] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """All that an optimizer step needs beside its values.
+
+    Attributes:
+        places: of each of the optimizer's parameters that is one of the model's: its group, its place there, its index.
+        groups: the options of each group.
+        slots: of each slot: the index of its parameter, its name, and whether it is a plain number.
+    """
+
+    places: list[tuple[int, int, int]]
+    groups: list[dict[str, Any]]
+    slots: list[tuple[int, str, bool]]
 
 
 @contextmanager
