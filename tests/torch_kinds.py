@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import lr_scheduler
 from torch_right import CLASSES, CROSS, NUM, X, batches, mlp
 
 KINDS = {}
@@ -100,6 +101,67 @@ def scaler_that_skips(fault):
     return _scaled(fault, casts=True, init_scale=2.0**127)
 
 
+def _scheduled(fault, make):
+    """With a schedule that is stepped after each update, the first one inside of the audit."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def train():
+        scheduler = make(optimizer)
+        for _ in range(4):
+            for rows in batches():
+                loss = CROSS(model(X[rows]), CLASSES[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                given = (loss.item(),) if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else ()
+                if fault == "before the update":
+                    scheduler.step(*given)
+                optimizer.step()
+                if fault == "in each update" or (not given and not fault):
+                    scheduler.step(*given)
+            if given and not fault:
+                scheduler.step(*given)
+
+    return model, (X, CLASSES), CROSS, train
+
+
+@kind
+def plateau(fault):
+    return _scheduled(fault, lambda own: lr_scheduler.ReduceLROnPlateau(own, factor=0.5, patience=0))
+
+
+@kind
+def schedules_in_turn(fault):
+    parts = (lr_scheduler.LinearLR, {"total_iters": 4}), (lr_scheduler.CosineAnnealingLR, {"T_max": 20})
+    return _scheduled(fault, lambda own: lr_scheduler.SequentialLR(own, [of(own, **how) for of, how in parts], [4]))
+
+
+@kind
+def chained_schedules(fault):
+    parts = (lr_scheduler.LinearLR, {"total_iters": 4}), (lr_scheduler.ExponentialLR, {"gamma": 0.95})
+    return _scheduled(fault, lambda own: lr_scheduler.ChainedScheduler([of(own, **how) for of, how in parts]))
+
+
+@kind
+def schedule_by_a_number(fault):
+    """Whose step before each update gets the number of this update."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 7)
+
+    def train():
+        for epoch in range(4):
+            for i, rows in enumerate(batches()):
+                optimizer.zero_grad()
+                CROSS(model(X[rows]), CLASSES[rows]).backward()
+                scheduler.step(epoch + i / 5)
+                optimizer.step()
+                if fault:
+                    optimizer.step()
+
+    return model, (X, CLASSES), CROSS, train
+
+
 UNJUDGED = ()  # the report says that the gradient or the loss is not judged
 FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the note that the report begins with
     ("autocast", "never zeroed"): "not reset",
@@ -107,4 +169,8 @@ FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the 
     ("scaler_with_clip", "clip before unscale_"): "clip before unscale",
     ("scaler", "the optimizer's own step"): "loss scale left in",
     ("scaler", "the scaled loss is not used"): "loss not scaled",
+    ("plateau", "in each update"): "ReduceLROnPlateau makes a step in each update",
+    ("schedules_in_turn", "before the update"): "schedule one ahead",
+    ("chained_schedules", "before the update"): "schedule one ahead",
+    ("schedule_by_a_number", "two steps"): "applied twice",
 }

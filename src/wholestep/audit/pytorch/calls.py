@@ -30,7 +30,12 @@ _CLIPPED_EARLY = Likely(
     "and `optimizer.step()`."
 )
 _FEW = 3  # updates by which a schedule is judged
-_OF_EPOCHS = "StepLR", "MultiStepLR", "ExponentialLR"  # schedules whose numbers are mostly those of epochs
+_OF_EPOCHS = (
+    "StepLR",
+    "MultiStepLR",
+    "ExponentialLR",
+    "ReduceLROnPlateau",
+)  # schedules whose numbers are mostly those of epochs
 _FAR = 0.01  # of the first rate: such a rate trains no more
 _ZEROED = "only the last microbatch", "first microbatch lost", "last microbatch lost", "last window dropped"
 _CLIPPED = "clip per microbatch", "clip before unscale"
@@ -65,8 +70,8 @@ class Calls:
         self.losses: dict[str, Loss] = {}
         self.targets: dict[int, np.ndarray] = {}
         self.moves: list[tuple[int, float, float]] = []
-        self.is_whole = True
-        self._depth, self._schedulers = 0, dict[int, Any]()
+        self.is_whole, self._is_given = True, False
+        self._depth, self._num_inside, self._schedulers = 0, 0, dict[int, Any]()
         self._lines: dict[str, Line] = {}  # the last one that clips, takes gradients, and so on
         self._plain: list[tuple[Any, str]] = []  # of losses of the outputs: the node, the reduction
         self._scaled: tuple[Any, Any] = (None, None)  # of the last loss that was scaled: its node, and the loss's
@@ -85,7 +90,10 @@ class Calls:
                 stack.enter_context(_replaced(functional, function.__name__, told))
             for name in ("backward", "grad"):
                 stack.enter_context(_replaced(autograd, name, self._taking(getattr(autograd, name))))
-            stack.enter_context(_replaced(LRScheduler, "step", self._move(LRScheduler.step)))
+            for kind in _kinds(LRScheduler):
+                for name, how in (("step", self._move), ("_initial_step", self._silent)):
+                    if name in vars(kind):
+                        stack.enter_context(_replaced(kind, name, how(vars(kind)[name])))
             for name, how in (("scale", self._scaling), ("unscale_", self._unscaling), ("step", self._checked)):
                 stack.enter_context(_replaced(GradScaler, name, how(getattr(GradScaler, name))))
             stack.enter_context(_replaced(torch.autocast, "__enter__", self._casting(torch.autocast.__enter__)))
@@ -150,12 +158,12 @@ class Calls:
         """Return the rates by update, if a schedule moves in each update, but at another place or more than once.
 
         The schedule that moves once for each update after the optimizer's step is right, and so is one that moves after
-        each pass: None for these.
+        each pass: None for these, and for one that is given a number or a metric, and does not count its steps.
         """
         at = [steps for steps, *_ in self.moves]
         counts = [at.count(step) for step in range(max(at, default=0))]  # of the updates that are over
         is_right = counts[:1] == [0] and set(counts[1:]) == {1}
-        if len(counts) < _FEW or not all(counts[1:]) or is_right or len(self._schedulers) > 1:
+        if len(counts) < _FEW or not all(counts[1:]) or is_right or len(self._schedulers) > 1 or self._is_given:
             return None
         rates = [self.moves[0][1], *(after for *_, after in self.moves)]
         return lambda number: rates[min(number, len(rates) - 1)]
@@ -290,17 +298,32 @@ class Calls:
             return loss if self.is_whole and not self._divisors else None
         return loss.by_rows() if 2 * sum(self._divisors) > len(self._divisors) else None
 
+    def _silent(self, function: Callable) -> Callable:
+        """Return a function inside of which no step of a scheduler is noted: the first one, or those of its parts."""
+
+        @wraps(function)
+        def told(*arguments: Any, **others: Any) -> Any:
+            self._num_inside += 1
+            try:
+                return function(*arguments, **others)
+            finally:
+                self._num_inside -= 1
+
+        return told
+
     def _move(self, step: Callable) -> Callable:
         """Return the step of a schedule, of which the rates before and after are noted."""
 
         @wraps(step)
         def told(scheduler: Any, *arguments: Any, **others: Any) -> Any:
+            if self._num_inside:
+                return step(scheduler, *arguments, **others)
             optimizer = scheduler.optimizer
             before = float(optimizer.param_groups[0]["lr"])
-            result = step(scheduler, *arguments, **others)
-            is_first = getattr(scheduler, "last_epoch", 0) == 0  # as it begins
-            if self.log.is_open and not is_first and self.watcher.is_own(optimizer):
+            result = self._silent(step)(scheduler, *arguments, **others)
+            if self.log.is_open and self.watcher.is_own(optimizer):
                 self._schedulers[id(scheduler)] = scheduler
+                self._is_given |= bool(arguments or others)
                 self._note("schedule")
                 self.moves.append((self.watcher.num_steps(optimizer), before, float(optimizer.param_groups[0]["lr"])))
             return result
@@ -335,6 +358,13 @@ def _leads(node: Any, ends: list[Any], through: tuple[str, ...] = ()) -> bool:
             return False
         (node,) = before
     return node is not None
+
+
+def _kinds(base: type) -> Iterator[type]:
+    """Yield a class and all that are derived of it."""
+    yield base
+    for kind in base.__subclasses__():
+        yield from _kinds(kind)
 
 
 def _clips() -> Iterator[tuple[Any, str]]:
