@@ -162,6 +162,48 @@ def schedule_by_a_number(fault):
     return model, (X, CLASSES), CROSS, train
 
 
+class Compiled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.head = nn.Linear(3, 6), nn.Dropout(0.1), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head(self.drop(self.first(x).relu()))
+
+
+def _compiled(fault, model, called):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def train():
+        for _ in range(2):
+            for rows in batches():
+                optimizer.zero_grad()
+                if fault == "eval":
+                    called.eval()
+                out = called(X[rows])
+                CROSS(out if fault != "softmax" else out.softmax(1), CLASSES[rows]).backward()
+                optimizer.step()
+
+    return (X, CLASSES), CROSS, train
+
+
+@kind
+def compiled(fault):
+    """With the compiled module as the one that is audited; no hook is in its graph."""
+    torch.compiler.reset()
+    model = torch.compile(Compiled(), backend="aot_eager", fullgraph=True)
+    return model, *_compiled(fault, model, model)
+
+
+@kind
+def compiled_inside(fault):
+    """With the original module as the one that is audited, and a part that is compiled in place."""
+    torch.compiler.reset()
+    model = Compiled()
+    model.first.compile(backend="eager")
+    return model, *_compiled(fault, model, torch.compile(model, backend="eager"))
+
+
 UNJUDGED = ()  # the report says that the gradient or the loss is not judged
 FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the note that the report begins with
     ("autocast", "never zeroed"): "not reset",
@@ -173,4 +215,6 @@ FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the 
     ("schedules_in_turn", "before the update"): "schedule one ahead",
     ("chained_schedules", "before the update"): "schedule one ahead",
     ("schedule_by_a_number", "two steps"): "applied twice",
+    ("compiled", "eval"): "inference mode",
+    ("compiled_inside", "softmax"): "softmax twice",
 }

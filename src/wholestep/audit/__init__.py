@@ -27,7 +27,7 @@ class _Audit(ModuleType):
         """Watch a plain training loop of PyTorch, and report its faults, by name and with proof.
 
         Nothing of the training changes. Looked at are loops on the CPU, in one process, that call the module and an
-        optimizer of PyTorch; not `torch.compile` and several devices.
+        optimizer of PyTorch; not several devices.
 
         Args:
             model: the module that the loop trains, as it is called.

@@ -18,7 +18,7 @@ from wholestep.audit.found import Likely
 from wholestep.audit.log import Line
 from wholestep.audit.pytorch.hooks import Watcher, line_here
 from wholestep.audit.pytorch.losses import FUNCTIONS, Loss
-from wholestep.audit.pytorch.state import array, trained
+from wholestep.audit.pytorch.state import array, replaced, trained
 from wholestep.audit.steps import Schedule
 
 _CLIPPED_LATE = Likely(
@@ -83,23 +83,23 @@ class Calls:
         """Listen inside; afterwards PyTorch is as it was, also after an error."""
         with ExitStack() as stack:
             for owner, name in _clips():
-                stack.enter_context(_replaced(owner, name, self._clip(getattr(owner, name))))
+                stack.enter_context(replaced(owner, name, self._clip(getattr(owner, name))))
             for function, kind in FUNCTIONS.items():
                 now = getattr(functional, function.__name__)
                 told = self._loss(getattr(now, "direct", now), kind)
-                stack.enter_context(_replaced(functional, function.__name__, told))
+                stack.enter_context(replaced(functional, function.__name__, told))
             for name in ("backward", "grad"):
-                stack.enter_context(_replaced(autograd, name, self._taking(getattr(autograd, name))))
+                stack.enter_context(replaced(autograd, name, self._taking(getattr(autograd, name))))
             for kind in _kinds(LRScheduler):
                 for name, how in (("step", self._move), ("_initial_step", self._silent)):
                     if name in vars(kind):
-                        stack.enter_context(_replaced(kind, name, how(vars(kind)[name])))
-            for name, how in (("scale", self._scaling), ("unscale_", self._unscaling), ("step", self._checked)):
-                stack.enter_context(_replaced(GradScaler, name, how(getattr(GradScaler, name))))
-            stack.enter_context(_replaced(torch.autocast, "__enter__", self._casting(torch.autocast.__enter__)))
+                        stack.enter_context(replaced(kind, name, how(vars(kind)[name])))
+            for name, of in (("scale", self._scaling), ("unscale_", self._unscaling), ("step", self._checked)):
+                stack.enter_context(replaced(GradScaler, name, of(getattr(GradScaler, name))))
+            stack.enter_context(replaced(torch.autocast, "__enter__", self._casting(torch.autocast.__enter__)))
             for owner in (Optimizer, nn.Module):
-                stack.enter_context(_replaced(owner, "zero_grad", self._zeroing(owner.zero_grad)))
-            stack.enter_context(_replaced(nn.Module, "eval", self._evaluating(nn.Module.eval)))
+                stack.enter_context(replaced(owner, "zero_grad", self._zeroing(owner.zero_grad)))
+            stack.enter_context(replaced(nn.Module, "eval", self._evaluating(nn.Module.eval)))
             yield
         self._close()
 
@@ -134,7 +134,7 @@ class Calls:
 
         @wraps(zero)
         def told(owner: Any, *arguments: Any, **others: Any) -> Any:
-            if self.log.is_open and (self.watcher.module is owner or self._is_own(owner)):
+            if self.log.is_open and (self.watcher.is_of(owner) or self._is_own(owner)):
                 self._note("zero")
                 if self.watcher.is_waiting:
                     self.watcher.dropped = self._lines.get("zero")
@@ -148,7 +148,7 @@ class Calls:
     def _evaluating(self, evaluate: Callable) -> Callable:
         @wraps(evaluate)
         def told(module: nn.Module) -> nn.Module:
-            if module is self.watcher.module:
+            if self.watcher.is_of(module):
                 self._note("eval")
             return evaluate(module)
 
@@ -192,6 +192,8 @@ class Calls:
 
         @wraps(function)
         def told(*arguments: Any, **others: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return function(*arguments, **others)
             self._depth += 1
             try:
                 result = function(*arguments, **others)
@@ -336,7 +338,7 @@ def later() -> Iterator[None]:
     """Let a loss that is looked up here, and called once a `Calls` listens, be heard: `cross_entropy(model(x), y)`."""
     with ExitStack() as stack:
         for function in FUNCTIONS:
-            stack.enter_context(_replaced(functional, function.__name__, _looked_up_again(function)))
+            stack.enter_context(replaced(functional, function.__name__, _looked_up_again(function)))
         yield
 
 
@@ -360,7 +362,7 @@ def _leads(node: Any, ends: list[Any], through: tuple[str, ...] = ()) -> bool:
     return node is not None
 
 
-def _kinds(base: type) -> Iterator[type]:
+def _kinds(base: Any) -> Iterator[Any]:
     """Yield a class and all that are derived of it."""
     yield base
     for kind in base.__subclasses__():
@@ -373,13 +375,3 @@ def _clips() -> Iterator[tuple[Any, str]]:
     inner = "_clip_grads_with_norm_"
     yield home, inner if hasattr(home, inner) else "clip_grad_norm_"
     yield from ((owner, "clip_grad_value_") for owner in (home, nn.utils))
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -7,18 +7,33 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Other, Scaled
 from wholestep.audit.measure import all_same, in_part
-from wholestep.audit.pytorch.state import Random, Rates, Setting, array, modes, split, trained, unpacked, untrained
+from wholestep.audit.pytorch.state import (
+    Nest,
+    Own,
+    Random,
+    Rates,
+    Setting,
+    array,
+    bare,
+    modes,
+    own_loss,
+    replaced,
+    split,
+    tensors_of,
+    trained,
+    unpacked,
+    untrained,
+)
 from wholestep.audit.source import line_of_user
 
 _BARE = Likely(
@@ -43,19 +58,12 @@ _FAILED, _LONGEST = "the updates from one on: the audit has ended there with an 
 _CLOSURE = "optimizer steps that run the model more than once, by a closure"
 
 
-class Own(NamedTuple):
-    """The loss that a module computes itself: its labels, its value, and the number by which a sum is divided."""
-
-    labels: np.ndarray
-    loss: float
-    num: float | None
-
-
 @dataclass
 class _Begun:
     """The beginning of a forward pass that runs."""
 
-    args: list[np.ndarray]
+    nest: Nest
+    leaves: list[np.ndarray]
     params: list[np.ndarray]
     buffers: list[np.ndarray]
     setting: Setting
@@ -100,15 +108,36 @@ class Watcher:
     def on(self) -> Iterator[None]:
         """Record to the log inside; afterwards PyTorch is as it was, also after an error."""
         with ExitStack() as stack:
+            live = [self]
             stack.callback(self._close)
+            stack.callback(live.clear)
+            stack.enter_context(replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live)))
             for handle in (
-                register_module_forward_pre_hook(self._harmless(self._begin)),
-                register_module_forward_hook(self._harmless(self._end), with_kwargs=True),
                 register_optimizer_step_pre_hook(self._harmless(self._before_step)),
                 register_optimizer_step_post_hook(self._harmless(self._after_step)),
             ):
                 stack.callback(handle.remove)
             yield
+
+    def run(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+        """Run a forward pass, and record it."""
+        self._harmless(self._begin)(args, kwargs)
+        try:
+            output = call(module, *args, **kwargs)
+        except BaseException:
+            self._running.clear()
+            raise
+        self._harmless(self._end)(kwargs, output)
+        return output
+
+    def is_of(self, owner: Any) -> bool:
+        """Whether this is the module, or `torch.compile` and the like around it."""
+        return isinstance(owner, nn.Module) and bare(owner) is self.module
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a pass runs."""
+        return bool(self._running)
 
     def _harmless(self, hook: Callable) -> Callable:
         """Return a hook whose errors end the record, and not the user's loop."""
@@ -154,32 +183,34 @@ class Watcher:
         whole = [called for called in self.log.called if called.is_whole]
         return bool(whole) and all_same(whole[0].params, [array(p) for _, p in trained(self.module)])
 
-    def _begin(self, module: nn.Module, args: Any) -> None:
-        if module is not self.module or not self.log.is_open:
+    def _begin(self, args: tuple, kwargs: dict) -> None:
+        if not self.log.is_open:
             return
+        module = self.module
         flags = tuple(p.requires_grad for p in module.parameters())
         is_cast = torch.is_autocast_enabled("cpu")
         cast = torch.get_autocast_dtype("cpu") if is_cast else None
         setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags, cast=cast)
         params, buffers = ([array(v) for _, v in group] for group in (trained(module), untrained(module)))
-        self._running.append(_Begun(list(map(array, unpacked(args).leaves)), params, buffers, setting, is_cast))
+        nest = unpacked((args, kwargs))
+        self._running.append(_Begun(nest, list(map(array, nest.leaves)), params, buffers, setting, is_cast))
 
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if module is not self.module or not self._running:
+    def _end(self, kwargs: dict, output: Any) -> None:
+        if not self._running:
             return
-        begun, nest, out = self._running.pop(), unpacked((args, kwargs)), unpacked(_bare(output))
+        begun, out = self._running.pop(), unpacked(tensors_of(output))
+        nest = begun.nest
         chosen, rest = split(nest.leaves, self.num_inputs)
-        order, own = next(self._order), _own_loss(kwargs, output)
+        order, own = next(self._order), own_loss(kwargs, output)
         if own is not None:
             self.own[order] = own[1]
             chosen = [i for i in chosen if nest.leaves[i] is not kwargs["labels"]]
             rest = [leaf.detach().clone() if i not in chosen else None for i, leaf in enumerate(nest.leaves)]
-        every = [*begun.args, *map(array, nest.leaves[len(begun.args) :])]  # args as they were before the pass
-        inputs = [every[i] for i in chosen]
+        inputs, pack = [begun.leaves[i] for i in chosen], nest.packed
 
         def packed(leaves: list) -> Any:
             own = dict(zip(chosen, leaves, strict=True))
-            return nest.packed([own.get(i, leaf) for i, leaf in enumerate(rest)])
+            return pack([own.get(i, leaf) for i, leaf in enumerate(rest)])
 
         is_kept = self.log.wants(inputs)
         kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if is_kept else ([], [], [])
@@ -319,21 +350,18 @@ class Watcher:
         )
 
 
-def _own_loss(given: dict, output: Any) -> tuple[Tensor, Own] | None:
-    """Return the loss that a module computes itself of labels, and its numbers; None if it does not."""
-    labels, loss = given.get("labels"), output.get("loss") if isinstance(output, dict) else None
-    if not isinstance(labels, Tensor) or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
-        return None
-    num = given.get("num_items_in_batch")
-    is_one = isinstance(num, int | float) or (isinstance(num, Tensor) and num.numel() == 1)
-    return loss, Own(array(labels), float(loss.detach()), float(num) if is_one else None)  # type: ignore[arg-type]
+def _recorded(call: Callable, live: list[Watcher]) -> Callable:
+    """Return the call of modules by which a watcher records its module's, also where it was compiled before."""
 
+    @wraps(call)
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not live or live[0].is_inside or not live[0].is_of(module):
+            return call(module, *args, **kwargs)
+        return live[0].run(call, module, args, kwargs)
 
-def _bare(output: Any) -> Any:
-    """Return the tensors of an output: a cache beside them would hold its graph."""
-    if isinstance(output, dict):
-        return type(output)({name: value for name, value in output.items() if unpacked(value).leaves})
-    return output
+    home = nn.Module.forward.__code__.co_filename  # else `torch.compile` takes it for a function of the user's
+    called.__code__ = called.__code__.replace(co_filename=home)  # type: ignore[attr-defined]
+    return called
 
 
 def _together(steps: list[Applied], called: list[Called]) -> list[Applied]:

@@ -1,9 +1,10 @@
 """A module as a function of recorded values: a copy of it runs each pass again, with the same random state."""
 
 import copy
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,7 +260,9 @@ class Replay(Port):
         if setting.is_cast:
             self.is_half, self.tolerance = True, tolerance(["bfloat16"])
         cast = torch.autocast("cpu", setting.cast or torch.bfloat16, enabled=setting.cast is not None)
-        with torch.enable_grad(), cast:
+        has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
+        stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
+        with torch.enable_grad(), cast, stance:
             out = unpacked(model(*arguments, **named))
         after = [array(value) for _, value in untrained(model)]
         leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them

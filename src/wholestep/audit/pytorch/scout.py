@@ -20,7 +20,7 @@ from wholestep.audit.log import Log, room
 from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.pytorch.calls import Calls, later
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.state import trained, unpacked, values
+from wholestep.audit.pytorch.state import bare, trained, unpacked, values
 from wholestep.audit.source import is_of_user
 from wholestep.audit.stop import COMMAND, Enough, Limit
 
@@ -101,7 +101,10 @@ class Scout:
             depth = vars(self._here).get("depth", 0)
             has_own = bool((COMMAND.get() or self.limit).reports)
             if depth == 0 and torch.is_grad_enabled() and not has_own:
-                self._meet(module, arguments, others)
+                num = len(self.loop.watched)
+                self._meet(bare(module), arguments, others)
+                if num < len(self.loop.watched):  # so that its watcher hears of this call
+                    return nn.Module.__call__(module, *arguments, **others)
             self._here.depth = depth + 1
             try:
                 return call(module, *arguments, **others)
@@ -129,9 +132,6 @@ class Scout:
     def _can_watch(self, module: nn.Module) -> bool:
         values = [*module.parameters(), *module.buffers()]
         if isinstance(module, nn.modules.loss._Loss) or any(map(is_lazy, values)) or not trained(module):
-            return False
-        if hasattr(module, "_orig_mod"):
-            self.elsewhere = "a module of `torch.compile`: run the script without"
             return False
         if devices := sorted({str(value.device) for value in values} - {"cpu"}):
             self.elsewhere = _CUDA.format(", ".join(devices))

@@ -71,6 +71,25 @@ class Rates:
     slots: list[tuple[int, str, bool]]
 
 
+class Own(NamedTuple):
+    """The loss that a module computes itself: its labels, its value, and the number by which a sum is divided."""
+
+    labels: np.ndarray
+    loss: float
+    num: float | None
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let an attribute have another value for the time of a `with`."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """Inside, draws move no random state of the user's."""
@@ -95,16 +114,17 @@ def unpacked(nest: Any) -> Nest:
     >>> nest.leaves, nest.packed([1, 2])
     ([tensor([0.]), tensor([1.])], {'b': 2, 'a': (1, 5)})
     """
+    kind: Any = type(nest)  # and no tensor is kept
     if isinstance(nest, Tensor):
         return Nest(lambda leaves: leaves[0], [nest])
     if isinstance(nest, dict):
-        names = sorted(nest, key=str)
+        names, order = sorted(nest, key=str), [*nest]
         parts = unpacked([nest[name] for name in names])
 
         def as_dict(leaves: list) -> Any:
             found = dict(zip(names, parts.packed(leaves), strict=True))
-            ordered = {name: found[name] for name in nest}
-            return ordered if type(nest) is dict else type(nest)(ordered)
+            ordered = {name: found[name] for name in order}
+            return ordered if kind is dict else kind(ordered)
 
         return Nest(as_dict, parts.leaves)
     if isinstance(nest, tuple | list):
@@ -115,10 +135,17 @@ def unpacked(nest: Any) -> Nest:
             for part in every:
                 found.append(part.packed(rest[: len(part.leaves)]))
                 rest = rest[len(part.leaves) :]
-            return type(nest)(*found) if hasattr(nest, "_fields") else type(nest)(found)
+            return kind(*found) if hasattr(kind, "_fields") else kind(found)
 
         return Nest(as_sequence, [leaf for part in every for leaf in part.leaves])
     return Nest(lambda leaves: nest, [])
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """Return the module inside of `torch.compile` and of modules for several devices, which has the same parameters."""
+    is_parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = module.module if is_parallel else module._modules.get("_orig_mod")
+    return module if inner is None else bare(inner)
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -163,3 +190,20 @@ def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
     """Set the mode of each part by itself."""
     for part, is_training in zip(module.modules(), wanted, strict=True):
         part.training = is_training
+
+
+def own_loss(given: dict, output: Any) -> tuple[Tensor, Own] | None:
+    """Return the loss that a module computes itself of labels, and its numbers; None if it does not."""
+    labels, loss = given.get("labels"), output.get("loss") if isinstance(output, dict) else None
+    if not isinstance(labels, Tensor) or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
+        return None
+    num = given.get("num_items_in_batch")
+    is_one = isinstance(num, int | float) or (isinstance(num, Tensor) and num.numel() == 1)
+    return loss, Own(array(labels), float(loss.detach()), float(num) if is_one else None)  # type: ignore[arg-type]
+
+
+def tensors_of(output: Any) -> Any:
+    """Return the tensors of an output: a cache beside them would hold its graph."""
+    if isinstance(output, dict):
+        return type(output)({name: value for name, value in output.items() if unpacked(value).leaves})
+    return output

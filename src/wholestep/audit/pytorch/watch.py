@@ -18,7 +18,7 @@ from wholestep.audit.pytorch.calls import Calls
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, ModelsOwn, Objective, meant
 from wholestep.audit.pytorch.replay import Replay
-from wholestep.audit.pytorch.state import array, trained, unpacked, untouched, values
+from wholestep.audit.pytorch.state import array, bare, trained, unpacked, untouched, values
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule, scheduled
 from wholestep.audit.stop import COMMAND
@@ -43,6 +43,7 @@ def watched(
     model: nn.Module, data: Any, loss: Any, *, learning_rate: float | Callable[[int], Any] | None = None
 ) -> Iterator[Report]:
     """Run the body of a `with` under hooks; see `wholestep.audit.torch`."""
+    model = bare(model) if isinstance(model, nn.Module) else model
     _check(model)
     given, told = rows_of(data), None if loss is None else meant(loss)
     schedule = None if learning_rate is None else scheduled(learning_rate)
