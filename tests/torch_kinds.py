@@ -204,6 +204,73 @@ def compiled_inside(fault):
     return model, *_compiled(fault, model, torch.compile(model, backend="eager"))
 
 
+@kind
+def closure_with_a_metric(fault):
+    """Whose closure runs the model twice, once for a gradient."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train():
+        for _ in range(2):
+            for rows in batches():
+
+                def value(rows=rows):
+                    if not fault:
+                        optimizer.zero_grad()
+                    loss = CROSS(model(X[rows]), CLASSES[rows])
+                    loss.backward()
+                    with torch.no_grad():
+                        model(X)
+                    return loss
+
+                optimizer.step(value)
+
+    return model, (X, CLASSES), CROSS, train
+
+
+class Sharpness(torch.optim.Optimizer):
+    """Sharpness-aware minimisation, as its users write it: with an optimizer inside."""
+
+    def __init__(self, params, size, **given):
+        super().__init__(params, given)
+        self.inner, self.size = torch.optim.SGD(self.param_groups, **given), size
+
+    @torch.no_grad()
+    def step(self, closure):
+        moved = [p for group in self.param_groups for p in group["params"]]
+        before = [p.clone() for p in moved]
+        for p in moved:
+            p.add_(self.size * p.grad)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for p, old in zip(moved, before, strict=True):
+            p.copy_(old)
+        self.inner.step()
+        self.zero_grad()
+
+
+@kind
+def sharpness_aware(fault):
+    model = mlp()
+    optimizer = Sharpness(model.parameters(), 0.05, lr=0.1)
+
+    def train():
+        for _ in range(2):
+            for rows in batches():
+
+                def value(rows=rows):
+                    out = model(X[rows])
+                    loss = CROSS(out.softmax(1) if fault else out, CLASSES[rows])
+                    loss.backward()
+                    return loss
+
+                value()
+                optimizer.step(value)
+
+    return model, (X, CLASSES), CROSS, train
+
+
 UNJUDGED = ()  # the report says that the gradient or the loss is not judged
 FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the note that the report begins with
     ("autocast", "never zeroed"): "not reset",
@@ -216,5 +283,7 @@ FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the 
     ("chained_schedules", "before the update"): "schedule one ahead",
     ("schedule_by_a_number", "two steps"): "applied twice",
     ("compiled", "eval"): "inference mode",
+    ("closure_with_a_metric", "never zeroed"): "not reset",
+    ("sharpness_aware", "softmax"): "softmax twice",
     ("compiled_inside", "softmax"): "softmax twice",
 }

@@ -83,6 +83,7 @@ class Watcher:
         num_heard: how many derivatives by an output were taken.
         latest: the nodes of the graph that made the outputs of the last pass.
         sizes: of these outputs, how many numbers they have.
+        running: the passes that have begun.
         own: by the order of a pass, the loss that the module has computed itself.
         dropped: the line that threw away gradients before a step was made of them.
     """
@@ -97,7 +98,7 @@ class Watcher:
     sizes: set[int] = field(default_factory=set)
     own: dict[int, Own] = field(default_factory=dict)
     dropped: Line | None = None
-    _running: list[_Begun] = field(default_factory=list)
+    running: list[_Begun] = field(default_factory=list)
     _differentiated: set[int] = field(default_factory=set)
     _steps: dict[int, int] = field(default_factory=dict)
     _before: dict[int, tuple] = field(default_factory=dict)
@@ -125,7 +126,7 @@ class Watcher:
         try:
             output = call(module, *args, **kwargs)
         except BaseException:
-            self._running.clear()
+            self.running.clear()
             raise
         self._harmless(self._end)(kwargs, output)
         return output
@@ -133,11 +134,6 @@ class Watcher:
     def is_of(self, owner: Any) -> bool:
         """Whether this is the module, or `torch.compile` and the like around it."""
         return isinstance(owner, nn.Module) and bare(owner) is self.module
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether a pass runs."""
-        return bool(self._running)
 
     def _harmless(self, hook: Callable) -> Callable:
         """Return a hook whose errors end the record, and not the user's loop."""
@@ -193,12 +189,12 @@ class Watcher:
         setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags, cast=cast)
         params, buffers = ([array(v) for _, v in group] for group in (trained(module), untrained(module)))
         nest = unpacked((args, kwargs))
-        self._running.append(_Begun(nest, list(map(array, nest.leaves)), params, buffers, setting, is_cast))
+        self.running.append(_Begun(nest, list(map(array, nest.leaves)), params, buffers, setting, is_cast))
 
     def _end(self, kwargs: dict, output: Any) -> None:
-        if not self._running:
+        if not self.running:
             return
-        begun, out = self._running.pop(), unpacked(tensors_of(output))
+        begun, out = self.running.pop(), unpacked(tensors_of(output))
         nest = begun.nest
         chosen, rest = split(nest.leaves, self.num_inputs)
         order, own = next(self._order), own_loss(kwargs, output)
@@ -230,8 +226,8 @@ class Watcher:
 
     def note_cast(self) -> None:
         """Note that a `torch.autocast` begins, perhaps inside of a pass."""
-        if self._running:
-            self._running[-1].is_cast = True
+        if self.running:
+            self.running[-1].is_cast = True
 
     def note_scale(self, scale: float) -> None:
         """Note a scale by which a loss is multiplied."""
@@ -259,15 +255,13 @@ class Watcher:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.log.is_open or not self.is_own(optimizer):
             return
-        self._before[id(optimizer)] = (*self._states(optimizer), self._grads(optimizer), len(self.log.called))
+        self._before[id(optimizer)] = (*self._states(optimizer), self._grads(optimizer), self._num_seen)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.log.is_open:
+        before = self._before.pop(id(optimizer), None)
+        if not self.log.is_open or getattr(optimizer, "found_inf", False):  # a fused step that was skipped
             return
-        if getattr(optimizer, "found_inf", 0):  # a fused step of gradients that are not finite
-            self._before.pop(id(optimizer), None)
-            return
-        if id(optimizer) not in self._before:
+        if before is None:
             self._others.append(optimizer)
             self.log.has_others = True
             self.log.add(Other(next(self._order)))
@@ -275,8 +269,10 @@ class Watcher:
         self.is_waiting = False
         if all(optimizer is not other for other in self.optimizers):
             self.optimizers.append(optimizer)
-        params, slots, rates, grads, num_called = self._before.pop(id(optimizer))
-        inside = self.log.called[num_called:]
+        params, slots, rates, grads, (num_called, num_applied) = before
+        if len(self.log.applied) > num_applied:  # the step of an optimizer inside of it
+            return
+        inside = [called for called in self.log.called[num_called:] if called.order in self._differentiated]
         if inside:  # the closure has taken the gradient
             grads = self._grads(optimizer)
         params_after, slots_after, _ = self._states(optimizer)
@@ -300,6 +296,11 @@ class Watcher:
                 setting=rates,
             )
         )
+
+    @property
+    def _num_seen(self) -> tuple[int, int]:
+        """The numbers of passes and of steps so far."""
+        return len(self.log.called), len(self.log.applied)
 
     def note_line(self, called: Called | None = None) -> None:
         """Note that this line computes the loss of a pass, or takes its gradient; by default of the last pass."""
@@ -355,7 +356,7 @@ def _recorded(call: Callable, live: list[Watcher]) -> Callable:
 
     @wraps(call)
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not live or live[0].is_inside or not live[0].is_of(module):
+        if torch.compiler.is_compiling() or not live or live[0].running or not live[0].is_of(module):
             return call(module, *args, **kwargs)
         return live[0].run(call, module, args, kwargs)
 

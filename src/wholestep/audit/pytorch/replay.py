@@ -135,7 +135,10 @@ class Replay(Port):
             for i, p in own.items():
                 p.data = _tensor(applied.params[i]).to(p.dtype)
                 p.grad = None if (grad := grads[i]) is None else _tensor(grad).to(p.dtype)
-            other.step()
+            try:
+                other.step()
+            except Exception:  # one that needs a closure
+                return None
         last = steps[-1][0].params
         return [array(own[i]) if i in own else last[i] for i in range(len(last))]
 
