@@ -271,7 +271,41 @@ def sharpness_aware(fault):
     return model, (X, CLASSES), CROSS, train
 
 
-UNJUDGED = ()  # the report says that the gradient or the loss is not judged
+class Variational(nn.Module):
+    """Whose outputs are made of each other: (reconstruction, mean, logarithm of the variance, a mean of outputs)."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.mean, self.log, self.last = (nn.Linear(*sizes) for sizes in ((3, 6), (6, 2), (6, 2), (2, 3)))
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        mean, log = self.mean(h), self.log(h)
+        z = mean + torch.randn_like(mean) * (0.5 * log).exp() if self.training else mean
+        made = self.last(z)
+        return made, mean, log, made.square().mean()
+
+
+@kind
+def variational(fault):
+    model = Variational()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def train():
+        for _ in range(3):
+            for rows in batches():
+                if not fault:
+                    optimizer.zero_grad()
+                made, mean, log, penalty = model(X[rows])
+                divergence = -0.5 * (1 + log - mean.square() - log.exp()).sum()
+                loss = functional.mse_loss(made, X[rows], reduction="sum") + divergence + 0.1 * penalty
+                loss.backward()
+                optimizer.step()
+
+    return model, (X, X), None, train
+
+
+UNJUDGED = ("variational",)  # the report says that the gradient or the loss is not judged
 FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the note that the report begins with
     ("autocast", "never zeroed"): "not reset",
     ("autocast_inside", "labels shifted"): "labels shifted",
@@ -282,6 +316,7 @@ FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the 
     ("schedules_in_turn", "before the update"): "schedule one ahead",
     ("chained_schedules", "before the update"): "schedule one ahead",
     ("schedule_by_a_number", "two steps"): "applied twice",
+    ("variational", "never zeroed"): "not reset",
     ("compiled", "eval"): "inference mode",
     ("closure_with_a_metric", "never zeroed"): "not reset",
     ("sharpness_aware", "softmax"): "softmax twice",

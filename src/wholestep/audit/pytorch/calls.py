@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from wholestep.audit.found import Likely
-from wholestep.audit.log import Line
+from wholestep.audit.log import Line, Scaled
 from wholestep.audit.pytorch.hooks import Watcher, line_here
 from wholestep.audit.pytorch.losses import FUNCTIONS, Loss
 from wholestep.audit.pytorch.state import array, replaced, trained
@@ -250,7 +250,8 @@ class Calls:
             result = scale(scaler, outputs)
             if isinstance(result, Tensor) and result is not outputs:
                 self._scaled = result.grad_fn, outputs.grad_fn
-                self.watcher.note_scale(scaler.get_scale())
+                scale = Scaled(next(self.watcher.order), is_finite=True, is_last=False, scale=scaler.get_scale())
+                self.log.add(scale)
             return result
 
         return told
@@ -270,8 +271,10 @@ class Calls:
         def told(scaler: Any, optimizer: Any, *arguments: Any, **others: Any) -> Any:
             num = self.watcher.num_steps(optimizer)
             result = step(scaler, optimizer, *arguments, **others)
-            if scaler.is_enabled():
-                self.watcher.check(optimizer, num, is_last=self._clips_scaled)
+            if scaler.is_enabled() and self.log.is_open and self._is_own(optimizer):
+                is_finite = self.watcher.num_steps(optimizer) > num
+                self.watcher.is_waiting &= is_finite
+                self.log.add(Scaled(next(self.watcher.order), is_finite, is_last=self._clips_scaled))
             return result
 
         return told

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from wholestep.audit.found import Likely
-from wholestep.audit.log import Applied, Called, Line, Log, Other, Scaled
+from wholestep.audit.log import Applied, Called, Line, Log, Other
 from wholestep.audit.measure import all_same, in_part
 from wholestep.audit.pytorch.state import (
     Nest,
@@ -76,6 +76,7 @@ class Watcher:
 
     Args:
         num_inputs: of the module's arguments, how many have the rows of the data.
+        order: of all records.
 
     Attributes:
         optimizers: all that move a parameter of the module, in the order of their first steps.
@@ -91,6 +92,7 @@ class Watcher:
     module: nn.Module
     log: Log
     num_inputs: int
+    order: Iterator[int] = field(default_factory=itertools.count)
     optimizers: list[Optimizer] = field(default_factory=list)
     is_waiting: bool = False
     num_heard: int = 0
@@ -103,7 +105,6 @@ class Watcher:
     _steps: dict[int, int] = field(default_factory=dict)
     _before: dict[int, tuple] = field(default_factory=dict)
     _others: list[Optimizer] = field(default_factory=list)  # kept, so that no two have one id
-    _order: Iterator[int] = field(default_factory=itertools.count)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -197,7 +198,7 @@ class Watcher:
         begun, out = self.running.pop(), unpacked(tensors_of(output))
         nest = begun.nest
         chosen, rest = split(nest.leaves, self.num_inputs)
-        order, own = next(self._order), own_loss(kwargs, output)
+        order, own = next(self.order), own_loss(kwargs, output)
         if own is not None:
             self.own[order] = own[1]
             chosen = [i for i in chosen if nest.leaves[i] is not kwargs["labels"]]
@@ -211,15 +212,21 @@ class Watcher:
         is_kept = self.log.wants(inputs)
         kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if is_kept else ([], [], [])
         draws = not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch)
-        has_graph = any(leaf.grad_fn is not None for leaf in out.leaves)
-        setting = replace(begun.setting, packed=packed, output=out.packed, draws=draws, has_graph=has_graph)
+        nodes = [leaf.grad_fn for leaf in out.leaves if leaf.grad_fn is not None]
+        setting = replace(
+            begun.setting,
+            packed=packed,
+            output=out.packed,
+            draws=draws,
+            has_graph=bool(nodes),
+            are_apart=len({*nodes}) < 2,
+        )
         setting = replace(setting, dtypes=tuple(nest.leaves[i].dtype for i in chosen), is_cast=begun.is_cast)
         called = Called(order, inputs, *kept, None, line_here(), setting=setting)
         self.log.add(called)
         if not out.leaves:
             self.log.unseen[f"an output of type {type(output).__name__}, in which no tensor is found"] = None
-        self.latest = [leaf.grad_fn for leaf in out.leaves if leaf.grad_fn is not None]
-        self.sizes = {leaf.numel() for leaf in out.leaves}
+        self.latest, self.sizes = nodes, {leaf.numel() for leaf in out.leaves}
         for i, leaf in enumerate(out.leaves):
             if leaf.grad_fn is not None and (own is None or leaf is own[0]):
                 leaf.register_hook(self._heard(called, i))
@@ -228,17 +235,6 @@ class Watcher:
         """Note that a `torch.autocast` begins, perhaps inside of a pass."""
         if self.running:
             self.running[-1].is_cast = True
-
-    def note_scale(self, scale: float) -> None:
-        """Note a scale by which a loss is multiplied."""
-        self.log.add(Scaled(next(self._order), is_finite=True, is_last=False, scale=scale))
-
-    def check(self, optimizer: Optimizer, num: int, *, is_last: bool) -> None:
-        """Note that a loss scale was divided out of an optimizer's gradients; without a step if it has made `num`."""
-        if self.log.is_open and self.is_own(optimizer):
-            is_finite = self.num_steps(optimizer) > num
-            self.is_waiting &= is_finite
-            self.log.add(Scaled(next(self._order), is_finite, is_last=is_last))
 
     def _heard(self, called: Called, i: int) -> Callable[[Tensor], None]:
         """Return a hook that keeps the derivative by a pass's i-th output."""
@@ -264,7 +260,7 @@ class Watcher:
         if before is None:
             self._others.append(optimizer)
             self.log.has_others = True
-            self.log.add(Other(next(self._order)))
+            self.log.add(Other(next(self.order)))
             return
         self.is_waiting = False
         if all(optimizer is not other for other in self.optimizers):
@@ -289,7 +285,7 @@ class Watcher:
         built = tuple(sorted(i for _, _, i in rates.places))
         self.log.add(
             Applied(
-                *(next(self._order), id(optimizer), *states, rate, count, line_here()),
+                *(next(self.order), id(optimizer), *states, rate, count, line_here()),
                 built=built,
                 lost=lost,
                 kind=type(optimizer).__name__,

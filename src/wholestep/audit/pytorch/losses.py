@@ -206,11 +206,15 @@ class Objective(OneLoss):
 class LoopsOwn(Observed):
     """The loop's own loss, of which the derivative by the outputs is known."""
 
-    def of(self, outputs: Any, labels: list, *weights: Any) -> ByRow:
-        """Return the outputs times the derivatives, by row: their sum has the gradient of the loop's loss."""
-        pairs = list(zip(unpacked(outputs).leaves, map(torch.as_tensor, labels), strict=True))
-        num = len(pairs[0][0])
-        parts = [(o * d).reshape(num, -1).sum(1) for o, d in pairs if o.is_floating_point()]
+    def of(self, outputs: Any, labels: list, num: int) -> ByRow:
+        """Return the outputs times the derivatives, by row: their sum has the gradient of the loop's loss.
+
+        An output without rows counts as the first row's.
+        """
+        pairs = zip(unpacked(outputs).leaves, map(torch.as_tensor, labels), strict=True)
+        own = [o * d for o, d in pairs if o.is_floating_point()]
+        first = torch.eye(num)[0]
+        parts = [p.reshape(num, -1).sum(1) if p.shape[:1] == (num,) else first * p.sum() for p in own]
         return ByRow(sum(parts[1:], parts[0]), torch.ones(num), False)
 
 

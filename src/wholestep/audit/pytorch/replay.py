@@ -41,10 +41,14 @@ _AT_ONCE = 64  # gradients that are taken of a graph at once
 
 @dataclass
 class _Pass:
-    """A forward pass that was run again: its output with the graph, and the values that it left."""
+    """A forward pass that was run again: its output with the graph, and the values that it left.
+
+    `leaves`: of the output, in single precision at least; `own`: as the module returns them.
+    """
 
     output: Any
     leaves: list[Tensor]
+    own: list[Tensor]
     params: list[nn.Parameter]
     others: list[Tensor]
     after: list[np.ndarray]
@@ -150,6 +154,37 @@ class Replay(Port):
     def are_forgotten(self, chosen: list[int]) -> bool:
         """Whether the last layer is among them: by choice it is the first ones that are left out."""
         return len(self.names) - 1 in chosen
+
+    def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Any:
+        """Return the same; of the loop's own loss, its derivatives by each output alone, and the number of rows."""
+        found = super().batch(piece, shift=shift, labels=labels)
+        if not self.is_observing:
+            return found
+        is_one = len(found[1]) < 2 or piece.called.setting.are_apart
+        return found[0], found[1] if is_one else self._apart(piece, found[1]), len(piece.rows)
+
+    def _apart(self, piece: Piece, derivatives: list[np.ndarray]) -> list[np.ndarray]:
+        """Return derivatives by outputs without the parts that come from other outputs, which are made of them."""
+        leaves = self._run(piece, training=piece.called.setting.modes[0]).own
+        first = [next(j for j, other in enumerate(leaves) if other is leaf) for leaf in leaves]
+        found = whole = [0 * d if first[i] < i else d for i, d in enumerate(derivatives)]
+        for _ in leaves:  # each may be made of the one before
+            parts = [None if first[i] < i else self._through(leaves, found, i) for i in range(len(leaves))]
+            found = [d if part is None else d - part for d, part in zip(whole, parts, strict=True)]
+            if all(part is None for part in parts):
+                break
+        return found
+
+    @staticmethod
+    def _through(leaves: list[Tensor], derivatives: list[np.ndarray], i: int) -> np.ndarray | None:
+        """Return the part of the derivative by the i-th output that comes from the others; None if there is none."""
+        others = [j for j, leaf in enumerate(leaves) if leaf is not leaves[i] and leaf.grad_fn is not None]
+        if leaves[i].grad_fn is None or not others:
+            return None
+        factors = [_tensor(derivatives[j]).to(leaves[j].dtype) for j in others]
+        given = [leaves[j] for j in others], [leaves[i]], factors
+        (part,) = torch.autograd.grad(*given, retain_graph=True, allow_unused=True)
+        return None if part is None else array(part)
 
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return (leaves of the output, the module's other values afterwards) of a forward pass."""
@@ -269,7 +304,7 @@ class Replay(Port):
             out = unpacked(model(*arguments, **named))
         after = [array(value) for _, value in untrained(model)]
         leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them
-        return _Pass(out.packed(leaves), leaves, params, others, after)
+        return _Pass(out.packed(leaves), leaves, out.leaves, params, others, after)
 
     def _setting(self, piece: Piece) -> Setting:
         """Return the setting of a recorded pass; of rows that no pass had, that of the plainest call."""

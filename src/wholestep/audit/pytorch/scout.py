@@ -140,7 +140,7 @@ class Scout:
     def _watch(self, module: nn.Module, num_inputs: int) -> None:
         log, before = Log(room(sum(p.numel() for _, p in trained(module)))), values(module).params
         log.begin(before)
-        watcher = Watcher(module, log, num_inputs, _order=self._order)
+        watcher = Watcher(module, log, num_inputs, order=self._order)
         calls = Calls(watcher)
         self.loop.watched[id(module)] = Seen(module, log, before, None, [log], watcher=watcher, calls=calls)
         self._hooks.enter_context(watcher.on())

@@ -40,6 +40,7 @@ class Setting:
     inputs; `output`: packs the leaves of the output;
     `lines`: that call a loss after the pass, or `backward`;
     `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
+    `are_apart`: whether no output can be made of another, as all come from one operation;
     `cast`: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is around it or in it.
     """
 
@@ -51,6 +52,7 @@ class Setting:
     output: Callable[[list], Any] = list
     has_graph: bool = False
     draws: bool = False
+    are_apart: bool = False
     cast: torch.dtype | None = None
     is_cast: bool = False
     lines: list[Line] = field(default_factory=list)

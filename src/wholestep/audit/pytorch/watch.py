@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from wholestep import tree
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log, room
-from wholestep.audit.port import ByPass, NoLoss
+from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.calls import Calls
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, ModelsOwn, Objective, meant
@@ -28,7 +28,7 @@ from wholestep.tree import Tree
 
 _LONGEST = 200  # letters of an error
 _MORE = "the form of the loss: the loop's gradient is not of {} alone. Pass the loss that is meant: loss=..."
-_OTHER_AXIS = "the gradients: the rows are not the first axis of the outputs, as they are of the inputs"
+_OTHER_AXIS = "the form of the loss: the rows are not the first axis of the outputs, as they are of the inputs"
 _UNFIT = "the form of the loss: it does not take the outputs and labels of a pass ({})"
 _MANY = "the form of the loss: the loop calls several. Pass the one that is meant: loss=..."
 _NONE = (
@@ -151,7 +151,7 @@ def _known(
     log, called = calls.log, next((each for each in calls.log.called if each.is_whole), None)
     if called is not None and any(out.shape[:1] != called.inputs[0].shape[:1] for out in called.outputs if out.ndim):
         log.unseen[_OTHER_AXIS] = None
-        return data, NoLoss()
+        return data, LoopsOwn()
     if loss is None:
         found = [*calls.losses.values()]
         if len(found) != 1:
