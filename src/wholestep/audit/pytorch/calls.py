@@ -250,8 +250,8 @@ class Calls:
             result = scale(scaler, outputs)
             if isinstance(result, Tensor) and result is not outputs:
                 self._scaled = result.grad_fn, outputs.grad_fn
-                scale = Scaled(next(self.watcher.order), is_finite=True, is_last=False, scale=scaler.get_scale())
-                self.log.add(scale)
+                now = scaler.get_scale()
+                self.log.add(Scaled(next(self.watcher.order), is_finite=True, is_last=False, scale=now))
             return result
 
         return told
