@@ -305,7 +305,52 @@ def variational(fault):
     return model, (X, X), None, train
 
 
-UNJUDGED = ("variational",)  # the report says that the gradient or the loss is not judged
+def _adversarial(fault, *, of_generator, detaches=True):
+    generator, critic = nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    one, two = (torch.optim.Adam(each.parameters(), lr=1e-2) for each in (generator, critic))
+    loss = nn.BCEWithLogitsLoss()
+
+    def train():
+        for _ in range(3):
+            for rows in batches():
+                ones = torch.ones(len(rows), 1)
+                if fault != "critic zeroed too early":
+                    two.zero_grad()
+                made = generator(torch.randn(len(rows), 2))
+                loss(critic(X[rows]), ones).backward()
+                loss(critic(made.detach() if detaches else made), 0 * ones).backward(retain_graph=True)
+                two.step()
+                if fault == "critic zeroed too early":
+                    two.zero_grad()
+                if fault != "generator never zeroed":
+                    one.zero_grad()
+                loss(critic(made), ones).backward()
+                one.step()
+
+    return generator if of_generator else critic, None, None, train
+
+
+@kind
+def generator(fault):
+    return _adversarial(fault, of_generator=True)
+
+
+@kind
+def generator_without_detach(fault):
+    return _adversarial(fault, of_generator=True, detaches=False)
+
+
+@kind
+def critic(fault):
+    return _adversarial(fault, of_generator=False)
+
+
+UNJUDGED = (
+    "variational",
+    "generator",
+    "generator_without_detach",
+    "critic",
+)  # the report says that the gradient or the loss is not judged
 FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the note that the report begins with
     ("autocast", "never zeroed"): "not reset",
     ("autocast_inside", "labels shifted"): "labels shifted",
@@ -317,6 +362,9 @@ FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the 
     ("chained_schedules", "before the update"): "schedule one ahead",
     ("schedule_by_a_number", "two steps"): "applied twice",
     ("variational", "never zeroed"): "not reset",
+    ("generator", "generator never zeroed"): "not reset",
+    ("generator_without_detach", "generator never zeroed"): "The gradients that a loss of another module's step leaves",
+    ("critic", "critic zeroed too early"): "The gradients that a loss of another module's step leaves",
     ("compiled", "eval"): "inference mode",
     ("closure_with_a_metric", "never zeroed"): "not reset",
     ("sharpness_aware", "softmax"): "softmax twice",

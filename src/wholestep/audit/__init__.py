@@ -22,7 +22,12 @@ class _Audit(ModuleType):
         return self._own().call(*arguments, **others)
 
     def torch(
-        self, model: Any, data: Any, loss: Any = None, *, learning_rate: float | Callable[[int], Any] | None = None
+        self,
+        model: Any,
+        data: Any = None,
+        loss: Any = None,
+        *,
+        learning_rate: float | Callable[[int], Any] | None = None,
     ) -> AbstractContextManager:
         """Watch a plain training loop of PyTorch, and report its faults, by name and with proof.
 
@@ -31,7 +36,8 @@ class _Audit(ModuleType):
 
         Args:
             model: the module that the loop trains, as it is called.
-            data: (x, y), tensors or arrays as the module and the loss get them, or a map-style dataset of such pairs.
+            data: (x, y), tensors or arrays as the module and the loss get them, or a map-style dataset of such pairs;
+                None for the rows that the module is given, as of a generator that is given noise.
             loss: the loss that is meant: a loss of `torch.nn` or `torch.nn.functional`, or a function of outputs and
                 labels that returns a value for each row, or (values, weights); None for the one loss of PyTorch that
                 the loop calls.

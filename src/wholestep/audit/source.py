@@ -377,3 +377,8 @@ def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
 def _names(given: ast.Assign | ast.AugAssign | ast.AnnAssign) -> set[str]:
     targets = given.targets if isinstance(given, ast.Assign) else [given.target]
     return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def line_here() -> Line | None:
+    """Return the innermost line of the user's code that runs."""
+    return line_of_user((each.f_code.co_filename, each.f_lineno) for each in frames(sys._getframe(1)))

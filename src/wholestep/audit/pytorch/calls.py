@@ -16,9 +16,10 @@ from torch.optim.optimizer import Optimizer
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Line, Scaled
-from wholestep.audit.pytorch.hooks import Watcher, line_here
+from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import FUNCTIONS, Loss
 from wholestep.audit.pytorch.state import array, replaced, trained
+from wholestep.audit.source import line_here
 from wholestep.audit.steps import Schedule
 
 _CLIPPED_LATE = Likely(
@@ -89,7 +90,8 @@ class Calls:
                 told = self._loss(getattr(now, "direct", now), kind)
                 stack.enter_context(replaced(functional, function.__name__, told))
             for name in ("backward", "grad"):
-                stack.enter_context(replaced(autograd, name, self._taking(getattr(autograd, name))))
+                taking = self._taking(getattr(autograd, name), is_result=name == "grad")
+                stack.enter_context(replaced(autograd, name, taking))
             for kind in _kinds(LRScheduler):
                 for name, how in (("step", self._move), ("_initial_step", self._silent)):
                     if name in vars(kind):
@@ -215,7 +217,7 @@ class Calls:
 
         return told
 
-    def _taking(self, take: Callable) -> Callable:
+    def _taking(self, take: Callable, *, is_result: bool) -> Callable:
         """Return a function that takes gradients, and notes whether they are of a loss of the outputs alone."""
 
         @wraps(take)
@@ -227,7 +229,11 @@ class Calls:
             nodes = [loss if has_scale and node is scaled else node for node in nodes]
             before, are_by_rows = self.watcher.num_heard, list(map(self._is_by_rows, nodes))  # which a graph forgets
             self._note("take")
-            result = take(*arguments, **others)
+            self.watcher.is_taking = is_result
+            try:
+                result = take(*arguments, **others)
+            finally:
+                self.watcher.is_taking = False
             if self.watcher.num_heard > before:
                 self._has_scale, self._scaled = has_scale, (None, None)
             if self.watcher.num_heard > before and self.losses:  # else a loss that was looked up before this listened

@@ -11,6 +11,7 @@ from torch import Tensor
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called
 from wholestep.audit.port import ByPass
+from wholestep.audit.pytorch.given import Data, as_given, by_pass_of, called_for
 from wholestep.audit.pytorch.losses import ModelsOwn
 from wholestep.audit.pytorch.scout import Scout, Seen
 from wholestep.audit.pytorch.state import array, unpacked, untouched, values
@@ -18,7 +19,6 @@ from wholestep.audit.pytorch.watch import close
 from wholestep.audit.report import Report
 from wholestep.audit.windows import PAD, Rows
 from wholestep.errors import WholestepError
-from wholestep.tree import Tree
 
 _MOST_ROWS, _MOST_BYTES, _SECONDS = 20_000, 2**28, 10.0  # of a dataset that is read as a whole
 _HALF = 0.5  # of the rows that a module was given
@@ -43,20 +43,6 @@ class Source(NamedTuple):
 
     told: str
     leaves: dict[str, np.ndarray]
-
-
-class Data(NamedTuple):
-    """The data of a loop: inputs, labels, the labels by pass where they belong to no row, and all in words."""
-
-    x: Tree
-    y: np.ndarray
-    by_pass: ByPass | None
-    told: str
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether labels are known."""
-        return self.by_pass is not None or bool(self.y.size)
 
 
 def sources(loaders: list[Any], arrays: dict[str, Any]) -> Iterator[Source]:
@@ -117,7 +103,7 @@ def found(called: list[Called], targets: dict[int, np.ndarray], known: Iterable[
         if coverage > most:
             best, most = (source, names), coverage
     if best is None:
-        return _as_given(called, targets)
+        return as_given(called, targets)
     source, names = best
     inputs = [_shaped(source.leaves[name], leaf) for name, leaf in zip(names, called[0].inputs, strict=True)]
     x = inputs[0] if len(inputs) == 1 else tuple(inputs)
@@ -125,14 +111,8 @@ def found(called: list[Called], targets: dict[int, np.ndarray], known: Iterable[
     told = source.told or ", ".join(dict.fromkeys([*names, *([] if name is None else [name])]))
     told = f"data: {told}, {len(inputs[0])} rows"
     if name is None and targets:
-        return Data(x, np.zeros(len(inputs[0])), _by_pass(called, targets), f"{told}; labels: as the loss gets them")
+        return Data(x, np.zeros(len(inputs[0])), by_pass_of(called, targets), f"{told}; labels: as the loss gets them")
     return Data(x, np.zeros((len(inputs[0]), 0)) if name is None else source.leaves[name], None, told)
-
-
-def _by_pass(called: list[Called], targets: dict[int, np.ndarray]) -> ByPass | None:
-    """Return the labels by pass, if all passes have some."""
-    whole = [c.order for c in called if c.is_whole]
-    return {order: (targets[order],) for order in whole} if whole and all(o in targets for o in whole) else None
 
 
 def _shaped(leaf: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -190,27 +170,6 @@ def _may_be(target: np.ndarray, leaf: np.ndarray) -> bool:
     return target.dtype == leaf.dtype and target[:1].size == leaf[:1].size and bool(np.all(np.isin(target, leaf)))
 
 
-def _as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
-    """Return the rows that a module was given, each once, with the labels of the passes."""
-    num = len(called[0].inputs)
-    alike = [c for c in called if len(c.inputs) == num and all(leaf.ndim for leaf in c.inputs)]
-    leaves = [_padded([c.inputs[i] for c in alike]) for i in range(num)]
-    firsts = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))}
-    kept = sorted(firsts.values())
-    leaves = [leaf[kept] for leaf in leaves]
-    told = f"data: the {len(kept)} rows that the model is given, and the labels that its loss is given"
-    by_pass = _by_pass(called, targets)
-    y = np.zeros(len(kept)) if by_pass else np.zeros((len(kept), 0))
-    return Data(leaves[0] if num == 1 else tuple(leaves), y, by_pass, told)
-
-
-def _padded(parts: list[np.ndarray]) -> np.ndarray:
-    """Return rows under each other; shorter ones end with zeros."""
-    width = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
-    wide = [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) if p.ndim > 1 else p for p in parts]
-    return np.concatenate(wide)
-
-
 def conclude(ran: Any) -> list[Report]:
     """Return the reports of the audits that a script made itself, or else those on its modules.
 
@@ -258,8 +217,7 @@ def _counted(seen: Seen) -> str | None:
 
 def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: bool, has_others: bool) -> Report:
     scout, log, report = ran.scout, seen.log, Report()
-    called = [c for c in log.called if c.differentiated is not False] or log.called
-    called = [c for c in called if c.inputs and c.inputs[0].ndim]
+    called = called_for(log)
     own: dict[int, np.ndarray] = {order: each.labels for order, each in seen.watcher.own.items()}
     if not called:
         raise WholestepError(_NO_ROWS.format(type(seen.model).__name__))

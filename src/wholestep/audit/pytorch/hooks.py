@@ -1,12 +1,10 @@
 """The watch on a module and on all optimizers, by PyTorch's own hooks, for the time of a `with`."""
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,8 @@ from wholestep.audit.pytorch.state import (
     unpacked,
     untrained,
 )
-from wholestep.audit.source import line_of_user
+from wholestep.audit.source import line_here
+from wholestep.audit.windows import together
 
 _BARE = Likely(
     "No parameter has a gradient when the optimizer makes its step, although gradients are taken: is `zero_grad()` "
@@ -52,6 +51,10 @@ _STEPLESS = Likely("Gradients are taken, and no optimizer makes a step: is `opti
 _SEEDED = Likely(
     "Every forward pass begins with the same random state, so that each has the same dropout masks. Call "
     "`torch.manual_seed` once, before the loop."
+)
+_LEFT = Likely(
+    "The gradients that a loss of another module's step leaves in this one are still there when its own are added. "
+    "Call `zero_grad()` of this module or its optimizer before its `backward()`."
 )
 _FEW = 3  # passes by which random states are compared
 _FAILED, _LONGEST = "the updates from one on: the audit has ended there with an error of its own ({})", 200
@@ -75,13 +78,15 @@ class Watcher:
     """Writes the forward passes of a module and the steps of all optimizers to a log.
 
     Args:
-        num_inputs: of the module's arguments, how many have the rows of the data.
+        num_inputs: of the module's arguments, how many have the rows of the data; None for all of as many rows.
         order: of all records.
 
     Attributes:
         optimizers: all that move a parameter of the module, in the order of their first steps.
         is_waiting: whether a gradient was taken since the last step.
         num_heard: how many derivatives by an output were taken.
+        is_taking: whether gradients are taken for a result, and not added to those that are there.
+        is_shared: whether losses of other optimizers' steps go through the module to their inputs.
         latest: the nodes of the graph that made the outputs of the last pass.
         sizes: of these outputs, how many numbers they have.
         running: the passes that have begun.
@@ -91,16 +96,21 @@ class Watcher:
 
     module: nn.Module
     log: Log
-    num_inputs: int
+    num_inputs: int | None
     order: Iterator[int] = field(default_factory=itertools.count)
     optimizers: list[Optimizer] = field(default_factory=list)
     is_waiting: bool = False
     num_heard: int = 0
+    is_taking: bool = False
+    is_shared: bool = False
     latest: list[Any] = field(default_factory=list)
     sizes: set[int] = field(default_factory=set)
     own: dict[int, Own] = field(default_factory=dict)
     dropped: Line | None = None
     running: list[_Begun] = field(default_factory=list)
+    _added: list[Called] = field(default_factory=list)  # whose gradients were added since the last step
+    _left: list[Called] = field(default_factory=list)  # and before that, but for no step of the module
+    _is_plain: bool = False
     _differentiated: set[int] = field(default_factory=set)
     _steps: dict[int, int] = field(default_factory=dict)
     _before: dict[int, tuple] = field(default_factory=dict)
@@ -153,7 +163,7 @@ class Watcher:
         """Sort the log, and mark the passes of which a gradient was taken."""
         self.log.close()
         called = [replace(each, differentiated=self._is_differentiated(each)) for each in self.log.called]
-        self.log.called[:], self.log.applied[:] = called, _together(self.log.applied, called)
+        self.log.called[:], self.log.applied[:] = called, together(self.log.applied, called)
         self.log.notes.update(dict.fromkeys(self._notes()))
 
     def _is_differentiated(self, called: Called) -> bool | None:
@@ -197,7 +207,7 @@ class Watcher:
             return
         begun, out = self.running.pop(), unpacked(tensors_of(output))
         nest = begun.nest
-        chosen, rest = split(nest.leaves, self.num_inputs)
+        chosen, rest = split(nest.leaves, self.num_inputs or len(nest.leaves))
         order, own = next(self.order), own_loss(kwargs, output)
         if own is not None:
             self.own[order] = own[1]
@@ -221,7 +231,10 @@ class Watcher:
             has_graph=bool(nodes),
             are_apart=len({*nodes}) < 2,
         )
-        setting = replace(setting, dtypes=tuple(nest.leaves[i].dtype for i in chosen), is_cast=begun.is_cast)
+        is_through = any(leaf.requires_grad for leaf in nest.leaves)
+        setting = replace(
+            setting, is_through=is_through, dtypes=tuple(nest.leaves[i].dtype for i in chosen), is_cast=begun.is_cast
+        )
         called = Called(order, inputs, *kept, None, line_here(), setting=setting)
         self.log.add(called)
         if not out.leaves:
@@ -241,6 +254,8 @@ class Watcher:
 
         def heard(derivative: Tensor) -> None:
             self._differentiated.add(called.order)
+            if self.log.is_open and not self.is_taking:
+                self._meet_others(called)
             self.note_line(called)
             self.is_waiting, self.num_heard = True, self.num_heard + 1
             if self.log.is_open and called.is_whole:
@@ -248,10 +263,29 @@ class Watcher:
 
         return heard
 
+    def _meet_others(self, called: Called) -> None:
+        """Note gradients that a loss of another optimizer's step has left, when the module's next ones are added.
+
+        Such a loss goes through a module that is also given inputs without a graph, or is one of a pass that another
+        loss has later.
+        """
+        self._is_plain |= not called.setting.is_through
+        left, self._left = self._left, []
+        is_shared = self._is_plain and any(each.setting.is_through for each in left)
+        self.is_shared |= is_shared
+        has_some = any(p.grad is not None and bool(p.grad.any()) for _, p in trained(self.module))
+        if has_some and (is_shared or any(each is called for each in left)):
+            self.log.notes[_LEFT] = None
+        self._added.append(called)
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.log.is_open or not self.is_own(optimizer):
             return
-        self._before[id(optimizer)] = (*self._states(optimizer), self._grads(optimizer), self._num_seen)
+        self._before[id(optimizer)] = (
+            *self._states(optimizer),
+            self._grads(optimizer),
+            (len(self.log.called), len(self.log.applied)),
+        )
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         before = self._before.pop(id(optimizer), None)
@@ -260,9 +294,10 @@ class Watcher:
         if before is None:
             self._others.append(optimizer)
             self.log.has_others = True
+            self._left, self._added = self._left + self._added, []
             self.log.add(Other(next(self.order)))
             return
-        self.is_waiting = False
+        self.is_waiting, self._left, self._added = False, [], []
         if all(optimizer is not other for other in self.optimizers):
             self.optimizers.append(optimizer)
         params, slots, rates, grads, (num_called, num_applied) = before
@@ -292,11 +327,6 @@ class Watcher:
                 setting=rates,
             )
         )
-
-    @property
-    def _num_seen(self) -> tuple[int, int]:
-        """The numbers of passes and of steps so far."""
-        return len(self.log.called), len(self.log.applied)
 
     def note_line(self, called: Called | None = None) -> None:
         """Note that this line computes the loss of a pass, or takes its gradient; by default of the last pass."""
@@ -359,35 +389,3 @@ def _recorded(call: Callable, live: list[Watcher]) -> Callable:
     home = nn.Module.forward.__code__.co_filename  # else `torch.compile` takes it for a function of the user's
     called.__code__ = called.__code__.replace(co_filename=home)  # type: ignore[attr-defined]
     return called
-
-
-def _together(steps: list[Applied], called: list[Called]) -> list[Applied]:
-    """Return the steps; those of several optimizers on different parameters, without a pass in between, are one."""
-    found: list[Applied] = []
-    passes = [each.order for each in called]
-    for step in steps:
-        last = found[-1] if found else None
-        if (
-            last is None
-            or any(last.order < order < step.order for order in passes)
-            or set(last.built) & set(step.built)
-        ):
-            found.append(step)
-            continue
-        grads = [b if a is None else a for a, b in zip(last.grads, step.grads, strict=False)]
-        built, lost = (tuple(sorted({*a, *b})) for a, b in ((last.built, step.built), (last.lost, step.lost)))
-        slots, after = [*last.slots, *step.slots], [*last.slots_after, *step.slots_after]
-        last = replace(last, grads=grads, params_after=step.params_after, slots=slots, slots_after=after)
-        found[-1] = replace(last, built=built, lost=lost)
-    return found
-
-
-def line_here() -> Line | None:
-    """Return the innermost line of the user's code that runs."""
-    return line_of_user(_stack(sys._getframe(1)))
-
-
-def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back

@@ -41,6 +41,7 @@ class Setting:
     `lines`: that call a loss after the pass, or `backward`;
     `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
     `are_apart`: whether no output can be made of another, as all come from one operation;
+    `is_through`: whether a gradient can be taken by its inputs;
     `cast`: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is around it or in it.
     """
 
@@ -53,6 +54,7 @@ class Setting:
     has_graph: bool = False
     draws: bool = False
     are_apart: bool = False
+    is_through: bool = False
     cast: torch.dtype | None = None
     is_cast: bool = False
     lines: list[Line] = field(default_factory=list)

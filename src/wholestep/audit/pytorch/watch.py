@@ -15,6 +15,7 @@ from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log, room
 from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.calls import Calls
+from wholestep.audit.pytorch.given import as_given, called_for
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, ModelsOwn, Objective, meant
 from wholestep.audit.pytorch.replay import Replay
@@ -35,6 +36,7 @@ _NONE = (
     "the form of the loss: the loop calls none of PyTorch's losses. Pass a function: loss=lambda outputs, labels: ..."
 )
 _OF_MODEL = "the form of the loss: the model computes it, and it is none that is known of its logits and labels"
+_SHARED = "the form of the loss: the losses of another module's steps go through this one. Pass its own: loss=..."
 _OWN = "the form of the loss: it has parameters of its own, which may move"
 
 
@@ -45,7 +47,7 @@ def watched(
     """Run the body of a `with` under hooks; see `wholestep.audit.torch`."""
     model = bare(model) if isinstance(model, nn.Module) else model
     _check(model)
-    given, told = rows_of(data), None if loss is None else meant(loss)
+    given, told = None if data is None else rows_of(data), None if loss is None else meant(loss)
     schedule = None if learning_rate is None else scheduled(learning_rate)
     log, report = Log(), Report()
     before = values(model).params
@@ -53,7 +55,7 @@ def watched(
     log.begin(before)
     if (command := COMMAND.get()) is not None:
         command.adopt(report, log)
-    watcher = Watcher(model, log, len(tree.leaves(given[0])))
+    watcher = Watcher(model, log, None if given is None else len(tree.leaves(given[0])))
     calls = Calls(watcher)
     try:
         with watcher.on(), calls.on():
@@ -68,7 +70,7 @@ def close(
     report: Report,
     watcher: Watcher,
     calls: Calls,
-    data: tuple,
+    data: tuple | None,
     before: list[np.ndarray],
     loss: Loss | Function | None = None,
     schedule: Schedule | None = None,
@@ -79,6 +81,7 @@ def close(
     """Close a report with its case, and return it.
 
     Args:
+        data: None for the rows that the module was given.
         loss: the loss that is meant; None for the one that the loop calls, or that the model computes itself.
         schedule: the learning rate that is meant; None for that of the loop's schedule.
         by_pass: the labels by the order of a pass.
@@ -86,12 +89,19 @@ def close(
     """
     model, log = watcher.module, watcher.log
     own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
+    if data is None or (loss is None and watcher.is_shared):  # some rows are another module's
+        found = as_given(called_for(log), calls.targets)
+        data, by_pass, is_known = (found.x, found.y, None), found.by_pass, is_known and found.has_labels
+        report.taken.append(found.told)
     _try(model, data, log)
     with untouched():
         if not is_known:
             objective: Any = LoopsOwn()
         elif loss is None and watcher.own:
             objective = _models_own(watcher, report)
+        elif loss is None and watcher.is_shared:
+            log.unseen[_SHARED] = None
+            objective = LoopsOwn()
         else:
             data, objective = _known(loss, data, calls, report, by_pass)
     schedule = schedule or calls.schedule()

@@ -1,0 +1,58 @@
+"""The data of a loop as its module and its loss were given them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from wholestep.audit.log import Called, Log
+from wholestep.audit.port import ByPass
+from wholestep.tree import Tree
+
+
+class Data(NamedTuple):
+    """The data of a loop: inputs, labels, the labels by pass where they belong to no row, and all in words."""
+
+    x: Tree
+    y: np.ndarray
+    by_pass: ByPass | None
+    told: str
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether labels are known."""
+        return self.by_pass is not None or bool(self.y.size)
+
+
+def by_pass_of(called: list[Called], targets: dict[int, np.ndarray]) -> ByPass | None:
+    """Return the labels by pass, if all passes have some."""
+    whole = [c.order for c in called if c.is_whole]
+    return {order: (targets[order],) for order in whole} if whole and all(o in targets for o in whole) else None
+
+
+def called_for(log: Log) -> list[Called]:
+    """Return the passes on rows of which a gradient was taken, or all if it is not known."""
+    called = [each for each in log.called if each.differentiated is not False] or log.called
+    return [each for each in called if each.inputs and each.inputs[0].ndim]
+
+
+def as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
+    """Return the rows that a module was given, each once, with the labels of the passes."""
+    if not called:
+        return Data(np.zeros((1, 1)), np.zeros((1, 0)), None, "data: none, as the model is not called")
+    num = len(called[0].inputs)
+    alike = [c for c in called if len(c.inputs) == num and all(leaf.ndim for leaf in c.inputs)]
+    leaves = [_padded([c.inputs[i] for c in alike]) for i in range(num)]
+    firsts = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))}
+    kept = sorted(firsts.values())
+    leaves = [leaf[kept] for leaf in leaves]
+    told = f"data: the {len(kept)} rows that the model is given, and the labels that its loss is given"
+    by_pass = by_pass_of(called, targets)
+    y = np.zeros(len(kept)) if by_pass else np.zeros((len(kept), 0))
+    return Data(leaves[0] if num == 1 else tuple(leaves), y, by_pass, told)
+
+
+def _padded(parts: list[np.ndarray]) -> np.ndarray:
+    """Return rows under each other; shorter ones end with zeros."""
+    width = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
+    wide = [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) if p.ndim > 1 else p for p in parts]
+    return np.concatenate(wide)
