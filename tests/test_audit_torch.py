@@ -375,6 +375,7 @@ def test_a_module_that_cannot_be_copied_is_not_judged():
         ({"data": [1, 2, 3]}, "data must be"),
         ({"data": (torch.ones(3, 2), torch.ones(4))}, "arrays of 3, 4 rows"),
         ({"data": torch.utils.data.TensorDataset(*[torch.ones(4, 3)] * 3)}, r"3 parts. Try: .* data=\(\(a, b\), y\)"),
+        ({"loss": lambda out, y, w: ((out - y) ** 2 * w).mean()}, "3 arguments of loss need as many parts of data"),
         ({"data": [(torch.ones(2),) * 3] * 4}, r"4 parts"),
         ({"data": torch.utils.data.StackDataset(a=[1, 2], b=[1, 2])}, "no pairs, but of type dict"),
         ({"model": nn.ModuleDict({"G": nn.Linear(3, 1)})}, "ModuleDict, which cannot be called"),
@@ -400,8 +401,13 @@ def test_fixes_are_in_the_words_of_pytorch():
 
 
 NOT_OF_PYTORCH = {  # of masks, several outputs, sample weights, replicas, losses of layers and traces
-    *("mask ignored", "weights ignored", "weights squared", "weights averaged apart", "weights of other rows"),
-    *("summed over replicas", "divided by the replicas twice", "penalty forgotten", "penalty once per microbatch"),
+    *(
+        "mask ignored",
+        "summed over replicas",
+        "divided by the replicas twice",
+        "penalty forgotten",
+        "penalty once per microbatch",
+    ),
     *("penalty once per replica", "penalty added twice", "penalty divided", "loss scale frozen in a trace"),
     *("clip forgotten", "clipped otherwise", "rate frozen in a trace", "printed: without penalty"),
     *("other loss weights", "loss weights ignored", "output left out", "padding trained on", "padding counted"),

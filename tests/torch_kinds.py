@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
+from torch.utils.data import Dataset
 from torch_right import CLASSES, CROSS, NUM, X, batches, mlp
 
 KINDS = {}
@@ -345,6 +346,55 @@ def critic(fault):
     return _adversarial(fault, of_generator=False)
 
 
+W = torch.rand(NUM, generator=torch.Generator().manual_seed(2)) + 0.1
+
+
+class Weighted(Dataset):
+    """Rows of inputs, labels and weights."""
+
+    def __len__(self):
+        return NUM
+
+    def __getitem__(self, i):
+        return X[i], CLASSES[i], W[i]
+
+
+def of_weights(out, y, w):
+    return (functional.cross_entropy(out, y, reduction="none") * w).sum() / w.sum()
+
+
+def _weighted(fault, data, meant, of):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    changed = {"ignored": torch.ones_like(W), "squared": W * W, "others": W.roll(-1)}
+
+    def train():
+        for _ in range(3):
+            for rows in batches():
+                optimizer.zero_grad()
+                of(model(X[rows]), CLASSES[rows], changed.get(fault, W)[rows]).backward()
+                optimizer.step()
+
+    return model, data, meant, train
+
+
+@kind
+def loss_of_three_arguments(fault):
+    return _weighted(fault, Weighted(), of_weights, of_weights)
+
+
+@kind
+def weights_of_rows(fault):
+    return _weighted(fault, (X, CLASSES, W), nn.CrossEntropyLoss(), of_weights)
+
+
+@kind
+def weights_divided_by_the_rows(fault):
+    """Which is as right as a division by the sum of the weights."""
+    unreduced = nn.CrossEntropyLoss(reduction="none")
+    return _weighted(fault, (X, CLASSES, W), CROSS, lambda out, y, w: (unreduced(out, y) * w).mean())
+
+
 UNJUDGED = (
     "variational",
     "generator",
@@ -363,6 +413,10 @@ FAULTS = {  # by kind and fault: the name of the cause, or the beginning of the 
     ("schedule_by_a_number", "two steps"): "applied twice",
     ("variational", "never zeroed"): "not reset",
     ("generator", "generator never zeroed"): "not reset",
+    ("loss_of_three_arguments", "ignored"): "mean of row means",
+    ("weights_of_rows", "squared"): "weights squared",
+    ("weights_of_rows", "others"): "weights of other rows",
+    ("weights_divided_by_the_rows", "ignored"): "weights ignored",
     ("generator_without_detach", "generator never zeroed"): "The gradients that a loss of another module's step leaves",
     ("critic", "critic zeroed too early"): "The gradients that a loss of another module's step leaves",
     ("compiled", "eval"): "inference mode",

@@ -2,7 +2,9 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wholestep import tree
 from wholestep.audit.measure import shares
 from wholestep.audit.port import Observed, OneLoss
 from wholestep.audit.pytorch.state import unpacked
@@ -60,8 +63,8 @@ class Loss:
 
     is_coupled = False
 
-    def __init__(self, given: nn.Module):
-        self.given, self.name = given, type(given).__name__
+    def __init__(self, given: nn.Module, *, is_by_rows: bool = False):  # by the rows a weighted mean is divided
+        self.given, self.name, self._is_by_rows = given, type(given).__name__, is_by_rows
         self._bare = copy.deepcopy(given)
         self._bare.reduction = "none"
 
@@ -75,16 +78,19 @@ class Loss:
         values = self._bare(out, labels)
         how = self.given.reduction
         if isinstance(self.given, _BY_CLASS):
-            weights = self._weights(out, labels)
+            own = self._weights(out, labels)
         else:
             if how in ("sum", "batchmean"):
                 values = values.flatten(1).sum(1) if values.ndim > 1 else values
             elif values.ndim > 1 and isinstance(self.given, _BY_ELEMENT):
                 values = values.mean(-1)
-            weights = torch.ones(values.shape)
-        values = torch.where(weights == 0, torch.zeros_like(values), values)
-        values, weights = (each.reshape(len(out), -1).sum(1) for each in (values, weights))
-        return ByRow(values, weights, how != "sum")
+            own = torch.ones(values.shape)
+        values = torch.where(own == 0, torch.zeros_like(values), values)
+        values, own = (each.reshape(len(out), -1).sum(1) for each in (values, own))
+        if weights is None:
+            return ByRow(values, own, how != "sum")
+        sample = torch.as_tensor(weights).to(values.dtype).reshape(-1)
+        return ByRow(values * sample, own if self._is_by_rows else own * sample, how != "sum")
 
     def by_rows(self) -> "Loss | None":
         """Return its sum divided by the rows; None for a loss of classes, whose labels may not count."""
@@ -125,9 +131,11 @@ class Function:
     """
 
     has_own_weights = False
+    has_sample_weights = False
 
     def __init__(self, function: Callable):
         self.given, self.name = function, getattr(function, "__name__", type(function).__name__)
+        self.num_labels = _num_required(function) - 1
         self.is_coupled, self._is_divided = False, True
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
@@ -135,18 +143,23 @@ class Function:
         num = len(outputs if isinstance(outputs, Tensor) else _first(outputs))
         labels = _as_tensors(labels)
         found = self.whole(outputs, labels)
+        sample = None if weights is None else torch.as_tensor(weights).reshape(-1)
         if isinstance(found, tuple):
             values, own = (torch.as_tensor(each) for each in found)
             own = own.broadcast_to(values.shape).to(values.dtype)
             return ByRow((values * own).reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
         if found.ndim:
             own = _unmasked(found, labels)
-            return ByRow(found.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
-        if self.is_coupled or not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
+            values, own = (each.reshape(num, -1).sum(1) for each in (found, own))
+            return ByRow(values * sample, own * sample, True) if self.has_sample_weights else ByRow(values, own, True)
+        is_one = isinstance(labels, Tensor) or self.num_labels > 1
+        if self.is_coupled or not isinstance(outputs, Tensor) or not is_one:
             return self._coupled(found, num)
-        own = torch.ones(num) if weights is None else torch.as_tensor(weights, dtype=found.dtype)
-        alone = torch.stack([self.whole(outputs[i : i + 1], labels[i : i + 1]) for i in range(num)])
+        own = torch.ones(num) if sample is None else sample.to(found.dtype)
+        alone = torch.stack([self.whole(outputs[i : i + 1], _cut(labels, i)) for i in range(num)])
         alone = own * torch.where(own == 0, 0.0, alone)
+        if self.has_sample_weights:
+            return ByRow(alone, own, True)
         near, total = _SAME * max(float(alone.detach().abs().sum()), 1e-30), float(alone.detach().sum())
         if num > 1 and own.sum():
             is_mean, is_sum = (abs(float(found) * n - total) <= near * max(n, 1) for n in (float(own.sum()), 1))
@@ -155,20 +168,22 @@ class Function:
 
     def whole(self, outputs: Any, labels: Any) -> Any:
         """Return the function's result, of labels with the rank of the outputs."""
+        if self.num_labels > 1 and isinstance(labels, tuple):
+            return self.given(outputs, *labels)
         if isinstance(outputs, Tensor) and isinstance(labels, Tensor):
             labels = _aligned(outputs, labels)
         return self.given(outputs, labels)
 
     def shares(self, labels: Tree, shape: tuple[int, ...]) -> np.ndarray | None:
         """Return the weight of each row, by its label, in the number of a batch; None if all are equal."""
-        if not isinstance(labels, np.ndarray):
+        if not isinstance(labels, np.ndarray) and self.num_labels < 2:
             return None
 
         def value(rows: list[int], outputs: np.ndarray) -> float:
-            found = self.whole(torch.as_tensor(outputs), torch.as_tensor(labels[rows]))
+            found = self.whole(torch.as_tensor(outputs), _as_tensors(tree.map_leaves(lambda leaf: leaf[rows], labels)))
             return float(found) if isinstance(found, Tensor) and not found.ndim else float("nan")
 
-        return shares(value, len(labels), shape)
+        return shares(value, len(tree.leaves(labels)[0]), shape)
 
     def has_parameters(self, outputs: Any, labels: Tree) -> bool:
         """Whether the result has a gradient by anything else than the outputs: by weights, which may move."""
@@ -301,6 +316,19 @@ def _are_classes_last(out: Tensor, labels: Tensor) -> bool:
     """Whether labels fit outputs (rows, ..., classes), which a loop makes flat before the loss, and not otherwise."""
     is_first = labels.shape == out.shape[:1] + out.shape[2:]
     return out.ndim > 2 and labels.shape == out.shape[:-1] and not is_first
+
+
+def _num_required(function: Callable) -> int:
+    """Return the number of arguments that a function needs, 2 at least."""
+    with suppress(TypeError, ValueError):  # of a function without a signature
+        own = signature(function).parameters.values()
+        return max(2, sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in own))
+    return 2
+
+
+def _cut(labels: Any, i: int) -> Any:
+    """Return the labels of one row, with its axis."""
+    return tuple(leaf[i : i + 1] for leaf in labels) if isinstance(labels, tuple) else labels[i : i + 1]
 
 
 def _as_tensors(labels: Tree) -> Any:

@@ -47,7 +47,8 @@ def watched(
     """Run the body of a `with` under hooks; see `wholestep.audit.torch`."""
     model = bare(model) if isinstance(model, nn.Module) else model
     _check(model)
-    given, told = None if data is None else rows_of(data), None if loss is None else meant(loss)
+    told = None if loss is None else meant(loss)
+    given = None if data is None else _weighed(rows_of(data), told)
     schedule = None if learning_rate is None else scheduled(learning_rate)
     log, report = Log(), Report()
     before = values(model).params
@@ -113,11 +114,19 @@ def close(
     case = case_of(objective)
     if loss is None and isinstance(objective, Objective) and objective.given.reduction == "sum":
         mean = Objective(objective.loss.averaged())  # a loop may divide the gradient by itself
-        if case.judge().of_gradient and not case_of(mean).judge().of_gradient:
-            case = case_of(mean)
-            report.taken.append("the sums of this loss are divided by the rows")
+        case, is_other = _fitting(case, case_of(mean))
+        report.taken += ["the sums of this loss are divided by the rows"] * is_other
+    elif isinstance(objective, Objective) and isinstance(objective.loss, Loss) and data[2] is not None:
+        case, is_other = _fitting(case, case_of(Objective(Loss(objective.given, is_by_rows=True))))
+        report.taken.append(f"the rows' losses times their weights, divided by the {'rows' if is_other else 'weights'}")
     report.close(case)
     return case
+
+
+def _fitting(case: Case, other: Case) -> tuple[Case, bool]:
+    """Return a case, or the other one and True if the gradients fit that one alone."""
+    is_other = bool(case.judge().of_gradient) and not other.judge().of_gradient
+    return (other, True) if is_other else (case, False)
 
 
 def _models_own(watcher: Watcher, report: Report) -> Any:
@@ -193,8 +202,9 @@ def _tried(loss: Loss | Function, data: tuple, called: Called, log: Log, by_pass
         return leaf[:num, : width[0]] if is_wider else leaf[:num]
 
     labels = tree.map_leaves(cut, data[1]) if by_pass is None else by_pass[called.order][0]
-    if not isinstance(loss, Function):
-        loss.of(outputs, labels)
+    weights = None if data[2] is None else data[2][:num]
+    if not isinstance(loss, Function) or loss.has_sample_weights:
+        loss.of(outputs, labels, weights)
         return data, Objective(loss)
     if loss.has_parameters(outputs, labels):
         log.unseen[_OWN] = None
@@ -230,8 +240,24 @@ def _check(model: Any) -> None:
         raise SpecificationError(message(must, "none that requires a gradient", attempt))
 
 
-def rows_of(data: Any) -> tuple[Tree, Tree, None]:
-    """Return (x, y, None) as arrays: of tensors or arrays, or of all items of a map-style dataset.
+def _weighed(data: tuple, loss: Loss | Function | None) -> tuple:
+    """Return (x, y, sample weights or None); what a function takes beside outputs and labels is one of its labels."""
+    x, y, *more = data
+    num = loss.num_labels if isinstance(loss, Function) else 1
+    if more and num == 1 + len(more):
+        return x, (y, *more), None
+    if num > 1 and not isinstance(y, tuple):
+        must, attempt = f"{num + 1} arguments of loss need as many parts of data.", "data=(x, y, weights)."
+        raise SpecificationError(message(must, f"{len(data)} parts", attempt))
+    if more and (len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])):
+        raise _no_rows(f"{len(data)} parts")
+    if isinstance(loss, Function):
+        loss.has_sample_weights = bool(more)
+    return x, y, more[0].reshape(-1) if more else None
+
+
+def rows_of(data: Any) -> tuple[Tree, ...]:
+    """Return (x, y, ...) as arrays: of tensors or arrays, or of all items of a map-style dataset.
 
     Raises:
         SpecificationError: these are no rows of inputs and labels.
@@ -241,16 +267,16 @@ def rows_of(data: Any) -> tuple[Tree, Tree, None]:
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict)):
         with untouched():
             items = [data[i] for i in range(len(data))]
-        if not items or any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
+        if not items or any(not isinstance(item, tuple | list) or len(item) < 2 for item in items):
             raise _no_rows(f"a dataset whose items are {_shape_of(items[0] if items else ())}")
-        data = tuple(_stacked([item[part] for item in items]) for part in (0, 1))
-    if not isinstance(data, tuple | list) or len(data) != 2:
+        data = tuple(_stacked([item[part] for item in items]) for part in range(len(items[0])))
+    if not isinstance(data, tuple | list) or len(data) < 2:
         raise _no_rows(f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__)
-    x, y = (_arrays(part) for part in data)
-    lengths = {len(leaf) if leaf.ndim else 0 for leaf in (*_leaves(x), *_leaves(y))}
+    parts = tuple(map(_arrays, data))
+    lengths = {len(leaf) if leaf.ndim else 0 for part in parts for leaf in _leaves(part)}
     if len(lengths) != 1 or 0 in lengths:
         raise _no_rows(f"arrays of {', '.join(map(str, sorted(lengths)))} rows")
-    return x, y, None
+    return parts
 
 
 def _leaves(part: Tree) -> tuple:
@@ -288,7 +314,7 @@ def _stacked(rows: list[Any]) -> Any:
 
 
 def _no_rows(received: str) -> SpecificationError:
-    must = "data must be (x, y), tensors or arrays of equally many rows, or a map-style dataset of such pairs."
+    must = "data must be (x, y) or (x, y, weights), tensors or arrays of equally many rows, or a map-style dataset."
     attempt = "data=(x, y); of several inputs or labels data=((a, b), y), in the order in which the module takes them."
     return SpecificationError(message(must, received, attempt))
 

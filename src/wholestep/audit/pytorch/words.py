@@ -66,6 +66,14 @@ divided by the rows
     -> divide by the sum of the weights: `reduction="mean"` of `CrossEntropyLoss(weight=...)` does so.
 divided by the weights
     -> divide by the number of rows.
+weights ignored
+    -> multiply the rows' losses by their weights: `(loss_fn(output, y) * w).sum() / w.sum()`, with `reduction="none"`.
+weights squared
+    -> multiply once, in the loss or after it.
+weights averaged apart
+    -> multiply each row's loss by its weight before the mean: `reduction="none"`.
+weights of other rows
+    -> cut all by the same index: `x[rows], y[rows], w[rows]`.
 padded places counted
     -> `ignore_index`, or divide by the sum of the mask, not by the number of places.
 not reset
