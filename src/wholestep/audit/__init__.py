@@ -36,7 +36,7 @@ class _Audit(ModuleType):
 
         Args:
             model: the module that the loop trains, as it is called.
-            data: (x, y) or (x, y, weights), tensors or arrays as module and loss get them, or a map-style dataset of these;
+            data: (x, y) or (x, y, weights), tensors or arrays as module and loss get them, or a map-style dataset;
                 None for the rows that the module is given, as of a generator that is given noise.
             loss: the loss that is meant: a loss of `torch.nn` or `torch.nn.functional`, or a function of outputs and
                 labels that returns a value for each row, or (values, weights); None for the one loss of PyTorch that

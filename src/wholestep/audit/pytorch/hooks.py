@@ -367,12 +367,12 @@ class Watcher:
             for name, value in optimizer.state.get(p, {}).items()
             if isinstance(value, Tensor | int | float)
         ]
-        arrays = [array(v) if isinstance(v, Tensor) else np.asarray(v) for *_, v in slots]
+        arrays = [in_part([array(v) if isinstance(v, Tensor) else np.asarray(v)])[0] for *_, v in slots]
         options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        params = in_part([array(p) for _, p in trained(self.module)])
+        params = [in_part([array(p)])[0] for _, p in trained(self.module)]  # one after the other, for memory
         return (
             params,
-            in_part(arrays),
+            arrays,
             Rates(places, options, [(i, name, not isinstance(v, Tensor)) for i, name, v in slots]),
         )
 
