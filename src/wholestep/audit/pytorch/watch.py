@@ -241,7 +241,7 @@ def _check(model: Any) -> None:
 
 
 def _weighed(data: tuple, loss: Loss | Function | None) -> tuple:
-    """Return (x, y, sample weights or None); what a function takes beside outputs and labels is one of its labels."""
+    """Return (x, y, sample weights or None); further arguments of a function are in a tuple with its labels."""
     x, y, *more = data
     num = loss.num_labels if isinstance(loss, Function) else 1
     if more and num == 1 + len(more):
