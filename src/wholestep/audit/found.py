@@ -14,7 +14,17 @@ _MOST_NUMBERS = 4  # of an array
 
 
 class Likely(str):
-    """A note that is very likely the fault: a report without a cause begins with it."""
+    """A note that is very likely the fault: a report without a cause begins with it.
+
+    `names`: of causes that say the same, with which the note is left out.
+    """
+
+    names: tuple[str, ...] = ()
+
+    def of(self, *names: str) -> "Likely":
+        """Return the note with the names of such causes."""
+        self.names = names
+        return self
 
 
 @dataclass(frozen=True)

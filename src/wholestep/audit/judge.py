@@ -69,6 +69,10 @@ class Verdict:
             self.unseen.append(f"{name}: {told}")
             return []
 
+    def attempt(self, name: str, stage: Callable[..., Any], *arguments: Any) -> bool:
+        """Go through a stage, and return whether it did not fail."""
+        return self.look(name, lambda: [stage(*arguments) or ""]) != []
+
     def check(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
         """Add the findings of a check, and return them."""
         return self.add(self.look(name, check, *arguments))
@@ -180,11 +184,14 @@ class Case:
             verdict.has_seen = False
             verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
         if verdict.has_seen:
-            self._go_through_the_stages(verdict, seen, replay, rows)
+            verdict.attempt("the stages after it", self._go_through_the_stages, verdict, seen, replay, rows)
         else:
             verdict.notes += [note for note in self.log.notes if isinstance(note, Likely)]
         lines = self.log.lines
         verdict.causes = [self.port.said(replace(c, line=lines.get(c.name, c.line))) for c in verdict.causes]
+        names = {cause.name for cause in verdict.causes}
+        notes = [note for note in verdict.notes if not (isinstance(note, Likely) and names & {*note.names})]
+        verdict.notes = [a for a in notes if not any(a != b and b.startswith(a) for b in notes)]
         return verdict
 
     def _events(self) -> list[Called | Applied]:
@@ -235,7 +242,8 @@ class Case:
         if moving:
             verdict.unseen.append(f"the gradient of {many(len(moving), 'update')}: the weights move inside the window")
         like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
-        self._judge_gradients(verdict, seen, meant, like)
+        if not verdict.attempt("the gradients", self._judge_gradients, verdict, seen, meant, like):
+            verdict.unjudged = "no gradient of an update could be computed again"
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
             verdict.check("variables without a gradient", self._left_out, replay, seen)

@@ -81,6 +81,8 @@ def _of_torch(own: argparse.Namespace, ran: Any) -> int:
         reports = conclude(ran)
     except WholestepError as error:
         return _say_unseen(own, [str(error), ran.how])
+    except Exception as error:
+        return _say_failed(own, ran, error)
     return _say(own, ran, reports)
 
 
@@ -100,12 +102,8 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
         return _say_unseen(own, [str(unknown), ran.how], is_asking=bool(ran.scout.watched) and not ran.how)
     except WholestepError as error:
         return _say_unseen(own, [str(error), ran.how])
-    except Exception as error:  # the script has run: the audit is at fault, or what of the script it has called again
-        from wholestep.audit.source import own_fault
-
-        traceback.print_exc()
-        of_script = f"the audit called a function of the script again, and it raised {type(error).__name__}"
-        return _say_unseen(own, [own_fault(error) or of_script, ran.how])
+    except Exception as error:
+        return _say_failed(own, ran, error)
     return _say(own, ran, reports)
 
 
@@ -139,6 +137,15 @@ def _say_own(own: argparse.Namespace) -> int:
     told = {"has_seen": False, "causes": [], "notes": [f"{OWN_TRAINER}."], "unseen": []}
     print(json.dumps(told, indent=1) if own.json else f"{OWN_TRAINER}.")
     return CLEAN
+
+
+def _say_failed(own: argparse.Namespace, ran: Any, error: Exception) -> int:
+    """Say that the audit is at fault, or a function of the script that it has called again: the script has run."""
+    from wholestep.audit.source import own_fault
+
+    traceback.print_exc()
+    of_script = f"the audit called a function of the script again, and it raised {type(error).__name__}"
+    return _say_unseen(own, [own_fault(error) or of_script, ran.how])
 
 
 def _say_unseen(own: argparse.Namespace, reasons: list[str], *, is_asking: bool = False) -> int:

@@ -41,7 +41,7 @@ _FAR = 0.01  # of the first rate: such a rate trains no more
 _ZEROED = "only the last microbatch", "first microbatch lost", "last microbatch lost", "last window dropped"
 _CLIPPED = "clip per microbatch", "clip before unscale"
 _SCHEDULED = "schedule by microbatch", "schedule one ahead"
-_VIEWS = (
+VIEWS = (
     "Squeeze",
     "Unsqueeze",
     "Select",
@@ -83,7 +83,7 @@ class Calls:
     def on(self) -> Iterator[None]:
         """Listen inside; afterwards PyTorch is as it was, also after an error."""
         with ExitStack() as stack:
-            for owner, name in _clips():
+            for owner, name in clips():
                 stack.enter_context(replaced(owner, name, self._clip(getattr(owner, name))))
             for function, kind in FUNCTIONS.items():
                 now = getattr(functional, function.__name__)
@@ -92,7 +92,7 @@ class Calls:
             for name in ("backward", "grad"):
                 taking = self._taking(getattr(autograd, name), is_result=name == "grad")
                 stack.enter_context(replaced(autograd, name, taking))
-            for kind in _kinds(LRScheduler):
+            for kind in kinds(LRScheduler):
                 for name, how in (("step", self._move), ("_initial_step", self._silent)):
                     if name in vars(kind):
                         stack.enter_context(replaced(kind, name, how(vars(kind)[name])))
@@ -365,20 +365,20 @@ def _leads(node: Any, ends: list[Any], through: tuple[str, ...] = ()) -> bool:
     """Whether the graph leads from a node to one of the ends, by views and such operations alone."""
     while node is not None and not any(node is end for end in ends):
         before = [each for each, _ in node.next_functions if each is not None]
-        if len(before) != 1 or not node.name().startswith((*_VIEWS, *through)):
+        if len(before) != 1 or not node.name().startswith((*VIEWS, *through)):
             return False
         (node,) = before
     return node is not None
 
 
-def _kinds(base: Any) -> Iterator[Any]:
+def kinds(base: Any) -> Iterator[Any]:
     """Yield a class and all that are derived of it."""
     yield base
     for kind in base.__subclasses__():
-        yield from _kinds(kind)
+        yield from kinds(kind)
 
 
-def _clips() -> Iterator[tuple[Any, str]]:
+def clips() -> Iterator[tuple[Any, str]]:
     """Yield (module, name) of the functions that clip gradients: the innermost, which every way of import calls."""
     home = nn.utils.clip_grad
     inner = "_clip_grads_with_norm_"

@@ -186,6 +186,7 @@ def conclude(ran: Any) -> list[Report]:
     if not trained:
         unseen = [told for each in scout.watched for told in each.log.unseen]
         raise WholestepError("; ".join(filter(None, [scout.elsewhere, *unseen])) or _NONE)
+    scout.flow.share([each.watcher for each in trained])
     known = [*sources(scout.loaders, scout.arrays)]
     reports = []
     for each in trained:
@@ -231,7 +232,7 @@ def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: boo
     made.is_found = True
     made.ended = None if scout.limit.has_stopped or ran.how else values(seen.model)
     report.taken.append(data.told)
-    is_shifted = isinstance(made.objective, ModelsOwn) and made.objective.is_shifted
+    is_shifted = isinstance(made.objective, ModelsOwn) and made.objective.shift == 1
     if is_shifted and (told := _counted(seen)) is not None:
         log.notes[told] = None
     if is_one_of_several:

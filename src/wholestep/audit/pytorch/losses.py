@@ -238,12 +238,12 @@ class ModelsOwn:
 
     Args:
         told: in words.
-        is_shifted: whether the labels of the next places are meant.
+        shift: the places by which labels are those of later ones; 1 for the next.
         function: the unreduced loss.
     """
 
-    def __init__(self, told: str, is_shifted: bool, function: Callable):
-        self.told, self.given, self.is_shifted, self._function = told, None, is_shifted, function
+    def __init__(self, told: str, shift: int, function: Callable):
+        self.told, self.given, self.shift, self._function = told, None, shift, function
 
     @staticmethod
     def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
@@ -261,11 +261,11 @@ class ModelsOwn:
 
     def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
         """Return the loss of outputs by row: the sum over its places, and their number."""
-        logits = outputs if isinstance(outputs, Tensor) else outputs["logits"]
+        logits = outputs["logits"] if isinstance(outputs, dict) else _first(outputs)
         given: Tensor = torch.as_tensor(labels)
         num = len(logits)
-        if self.is_shifted:
-            logits, given = logits[:, :-1], given[:, 1:]
+        if self.shift:
+            logits, given = logits[:, : -self.shift], given[:, self.shift :]
         values = self._function(logits, given)
         own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
         return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
@@ -277,14 +277,11 @@ def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 _FORMS = (
-    ("cross entropy of the next place, over the places whose label is not -100", True, _of_classes),
-    ("cross entropy over the places whose label is not -100", False, _of_classes),
-    ("squared error", False, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
-    (
-        "binary cross entropy",
-        False,
-        lambda out, y: functional.binary_cross_entropy_with_logits(out, y, reduction="none"),
-    ),
+    ("cross entropy of the next place, over the places whose label is not -100", 1, _of_classes),
+    ("cross entropy over the places whose label is not -100", 0, _of_classes),
+    ("cross entropy of the place after the next, over the places whose label is not -100", 2, _of_classes),
+    ("squared error", 0, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
+    ("binary cross entropy", 0, partial(functional.binary_cross_entropy_with_logits, reduction="none")),
 )
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from wholestep.audit.log import Log, room
 from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.pytorch.calls import Calls, later
+from wholestep.audit.pytorch.flow import Flow
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.state import bare, trained, unpacked, values
 from wholestep.audit.source import is_of_user
@@ -56,6 +57,7 @@ class Scout:
         loaders: the loaders that the script iterates over, each once.
         arrays: by name, the tensors and arrays of the script's own functions.
         names: the modules' names, by their ids.
+        flow: of the gradients, layers and losses one by one.
         limit: the end of the script, and the audits that it makes itself.
         elsewhere: in words, the modules that cannot be watched.
     """
@@ -65,7 +67,7 @@ class Scout:
     def __init__(self, num_updates: int | None):
         self._least, self._is_exact = num_updates or 30, num_updates is not None
         self.limit = Limit(self._least)
-        self.loop = Loop(self)
+        self.loop, self.flow = Loop(self), Flow()
         self.loaders: list[DataLoader] = []
         self.arrays: dict[str, Any] = {}
         self.names: dict[int, str] = {}
@@ -79,7 +81,7 @@ class Scout:
         before = nn.Module.__call__, DataLoader.__iter__
         nn.Module.__call__, DataLoader.__iter__ = self._called(before[0]), self._iterating(before[1])
         try:
-            with later(), self._hooks:
+            with later(), self.flow.on(), self._hooks:
                 yield
         finally:
             nn.Module.__call__, DataLoader.__iter__ = before

@@ -198,7 +198,8 @@ def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
 
 def own_loss(given: dict, output: Any) -> tuple[Tensor, Own] | None:
     """Return the loss that a module computes itself of labels, and its numbers; None if it does not."""
-    labels, loss = given.get("labels"), output.get("loss") if isinstance(output, dict) else None
+    numbers = [o for o in output if isinstance(o, Tensor) and not o.ndim] if isinstance(output, tuple) else []
+    labels, loss = given.get("labels"), output.get("loss") if isinstance(output, dict) else next(iter(numbers), None)
     if not isinstance(labels, Tensor) or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
         return None
     num = given.get("num_items_in_batch")

@@ -11,10 +11,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, TensorDataset
 
 from wholestep import tree
+from wholestep.audit.found import Likely
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log, room
 from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.calls import Calls
+from wholestep.audit.pytorch.flow import Flow
 from wholestep.audit.pytorch.given import as_given, called_for
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, ModelsOwn, Objective, meant
@@ -37,6 +39,10 @@ _NONE = (
 )
 _OF_MODEL = "the form of the loss: the model computes it, and it is none that is known of its logits and labels"
 _SHARED = "the form of the loss: the losses of another module's steps go through this one. Pass its own: loss=..."
+_SHIFTED = Likely(
+    "The model is trained to predict the place after the next one: the labels are moved by two places. Are they moved "
+    "in the model, and once more in its loss?"
+)
 _OWN = "the form of the loss: it has parameters of its own, which may move"
 
 
@@ -57,13 +63,14 @@ def watched(
     if (command := COMMAND.get()) is not None:
         command.adopt(report, log)
     watcher = Watcher(model, log, None if given is None else len(tree.leaves(given[0])))
-    calls = Calls(watcher)
+    calls, flow = Calls(watcher), Flow()
     try:
-        with watcher.on(), calls.on():
+        with watcher.on(), calls.on(), flow.on():
             yield report
     except BaseException:
         report.fail()
         raise
+    flow.share([watcher])
     close(report, watcher, calls, given, before, told, schedule).ended = values(model)
 
 
@@ -138,6 +145,8 @@ def _models_own(watcher: Watcher, report: Report) -> Any:
         outputs = called.setting.output(list(map(torch.as_tensor, called.outputs)))
         if (objective := ModelsOwn.of_pass(outputs, own.labels, own.loss, own.num)) is not None:
             report.taken.append(f"loss: {objective.told}, as the model computes it")
+            if objective.shift > 1:
+                log.notes[_SHIFTED] = None
             return objective
     log.unseen[_OF_MODEL] = None
     return LoopsOwn()

@@ -1,0 +1,90 @@
+"""Numbers that a user sets against their purpose: class weights, schedules, and groups with weight decay."""
+
+import linecache
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch.optim.lr_scheduler import CosineAnnealingLR, PolynomialLR, ReduceLROnPlateau
+from torch.optim.optimizer import Optimizer
+
+from wholestep.audit.found import Likely, many
+from wholestep.audit.log import Line
+from wholestep.audit.pytorch.ledger import Finding
+
+_BEYOND = (
+    "{} makes a step in each update, {} of them, and its {} is {} ({}): the learning rate {}. If that counts epochs, "
+    "call `scheduler.step()` once per epoch."
+)
+_OTHER_WAY = (
+    "ReduceLROnPlateau has cut the learning rate while the metric went from {:.4g} to {:.4g}, and never {} the first "
+    "one ({}): it has mode='{}'. For a metric that is to {}, pass mode='{}'."
+)
+_DECAYED = (
+    "{} of normalisation layers decay, while a group of the same optimizer without weight decay has nothing but "
+    "vectors, as biases are ({})."
+)
+_NO_FIT = "Does the name by which they are to be left out fit none?"
+_NEAR, _UNLIKE = 0.25, 2.0  # of logarithms of weights and frequencies; how often the one class comes for the other
+_FEW, _SAME, _MOST_ROWS = 3, 1e-3, 2000
+_NAME_OF_NORMS = re.compile(
+    r"""["'][^"'\s]*(?:layer|batch|group|rms|ln|bn)[_.]?norm|["']\.?norms?\d*["'.]""", re.IGNORECASE
+)
+
+
+@dataclass
+class Moves:
+    """The steps of a schedule: (the optimizer's steps before, the number it is given, the fall of the rate)."""
+
+    scheduler: Any
+    steps: list[tuple[int, float, float]] = field(default_factory=list)
+    line: str = ""
+
+    def notes(self) -> Iterator[str]:
+        """Yield a note if the schedule goes far beyond its end, or has a metric that is to go the other way."""
+        yield from self._beyond()
+        if isinstance(self.scheduler, ReduceLROnPlateau) and any(fall > 0 for *_, fall in self.steps):
+            yield from self._upside_down()
+
+    def _beyond(self) -> Iterator[str]:
+        name = {CosineAnnealingLR: "T_max", PolynomialLR: "total_iters"}.get(type(self.scheduler), "")
+        end, at = getattr(self.scheduler, name, np.inf), {num for num, *_ in self.steps}
+        if len(at) > 2 * end and len(at) >= max(at) - min(at):
+            then = "rises and falls again and again" if name == "T_max" else "is 0 from there on"
+            yield _BEYOND.format(type(self.scheduler).__name__, len(at), name, end, self.line, then)
+
+    def _upside_down(self) -> Iterator[str]:
+        metrics, is_min = np.array([metric for _, metric, _ in self.steps]), self.scheduler.mode == "min"
+        if len(metrics) < _FEW or not (metrics[1:].min() > metrics[0] if is_min else metrics[1:].max() < metrics[0]):
+            return
+        nums = np.arange(2, _MOST_ROWS)[:, None] * (metrics / 100 if metrics.max() > 1 else metrics)
+        are_shares = bool(np.any(np.all(np.abs(nums - np.round(nums)) <= _SAME, axis=1)))  # of rows, as an accuracy is
+        if are_shares is is_min:
+            words = ("below", "min", "grow", "max") if is_min else ("above", "max", "fall", "min")
+            yield _OTHER_WAY.format(metrics[0], metrics[-1], words[0], self.line, *words[1:])
+
+
+def grow(weights: tuple[float, ...], counts: Counter[int]) -> bool:
+    """Whether the weights of classes are proportional to their frequencies, which differ, or have their order."""
+    nums = np.array([counts[c] for c in range(len(weights))], float)
+    if len(nums) < 2 or nums.min() <= 0 or min(weights) <= 0 or nums.max() < _UNLIKE * nums.min():
+        return False
+    logs, of_weights = np.log(nums), np.log(weights)
+    is_proportional = np.ptp(of_weights - logs) <= _NEAR * np.ptp(logs)
+    rises = np.diff(of_weights[np.argsort(logs)])
+    return bool(is_proportional or (len(nums) > _FEW and np.all(rises > 0) and len({*nums}) == len(nums)))
+
+
+def decaying(optimizer: Optimizer, norms: set[int], line: Line | None) -> Iterator[Finding]:
+    """Yield the note on normalisation layers that decay, where other vectors do not."""
+    plain = [p for group in optimizer.param_groups if not group.get("weight_decay") for p in group["params"]]
+    own = [
+        p for group in optimizer.param_groups if group.get("weight_decay") for p in group["params"] if id(p) in norms
+    ]
+    if own and plain and all(p.ndim < 2 for p in plain):
+        told = _DECAYED.format(many(len(own), "parameter"), line)
+        is_named = line is not None and any(map(_NAME_OF_NORMS.search, linecache.getlines(line.file)))
+        yield Likely(f"{told} {_NO_FIT}") if is_named else told, {*map(id, own)}
