@@ -224,7 +224,6 @@ class Flow:
 
     def _losing(self, loss: Callable) -> Callable:
         """Return a loss that notes from where its inputs come, its weights, and whether it has a gradient."""
-        loss = getattr(loss, "direct", loss)
         names = inspect.signature(loss)
 
         def note(given: dict, result: Tensor) -> None:

@@ -265,7 +265,7 @@ class ModelsOwn:
         given: Tensor = torch.as_tensor(labels)
         num = len(logits)
         if self.shift:
-            logits, given = logits[:, : -self.shift], given[:, self.shift :]
+            logits, given = logits[:, : given.shape[1] - self.shift], given[:, self.shift :]
         values = self._function(logits, given)
         own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
         return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)

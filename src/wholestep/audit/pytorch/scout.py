@@ -81,7 +81,7 @@ class Scout:
         before = nn.Module.__call__, DataLoader.__iter__
         nn.Module.__call__, DataLoader.__iter__ = self._called(before[0]), self._iterating(before[1])
         try:
-            with later(), self.flow.on(), self._hooks:
+            with self.flow.on(), later(), self._hooks:
                 yield
         finally:
             nn.Module.__call__, DataLoader.__iter__ = before
