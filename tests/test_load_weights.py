@@ -136,9 +136,46 @@ def test_names_that_cannot_be_told_apart_are_missing(tmp_path):
     path = saved(task(names=("dense", "dense_1")), "checkpoint", tmp_path)
     inputs = keras.Input((3,))
     alone = keras.Model(inputs, keras.layers.Dense(4, name="dense_7")(inputs))
-    result = ws.load_weights(alone, path, skip_mismatch=True)
-    assert result.missing == ["dense_7/kernel", "dense_7/bias"]
-    assert result.loaded == {}
+    with pytest.raises(ws.SpecificationError, match=r"At least one weight .* none; in the file: .*dense/kernel"):
+        ws.load_weights(alone, path, skip_mismatch=True)
+    both = keras.Model(inputs, keras.layers.Dense(2, name="head")(alone(inputs)))
+    result = ws.load_weights(both, path, skip_mismatch=True)
+    assert {"dense_7/kernel", "dense_7/bias"} <= {*result.missing}
+    assert {*result.loaded} == {"head/kernel", "head/bias"}
+
+
+def of_layer(layer):
+    return keras.Sequential([keras.Input((4,)), layer])
+
+
+@pytest.mark.parametrize("made", [keras.layers.BatchNormalization, keras.layers.LayerNormalization])
+def test_an_index_is_no_name_where_a_layer_has_other_weights(made, tmp_path):
+    first = of_layer(made(name="norm"))
+    first.set_weights([np.full(4, i + 1.0, "float32") for i in range(len(first.get_weights()))])
+    first.save(tmp_path / "a.keras")
+    other = of_layer(made(name="norm", scale=False))
+    before = bits(other.weights)
+    with pytest.raises(ws.SpecificationError, match=r"norm/beta \(missing\)"):
+        ws.load_weights(other, tmp_path / "a.keras")
+    assert bits(other.weights) == before
+    assert len(ws.load_weights(of_layer(made(name="norm")), tmp_path / "a.keras").loaded) == len(before) + 1
+
+
+def test_integers_are_no_weights_of_a_floating_layer(tmp_path):
+    first = of_layer(keras.layers.Dense(4, name="dense"))
+    first.layers[0].quantize("int8")
+    first.save(tmp_path / "a.keras")
+    with pytest.raises(ws.SpecificationError, match=r"dense/kernel \(missing\)"):
+        ws.load_weights(of_layer(keras.layers.Dense(4, name="dense")), tmp_path / "a.keras")
+    counted = keras.layers.Layer(name="counted")
+    counted.add_weight(shape=(4,), dtype="int32", name="number", initializer="ones", trainable=False)
+    floating = keras.layers.Layer(name="counted")
+    floating.add_weight(shape=(4,), name="number")
+    for layer in (counted, floating):
+        layer.build((None, 4))
+    keras.Sequential([keras.Input((4,)), counted]).save_weights(tmp_path / "b.weights.h5")
+    with pytest.raises(ws.SpecificationError, match="int32 in the file, float32 here"):
+        ws.load_weights(floating, tmp_path / "b.weights.h5")
 
 
 def test_lora_is_loaded_with_its_kernel_or_not_at_all(tmp_path):
@@ -202,6 +239,8 @@ def test_bfloat16_is_loaded_and_restored(tmp_path):
         (["text.weights.h5"], {}, "readable in .*text.weights.h5"),
         (["x.keras"], {"rename": 3}, "rename must be a dict of patterns"),
         (["x.keras"], {"rename": {"(": ""}}, r"regular expression.*'\('"),
+        (["x.keras"], {"rename": {"a": None}}, r"replacement text.*'a': None"),
+        (["x.keras"], {"rename": {"^a": r"\1x"}}, "invalid group reference"),
         (["x.keras"], {"skip_mismatch": 3}, "skip_mismatch must be True, False"),
         (["x.keras"], {"skip_mismatch": "("}, "regular expression"),
     ],
@@ -212,6 +251,13 @@ def test_what_cannot_be_loaded_is_refused(given, named, words, tmp_path, monkeyp
         (tmp_path / f"text.{ending}").write_text("text")
     with pytest.raises((ws.SpecificationError, ws.CheckpointError), match=words):
         ws.load_weights(task(), *given, **named)
+
+
+def test_rename_returns_a_name(tmp_path):
+    with pytest.raises(ws.SpecificationError, match=r"must return a name, or None .* 3 for 'head/"):
+        ws.load_weights(
+            task(), saved(task(), "checkpoint", tmp_path), rename=lambda name: 3 if "head" in name else name
+        )
 
 
 def test_a_model_must_be_built():

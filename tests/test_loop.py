@@ -11,6 +11,7 @@ from shares import on, share
 from small import X, Y, model, same
 
 import wholestep as ws
+from wholestep.data.feed import Loaded
 from wholestep.dispatch import dispatcher
 from wholestep.reports.applied import Applied
 
@@ -506,3 +507,37 @@ def test_a_failed_update_that_is_not_read_when_the_data_raise_comes_again(error)
     trainer.fit(batches, **QUIET)
     ws.Trainer(twin).fit(ws.Batches(rows, shuffle=False), **QUIET)
     assert same(built, twin)
+
+
+@pytest.mark.parametrize("how", ["raise", "skip"])
+def test_an_interrupt_while_the_next_batches_are_drawn_loses_no_outcome(how, monkeypatch):
+    """The block that was just sent holds an update that is not finite: the run and the data are before it."""
+    x = np.ones((32, X.shape[1]), "float32")
+    x[12:16] = np.nan  # batch 3
+    data = ws.Batches(Rows(x), batch_size=4, shuffle=False)
+    trainer = ws.Trainer(model(), on_nonfinite=how)
+    note_sent = Loaded.note_sent
+
+    def interrupted(feed, block):
+        note_sent(feed, block)
+        if block.start[1] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Loaded, "note_sent", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in trainer.steps(data):
+            pass
+    assert (data.position, trainer.num_skipped) == (((0, 3), 0) if how == "raise" else ((0, 4), 1))
+
+
+class Rows:
+    """Rows that are read one by one."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], Y[0]

@@ -112,8 +112,27 @@ def test_many_updates_are_merged_to_a_few_lines_whose_sums_are_exact():
 def test_bad_input(tmp_path):
     with pytest.raises(ws.SpecificationError, match="path of the HTML file"):
         ws.RunReport(3)
+    for path in (tmp_path, tmp_path / "none" / "run.html", ""):
+        with pytest.raises(ws.SpecificationError, match="a file in a folder that exists"):
+            ws.RunReport(path)
     with pytest.raises(ws.SpecificationError, match="needs its updates"):
         ws.RunReport().html(tmp_path / "run.html")
     with pytest.warns(UserWarning, match="RunReport has seen no update"):
         model().fit(X, Y, callbacks=[ws.RunReport(tmp_path / "run.html")], verbose=0)
     assert not (tmp_path / "run.html").exists()
+
+
+def test_a_page_that_cannot_be_written_ends_no_run(tmp_path):
+    (tmp_path / "a").mkdir()
+    report = ws.RunReport(tmp_path / "a" / "run.html")
+    (tmp_path / "a").rmdir()
+    with pytest.warns(UserWarning, match="run.html is not written: .*No such file"):
+        history = ws.Trainer(model()).fit(X, Y, callbacks=[report], verbose=0)
+    assert history.history["loss"]
+
+
+def test_the_report_of_another_trainer_begins_anew(tmp_path):
+    report = ws.RunReport()
+    for epochs in (3, 2):
+        ws.Trainer(model()).fit(X, Y, epochs=epochs, callbacks=[report], verbose=0)
+    assert " 2 epochs" in str(report)

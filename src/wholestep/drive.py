@@ -93,9 +93,9 @@ def drive(
             if policy.before(read):
                 return
             sent = lane.send(run, feed, block)
-            feed.note_sent(block)
             unread.append(sent)
             blocks.append(block)
+            feed.note_sent(block)  # may draw, and be interrupted
             if read(only_due=True):
                 return
             yield sent

@@ -92,25 +92,27 @@ def load_weights(
     _check(model, path, rename, skip_mismatch)
     here = model.weights
 
-    def match(saved: list[tuple[str, Any]]) -> tuple[dict[int, int], LoadedWeights]:
+    def match(saved: list[tuple[str, Any]], nums: list[int]) -> tuple[dict[int, int], LoadedWeights]:
         renamed = [_renamed(name, rename) for name, _ in saved]
-        pairs = _pairs(here, renamed, is_nested=is_file)
-        fits = {i: j for i, j in pairs.items() if tuple(here[i].shape) == tuple(saved[j][1].shape)}
-        shapes = {i: f"{tuple(saved[j][1].shape)} in the file, {tuple(here[i].shape)} here" for i, j in pairs.items()}
+        there = [f"{name}/{num}" if name and num else name for name, num in zip(renamed, nums, strict=True)]
+        pairs = _pairs(here, there, is_nested=any(nums))
+        unlike = {i: _unlike(here[i], saved[j][1]) for i, j in pairs.items()}
+        fits = {i: j for i, j in pairs.items() if not unlike[i]}
         result = LoadedWeights(
             {here[i].path: saved[j][0] for i, j in fits.items()},
             [v.path for i, v in enumerate(here) if i not in pairs],
-            {here[i].path: text for i, text in shapes.items() if i not in fits},
+            {here[i].path: text for i, text in unlike.items() if text},
             [name for j, (name, _) in enumerate(saved) if j not in pairs.values()],
         )
         _check_required(result, path, skip_mismatch)
         return fits, result
 
-    if is_file := str(path).endswith(_KERAS):
-        saved = _in_keras_file(Path(path))
+    if str(path).endswith(_KERAS):
+        saved, nums = _in_keras_file(Path(path))
     else:
-        saved = _in_snapshot(read_one(path, lambda snapshot: match(_in_snapshot(snapshot)) and None).snapshot)
-    fits, result = match(saved)
+        found = read_one(path, lambda snapshot: match(*_in_snapshot(snapshot)) and None)
+        saved, nums = _in_snapshot(found.snapshot)
+    fits, result = match(saved, nums)
     with Guard.of(model), uninterrupted():
         put([saved[j][1] for j in fits.values()], [here[i] for i in fits], {})
     return result
@@ -132,24 +134,27 @@ def _check(model: Any, path: Any, rename: Any, skip_mismatch: Any) -> None:
     if not isinstance(skip_mismatch, bool | str):
         must = "skip_mismatch must be True, False, or a pattern of names."
         raise SpecificationError(message(must, shown(skip_mismatch), 'skip_mismatch="^head/".'))
-    for pattern in [
-        *(rename if isinstance(rename, Mapping) else ()),
-        *([skip_mismatch] * isinstance(skip_mismatch, str)),
-    ]:
+    patterns = {**rename} if isinstance(rename, Mapping) else {}
+    for pattern, replacement in [*patterns.items(), *([(skip_mismatch, "")] if isinstance(skip_mismatch, str) else [])]:
         try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            must = "A pattern of names must be a regular expression."
-            raise SpecificationError(message(must, f"{pattern!r} ({error})", 'such as "^head/".')) from error
+            re.compile(pattern).sub(replacement, "")
+        except (re.error, TypeError, IndexError) as error:
+            must = "A pattern of names must be a regular expression, and its replacement text."
+            received = f"{pattern!r}: {replacement!r} ({error})"
+            raise SpecificationError(message(must, received, '{"^encoder/": "backbone/"}.')) from error
 
 
 def _renamed(name: str, rename: Rename | None) -> str | None:
     """Return the name here of a weight in the file; None to leave it out."""
-    if callable(rename):
-        return rename(name)
-    for pattern, replacement in (rename or {}).items():
-        name = re.sub(pattern, replacement, name)
-    return name
+    if not callable(rename):
+        for pattern, replacement in (rename or {}).items():
+            name = re.sub(pattern, replacement, name)
+        return name
+    found = rename(name)
+    if not isinstance(found, str | None):
+        must = "rename must return a name, or None for a weight to leave out."
+        raise SpecificationError(message(must, f"{shown(found)} for {name!r}", "return name"))
+    return found
 
 
 def _check_required(result: LoadedWeights, path: Any, skip_mismatch: bool | str) -> None:
@@ -162,6 +167,10 @@ def _check_required(result: LoadedWeights, path: Any, skip_mismatch: bool | str)
         received = f"{_first([f'{name} ({why})' for name, why in refused.items()])}; unused: {_first(result.unused)}"
         attempt = 'rename={"pattern": "replacement"}; or skip_mismatch=True, or a pattern of names that may differ.'
         raise SpecificationError(message(must, received, attempt))
+    if not result.loaded:
+        must = f"At least one weight of {path} must fit the model."
+        attempt = "other names by rename={...}: print(ws.load_weights(...)) lists them once one fits."
+        raise SpecificationError(message(must, f"none; in the file: {_first(result.unused)}", attempt))
     kernels = {re.sub(r"[^/]*$", "", name) for name in result.loaded.values()}
     if alone := [name for name in result.unused if _LORA.search(name) and _LORA.sub("", name) in kernels]:
         must = "A layer that was saved with LoRA must be loaded with its LoRA weights."
@@ -177,17 +186,22 @@ def _first(names: list[str]) -> str:
 # ---- the weights of a file, by name ----
 
 
-def _in_snapshot(snapshot: Snapshot) -> list[tuple[str, Numbers]]:
-    """Return the weights of a snapshot, trainable or not, without seeds."""
+def _in_snapshot(snapshot: Snapshot) -> tuple[list[tuple[str, Numbers]], list[int]]:
+    """Return the weights of a snapshot, trainable or not, without seeds; and zeros, as names have no index."""
     named = [(k, i, path) for k in ("params", "buffers") for i, path in enumerate(snapshot.facts["paths"][k])]
-    return [(path, snapshot.arrays[f"{k}/{i}"]) for k, i, path in named if not path.endswith("seed_generator_state")]
+    named = [each for each in named if not each[2].endswith("seed_generator_state")]
+    return [(path, snapshot.arrays[f"{k}/{i}"]) for k, i, path in named], [0] * len(named)
 
 
-def _in_keras_file(path: Path) -> list[tuple[str, Numbers]]:
-    """Return the weights of a .keras or .weights.h5 file: the names of the layers, from the outermost, and an index."""
+def _in_keras_file(path: Path) -> tuple[list[tuple[str, Numbers]], list[int]]:
+    """Return the weights of a .keras or .weights.h5 file, and how many the layer of each has.
+
+    A name is those of the layers, from the outermost, and an index.
+    """
     import h5py  # a dependency of Keras, imported where a file is read
 
     found: list[tuple[str, Numbers]] = []
+    nums: list[int] = []
 
     def visit(group: Any, names: tuple[str, ...], source: str) -> None:
         values = group.get("vars")
@@ -202,6 +216,7 @@ def _in_keras_file(path: Path) -> list[tuple[str, Numbers]]:
                 raise ValueError(f"{'/'.join((*names, key))} is not stored in this file")
             dtype = ml_dtypes.bfloat16 if held.attrs.get("dtype") == "bfloat16" else None
             found.append(("/".join((*names, key)), np.array(held, dtype)))
+            nums.append(len(values))
 
     try:
         content: Any = path
@@ -211,8 +226,9 @@ def _in_keras_file(path: Path) -> list[tuple[str, Numbers]]:
         with h5py.File(content, "r") as file:
             visit(file, (), file.filename)
     except (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"The weights must be readable in {path}. Received: {error}.") from error
-    return found
+        attempt = "the path of a file that Keras' model.save or save_weights has written on this machine."
+        raise CheckpointError(message(f"The weights must be readable in {path}.", error, attempt)) from error
+    return found, nums
 
 
 def _in_numbers(key: str) -> tuple[tuple[int, str], ...]:
@@ -223,11 +239,21 @@ def _in_numbers(key: str) -> tuple[tuple[int, str], ...]:
 # ---- which weight takes which ----
 
 
+def _unlike(variable: keras.Variable, array: Any) -> str:
+    """Return the shapes if they differ, or the dtypes if only one is floating, as after `quantize`; otherwise ""."""
+    shapes = tuple(array.shape), tuple(variable.shape)
+    dtypes = keras.backend.standardize_dtype(array.dtype), variable.dtype
+    are_alike = len(set(map(keras.backend.is_float_dtype, dtypes))) == 1
+    there, here = shapes if shapes[0] != shapes[1] else dtypes
+    return "" if shapes[0] == shapes[1] and are_alike else f"{there} in the file, {here} here"
+
+
 def _pairs(here: list[keras.Variable], there: list[str | None], *, is_nested: bool) -> dict[int, int]:
     """Return for variables the places of their names in a file.
 
     Args:
-        is_nested: whether names in the file end with an index, and may begin with the models around a layer.
+        is_nested: whether names in the file end with an index and the number of weights of the layer, and may begin
+            with the models around a layer.
     """
     names = _indexed(here) if is_nested else [v.path for v in here]
     endings: dict[str, list[int]] = {}
@@ -256,11 +282,12 @@ def _pairs(here: list[keras.Variable], there: list[str | None], *, is_nested: bo
 
 
 def _indexed(here: list[keras.Variable]) -> list[str]:
-    """Return the names of variables with the index in their layer, as in a Keras file, in place of their own names."""
-    names, copies, counts = [], Counter[str](), Counter[tuple[str, int]]()
+    """Return names as in a Keras file: the layer, the index in it, and how many weights it has without LoRA's."""
+    layers, indices, copies, nums = [], [], Counter[str](), Counter[tuple[str, int]]()
     for variable in here:
         layer = variable.path.rpartition("/")[0], copies[variable.path]  # one of several layers with one name
-        names.append(f"{layer[0]}/{counts[layer]}")
+        layers.append(layer)
+        indices.append(nums[layer])
         copies[variable.path] += 1
-        counts[layer] += 1
-    return names
+        nums[layer] += not variable.name.startswith("lora_")
+    return [f"{layer[0]}/{i}/{nums[layer]}" for layer, i in zip(layers, indices, strict=True)]

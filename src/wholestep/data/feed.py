@@ -65,7 +65,7 @@ class Resident(_Feed):
         self.where = f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
         self._data = devices.resident(batches.arrays)
         self._num_full = self.order.num_rows // self.size
-        self._most_named = min(self._num_full, max(1, _MOST_NAMED // self.size))
+        self._num_ahead = min(self._num_full, _MOST_NAMED // self.size)
         self._named: tuple[tuple[int, int], int, Table] | None = None  # first update, number of updates, rows
         self._examples: dict[bool, Batch] = {}  # for full updates, and for the short one
         self._checked = False
@@ -90,8 +90,8 @@ class Resident(_Feed):
     def note_sent(self, block: Block) -> None:
         """Compute the order of the next epoch while the device is busy; `Order` caches it."""
         epoch, step = block.end
-        if step == 0 and self._num_full:
-            self._rows(epoch, 0, self._most_named)
+        if step == 0 and self._num_ahead:
+            self._rows(epoch, 0, self._num_ahead)
 
     def _block(self, epoch: int, step: int, num: int, left: int) -> Block:
         is_full = step < self._num_full

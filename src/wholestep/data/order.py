@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 _ROUNDS = 6
+_NUM_CACHED = 64  # chunks: two epochs of the rows that are named at once
 _CHUNK = 4096  # row numbers that are computed at once, which takes hardly longer than those of one batch
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -42,6 +43,8 @@ class Order:
         """Return the row numbers at places start..stop-1 of the epoch, an int64 array (stop - start,)."""
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.int64)
+        if stop - start > _NUM_CACHED * _CHUNK // 2:
+            return _permuted(self, epoch, start, stop)
         first, last = start // _CHUNK, max(start, stop - 1) // _CHUNK
         rows = np.concatenate([_chunk(self, epoch, number) for number in range(first, last + 1)])
         return rows[start - first * _CHUNK : stop - first * _CHUNK]
@@ -51,7 +54,7 @@ class Order:
         return self.rows(epoch, step * size, min((step + 1) * size, self.num_rows))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_NUM_CACHED)
 def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
     """Return the row numbers of a chunk of an epoch, read-only, as they are cached."""
     rows = _permuted(order, epoch, number * _CHUNK, min((number + 1) * _CHUNK, order.num_rows))

@@ -26,8 +26,7 @@ class Compilations:
 
     Args:
         timer: makes the thread that calls a function after a delay, like `threading.Timer`.
-        tell: is called with the line about a long compilation.
-        is_quiet: whether to omit this line, as with `verbose=0`. The warning is always shown, once.
+        tell: is called with the line about a long compilation, unless `is_quiet`. The warning is always shown, once.
     """
 
     def __init__(
@@ -109,15 +108,17 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         super().__init__()
         self._clock = clock
-        self._begun: float | None = None
+        self._begun = 0.0
+        self._num_begun = 0
         self._first: float | None = None  # when the first dispatch of the epoch had finished
         self._counts = np.zeros(2, int)  # updates and rows since then
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Print the epoch and, from the second epoch on, the time left at the speed of the last one."""
+        """Print the epoch and, from the third one on, the time left at the speed of the last: the first compiles."""
         now, begun = self._clock(), self._begun
-        left = "" if begun is None else f" - {_duration((now - begun) * (self.epochs - epoch))} left"
+        left = f" - {_duration((now - begun) * (self.epochs - epoch))} left" if self._num_begun > 1 else ""
         self._begun, self._first, self._counts = now, None, np.zeros(2, int)
+        self._num_begun += 1
         self._reset_progbar()
         self._maybe_init_progbar()
         if self.epochs > 1:
@@ -138,7 +139,7 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
         else:
             begun = self._first
             self._counts = counts = self._counts + counts
-        if self.progbar is not None and begun is not None:
+        if self.progbar is not None:
             self.progbar.pace = counts / max(now - begun, 1e-9)
 
     def wait(self, reason: str) -> None:

@@ -14,6 +14,7 @@ from wholestep.errors import SpecificationError, message, warn
 from wholestep.reports.page import LEGEND, Picture, assert_drawable, bare, drawn, figure, part_of_page, write_page
 from wholestep.reports.report import Report
 
+_NUM_UNMERGED = 64  # dispatches, of up to hundreds of updates
 _MOST = 2048  # lines are kept; up to twice as many before they are merged
 _SECONDS = 60.0  # between two writes of the page at an epoch's end
 _DARK, _LIGHT, _RED, _GREEN = "#222222", "#7f9fbf", "#c8553d", "#1a7f3c"
@@ -54,6 +55,15 @@ class RunReport(keras.callbacks.Callback):
             must = "RunReport takes the path of the HTML file."
             raise SpecificationError(message(must, path, 'RunReport("run.html"), or RunReport() and its html(path).'))
         self._path = None if path is None else Path(path).absolute()  # `os.chdir` does not move it
+        if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
+            must = "RunReport takes a file in a folder that exists."
+            raise SpecificationError(message(must, str(self._path), f"mkdir -p {self._path.parent}, and a file there."))
+        self._since = self._written = self._measured = 0.0
+        self._bytes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with no updates."""
         self._lines = np.zeros((0, len(_FOLDS)))
         self._unmerged: list[tuple[int, np.ndarray, np.ndarray, float, int]] = []  # dispatches
         self._each = 1  # updates in a line, except for the newest
@@ -61,8 +71,6 @@ class RunReport(keras.callbacks.Callback):
         self._cuts: dict[str, int] = {}  # the first update of each kind
         self._restarts: list[int] = []
         self._program: Any = None
-        self._since = self._written = self._measured = 0.0
-        self._bytes = 0
 
     # ---- a run ----
 
@@ -76,12 +84,14 @@ class RunReport(keras.callbacks.Callback):
 
     def note(self, report: Report, num: int) -> None:
         """Add `num` updates of a dispatch that has been read."""
+        if report.first == 1 and self._last:
+            self._begin()  # of another trainer
         now, block = time.perf_counter(), report.block
         if now - self._measured > 0.1:
             self._measured, self._bytes = now, _resident_bytes()
         counts = block.table.counts[block.first : block.first + num]
         self._unmerged.append((report.first, report.values[:num, -2:], counts, now - self._since, self._bytes))
-        if len(self._unmerged) >= _MOST:
+        if len(self._unmerged) >= _NUM_UNMERGED:
             self._merge()
         if block.program is not self._program:
             self._program, memory = block.program, block.program.memory
@@ -105,8 +115,8 @@ class RunReport(keras.callbacks.Callback):
         lines = np.stack([parts[name] for name in _FOLDS], axis=1)
         self._lines, self._unmerged = np.concatenate([self._lines, lines]), []
         while len(self._lines) > 2 * _MOST:
-            self._each *= 2
             self._lines = _merged(self._lines, (self._column("number") - 1) // self._each)
+            self._each *= 2 if len(self._lines) > _MOST else 1
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Note the validation loss and the learning rate, and write the page if the last one is old."""
@@ -158,8 +168,11 @@ class RunReport(keras.callbacks.Callback):
                 f"{self._path} is not written: RunReport has seen no update. Pass it to the fit of a wholestep.Trainer."
             )
         elif self._path is not None:
-            self.html(self._path)
             self._written = time.perf_counter()
+            try:
+                self.html(self._path)
+            except OSError as error:  # a full disk ends no run
+                warn(f"{self._path} is not written: {error}. The report's html(path) writes it elsewhere.")
 
     def __str__(self) -> str:
         self._merge()
