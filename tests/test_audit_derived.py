@@ -242,6 +242,10 @@ FORMS = {  # what the report says of the loss, and the edits of the script
     "mean_squared_error of goal as labels": [TEACHER, *by_hand(FOLLOWED)],
     "mean_squared_error of b as labels, by one output of each row": [NOISY, *by_hand(ONE)],
     "before it / 2 by the outputs / 2": [CLASSES, TEACHER, *by_hand(TAUGHT.format(2))],
+    "/ 1, and the loss takes the outputs / 2: one temperature": [
+        *(CLASSES, TEACHER),
+        *by_hand(TAUGHT.format(2).replace("(a) / 2", "(a)")),
+    ],
     "one temperature is meant for both": [CLASSES, TEACHER, *by_hand(TAUGHT.format(1))],
 }
 

@@ -1,15 +1,18 @@
 """Loops by hand: beside `fit`, with an optimizer of the script, and with a loss that has to be supposed."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
 from audit_scripts import script
 from shares import halves
 
+from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied
 from wholestep.audit.readings import Moves, solved
-from wholestep.audit.steps import apply
-from wholestep.audit.windows import Piece, Update
+from wholestep.audit.steps import anew_in_each_pass, apply
+from wholestep.audit.windows import Piece, Update, Windows
 
 ENGINE = keras.backend.backend()
 PIECE = Piece(None, np.arange(3))  # type: ignore[arg-type]
@@ -32,21 +35,28 @@ def test_a_fit_after_which_no_gradient_is_taken_is_judged(report_of):
     assert (code, "data: what `fit` was given" in out, "loop: " in out) == (0, True, False), out
 
 
+BETAS = {"other beta": (0.9, 0.9), "swapped": (0.99, 0.9), "one alone": (0.9, 0.0), "none": (0.0, 0.0)}
+
+
 def fall(kind, grads, params):
-    """Return the falls of the weights by an optimizer, at rates of 0.1."""
+    """Return the falls of the weights by an optimizer, at rates of 0.1, or rising ones."""
     first, second = np.zeros_like(grads[0]), np.zeros_like(grads[0])
     for t, (g, p) in enumerate(zip(grads, params, strict=True), start=1):
+        rate = 0.1 * t if "rising" in kind else 0.1
         if kind in ("momentum", "nesterov"):
             first = 0.9 * first + g
-            yield 0.1 * (first if kind == "momentum" else g + 0.9 * first)
+            yield rate * (first if kind == "momentum" else g + 0.9 * first)
             continue
-        count = 1 if kind == "a frozen count" else t
+        count = 1 if kind == "a frozen count" else t + (kind == "next count")
+        one, two = BETAS.get(kind, (0.9, 0.99))
         first, second = 0.9 * first + 0.1 * g, 0.99 * second + 0.01 * g * g
-        step = first / (1 - 0.9**count) / (np.sqrt(second / (1 - 0.99**count)) + 1e-8)
-        yield 0.1 * (step + 0.05 * p * KERNELS * (kind == "decay"))
+        step = first / (1 - one**count) / (np.sqrt(second / (1 - two**count)) + 1e-8)
+        yield rate * step + p * KERNELS * DECAYS.get(kind, 0.0) * (rate if "by rate" in kind else 1)
 
 
 KERNELS = np.arange(90) < 80
+DECAYS = {"decay by rate": 0.05, "rising decay by rate": 0.05, "rising decay": 0.005, "decay": 0.05}
+MOMENTS = "mean with 0.9, over the root of its mean square with 0.99)"
 
 
 @pytest.mark.parametrize(
@@ -54,9 +64,18 @@ KERNELS = np.arange(90) < 80
     [
         ("momentum", "0.9 times the move before", ""),
         ("nesterov", "0.9 times the move before", ""),
-        ("adam", "mean with 0.9, over the root of its mean square with 0.99)", ""),
-        ("decay", "mean with 0.9, over the root of its mean square with 0.99)", ""),
+        ("adam", MOMENTS, ""),
+        ("rising", MOMENTS, ""),
+        ("decay by rate", f"{MOMENTS}, and shrinks the weights by 0.005, 0.05 times the rate", ""),
+        ("rising decay by rate", "by 0.05 times the rate", ""),
+        ("rising decay", "by 0.005, at any rate", ""),
+        ("decay", "by 0.05, 0.5 times the rate", "forget all but the last 20 updates"),
         ("a frozen count", "mean with 0.9", "does the count of updates move?"),
+        ("none", "mean with 0.9", "does the count of updates move?"),
+        ("other beta", MOMENTS, "mean square is divided by 1 - 0.9 ** count, and not divided by 1 - 0.99 ** count."),
+        ("swapped", MOMENTS, "the mean is divided by 1 - 0.99 ** count, and not divided by 1 - 0.9 ** count; the mean sq"),
+        ("one alone", MOMENTS, "the mean square is not corrected, and not divided by 1 - 0.99 ** count."),
+        ("next count", MOMENTS, "as in Adam: the count is that of the next update."),
     ],
 )
 def test_an_optimizer_by_hand_is_solved_for(kind, told, note):
@@ -65,9 +84,35 @@ def test_an_optimizer_by_hand_is_solved_for(kind, told, note):
     moves = Moves(params, list(fall(kind, grads, params)), grads, [1e-3] * 6, KERNELS)
     rule = solved(moves)
     assert rule is not None
-    assert (told in rule.told, note in rule.note, bool(rule.note)) == (True, True, bool(note))
-    assert rule.rates == pytest.approx([0.1] * 6, rel=1e-3)
+    assert (told in rule.told, note in "".join(rule.notes), len(rule.notes)) == (True, True, int(bool(note)))
+    assert rule.rates == pytest.approx([0.1 * t if "rising" in kind else 0.1 for t in range(1, 7)], rel=1e-3)
     assert solved(moves._replace(grads=list(rng.normal(size=(6, 90))))) is None
+
+
+WARM, FALLING = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("rates", "sizes", "told", "is_likely"),
+    [
+        (WARM * 2, [3] * 8, "begins anew with each pass", True),
+        (FALLING * 2, [3] * 8, "begins anew with each pass", False),  # a warm restart
+        ([0.1, 0.4, 0.2, 0.1] * 2, [3] * 8, "begins anew with each pass", False),  # a triangle
+        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4], [3] * 8, "", False),
+        ([0.1, 0.1, 0.5, 0.5] * 2, [3, 3, 2, 2] * 2, "on the number of rows of a batch alone: 0.1 for 3 rows", True),
+        ([0.3, 0.3, 0.2, 0.2] * 2, [3, 3, 2, 2] * 2, "begins anew with each pass", False),  # scaled by the rows
+    ],
+)
+def test_rates_that_begin_anew_or_depend_on_a_batch_are_said(rates, sizes, told, is_likely):
+    updates, place = [], {}
+    for i, (rate, size) in enumerate(zip(rates, sizes, strict=True)):
+        piece = Piece(SimpleNamespace(order=i), np.arange(size))  # type: ignore[arg-type]
+        updates.append(Update(i, [piece], Applied(i, 0, [], [], [], [], [], rate, i, None)))
+        place[i] = i // 4, 0
+    seen = Windows([], updates, [], 0, set(), 0, place)
+    found = list(anew_in_each_pass(seen))
+    assert (len(found), told in "".join(found)) == (bool(told), True), found
+    assert [isinstance(note, Likely) for note in found] == [is_likely] * bool(told)
 
 
 def test_optimizers_that_move_the_same_variables_in_turn_begin_nothing_anew():

@@ -351,7 +351,7 @@ def _running(scout: Scout, log: Log, seen: Windows) -> Iterator[str]:
         more = [delta for r in rounds for delta in (count - r.num, (count - r.rows) / size)]
         return any(-_SLACK <= delta <= most for delta in more)
 
-    counts = {metric: _count(metric) for metric in scout.metrics.values()}
+    counts = {metric: _count(metric) for key, metric in scout.metrics.items() if key not in scout.resets}
     running = [m for m, c in counts.items() if is_of(c, whole, _SLACK + log.num_late) and not is_of(c, single, _SLACK)]
     if names := sorted(metric.name for metric in running):
         told = f"The metrics {', '.join(names)} have" if len(names) > 1 else f"The metric {names[0]} has"

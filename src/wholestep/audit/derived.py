@@ -88,22 +88,23 @@ def solved(
         own = {name: own[name] for name in same}
     padded = {name or "labels": y for name, y in (own | beside).items() if is_padded(np.asarray(y))}
     masks = {f"at the places whose {name} are not 0": y != 0 for name, y in padded.items()}
-    for is_usual in (True, False):
-        for name, y in own.items():
-            usual = list(losses([derived[0].output], y))
-            every = usual if is_usual else [loss for one in usual[:1] for _, loss in others(one, y)]
-            for loss in every:
-                yield from _fitted(replay, derived[:_MOST_PASSES], loss, (name, y), beside | masks)
+    usual = {name: list(losses([derived[0].output], y)) for name, y in own.items()}
+    for name, y in own.items():
+        for loss in usual[name]:
+            yield from _fitted(replay, derived[:_MOST_PASSES], loss, (name, y), beside | masks)
+    first, arrays = derived[0], {name: y for name, y in (own | beside).items() if hasattr(y, "shape")}
+    for soft in softened(first.rows, first.output, first.derivative, arrays):
+        for found in _fitted(replay, derived[:_MOST_PASSES], soft.loss, ("", soft.labels), beside | masks):
+            yield found._replace(note=soft.note)
+    for name, y in own.items():
+        for _, loss in (pair for one in usual[name][:1] for pair in others(one, y)):
+            yield from _fitted(replay, derived[:_MOST_PASSES], loss, (name, y), beside | masks)
     for name, y in own.items():
         if y.dtype.kind == "f" and y.shape[1:] == derived[0].output.shape[1:] and np.any(is_nan := np.isnan(y)):
             places = [d._replace(output=d.output[..., None], derivative=d.derivative[..., None]) for d in derived]
             mask = {f"at the places whose {name or 'labels'} are no NaN": ~is_nan}
             for each in solved(replay, places, {name: np.nan_to_num(y)[..., None]}, mask):
                 yield each._replace(loss=Through(each.loss, by_place))
-    first, arrays = derived[0], {name: y for name, y in (own | beside).items() if hasattr(y, "shape")}
-    for soft in softened(first.rows, first.output, first.derivative, arrays):
-        for found in _fitted(replay, derived[:_MOST_PASSES], soft.loss, ("", soft.labels), beside | masks):
-            yield found._replace(note=soft.note)
 
 
 def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[str]:

@@ -260,15 +260,15 @@ def softened(
     for (name, y), (teacher, soft, own) in product(classes, _soft(shape, labels)):
         both = np.eye(width)[y], np.broadcast_to(soft, (*y.shape, width))
         hot, targets = (each[rows].reshape(-1, width)[at] for each in both)
-        for divisor in dict.fromkeys((own, 1.0)) if own else _TEMPERATURES:
+        for divisor in dict.fromkeys((own, 1.0)) if own > 1.0 or not teacher else _TEMPERATURES:
             if (found := _solved(out, moved, hot, targets, divisor)) is None:
                 continue
             one, two = (found * len(outputs) if teacher else found / found.sum()).tolist()
             told, note = f"categorical_crossentropy of {name or 'the data'} as labels, smoothed by {two:.3g}", ""
             if teacher:
-                told = f"{one:.3g} times the cross entropy of {name}, and {two * divisor:.3g} times that of {teacher}"
+                told = f"{one:.3g} times the cross entropy of {name or 'the data'}, and {two * divisor:.3g} times that of {teacher}"
                 told += f" by the outputs / {divisor:g}"
-            if own > 1.0 != own / divisor:  # below 1 labels are sharpened, which is meant
+            if own >= 1.0 != own / divisor:  # below 1 labels are sharpened, which is meant
                 note = f"The soft labels are {teacher}, and the loss takes the outputs / {divisor:g}: one temperature "
                 note = Likely(f"{note}is meant for both.")
             loss = Soft(one, two * divisor, divisor, name=told)

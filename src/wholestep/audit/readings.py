@@ -211,6 +211,12 @@ _UNCORRECTED = (
     "The moments are corrected in no update, or in each as in the first: does the count of updates move? Is that meant?"
 )
 
+_SURE = 3  # times the distance up to which moves are reproduced
+_MOST_DECAY = 0.01  # of the weights in an update: they forget a gradient within a hundred updates
+_SHRUNK = (
+    "Each update shrinks the weights by the share {:.3g}, so that they forget all but the last {:.0f} updates. A decay "
+    "is multiplied by the rate, which makes it {:.3g}: is that missing?"
+)
 _FROZEN = (
     "Each update corrects its moments as the first one, with a rate of {:g}: the count of updates stands still. Add 1 "
     "to it in each."
@@ -247,18 +253,18 @@ def _with_momentum(moves: Moves) -> Rule | None:
                 break
             numbers.append(found)
         else:
-            rates = [float(each[0] + (each[2] if has_before and len(each) > 2 else 0.0)) for each in numbers]
+            rates = [float(parts[0] + (parts[2] if len(parts) > 2 else 0.0)) for parts, _ in numbers]
             if has_before:  # the second move and gradient before are one direction
                 rates[:2] = rates[2:3] * 2
-            told = f", and {numbers[-1][1]:.4g} times the move before" if len(numbers) > 1 else ""
-            return Rule(rates, told)
+            told = f", and {numbers[-1][0][1]:.4g} times the move before" if len(numbers) > 1 else ""
+            return _decaying(Rule(rates, told), moves, [decay for _, decay in numbers])
     return None
 
 
 def _with_moments(moves: Moves) -> Rule | None:
     """Return the rule of Adam, RMSprop or Adagrad: a mean of the gradients, divided by a root of their squares."""
     for betas, epsilon, is_corrected in product(product(*_BETAS), _EPSILONS, (True, False)):
-        numbers: list[float] = []
+        numbers = []
         for t, (first, second) in enumerate(_moments(moves.grads, *betas)):
             root = np.sqrt(second)
             are_known = root > _TINY * np.sqrt(np.mean(second))
@@ -266,24 +272,65 @@ def _with_moments(moves: Moves) -> Rule | None:
             found = _fitted(moves, t, [first / np.maximum(root + size, 1e-30)], are_known)
             if found is None:
                 break
-            numbers.append(float(found[0]))
+            numbers.append(found)
         if len(numbers) == len(moves.falls):
-            return _named(np.array(numbers), *betas)
+            rule = _named(np.array([float(parts[0]) for parts, _ in numbers]), *betas)
+            return _decaying(rule, moves, [decay for _, decay in numbers])
     return None
 
 
 def _named(factors: np.ndarray, first: float, second: float) -> Rule:
-    counts = np.arange(1, len(factors) + 1)
-    corrected = factors * (1 - first**counts) / (np.sqrt(1 - second**counts) if second < 1 else 1.0)
+    """Return the rule of Adam: its rates are the factors of the moments by their corrections, the meant ones if even.
+
+    A correction divides a moment by 1 - beta ** count: by its beta, none, the other moment's, or of the next count.
+    """
+    counts, squares = np.arange(1, len(factors) + 1), second if second < 1 else 0.0
+
+    def rates(one: float, two: float, late: int = 0) -> np.ndarray:
+        return factors * (1 - one ** (counts + late)) / np.sqrt(1 - two ** (counts + late))
+
     told = f" (its mean with {first:g}, over the root of its mean square with {second:g})"
-    is_even = [float(np.ptp(each)) <= FINE.differs * float(np.max(np.abs(each))) for each in (factors, corrected)]
-    is_plain = is_even[0] and not is_even[1]
-    note = ""
-    if is_plain and first > 0 and second < 1:
+    meant, has_both = rates(first, squares), 0 < first != squares > 0
+    if _is_even(meant) or not 0 < squares:
+        return Rule((meant if _is_even(meant) or not _is_even(factors) else factors).tolist(), told)
+    if _is_even(factors):
         as_first = float(factors[0]) * (1 - first) / np.sqrt(1 - second)
         is_frozen = _is_round(as_first) and not _is_round(float(factors[0]))
         note = Likely(_FROZEN.format(float(f"{as_first:.2g}"))) if is_frozen else _UNCORRECTED
-    return Rule((factors if is_plain else corrected).tolist(), told, note)
+        return Rule(factors.tolist(), told, (note,) * (first > 0))
+    for one, two, late in product((first, 0.0, squares), (squares, 0.0, first), (0, 1)) if has_both else ():
+        if _is_even(found := rates(one, two, late)):
+            used = ("mean", one, first), ("mean square", two, squares)
+            wrong = [
+                f"the {name} is {f'divided by 1 - {beta:g} ** count' if beta else 'not corrected'}, and not divided "
+                f"by 1 - {own:g} ** count"
+                for name, beta, own in used
+                if beta != own
+            ]
+            note = "; ".join([*wrong, *["the count is that of the next update"] * late])
+            return Rule(found.tolist(), told, (Likely(f"A moment is not corrected as in Adam: {note}."),))
+    return Rule(meant.tolist(), told)
+
+
+def _is_even(numbers: np.ndarray) -> bool:
+    return float(np.ptp(numbers)) <= FINE.differs * float(np.max(np.abs(numbers)))
+
+
+def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
+    """Return a rule with the share by which each update shrinks the weights beside its step, if it does."""
+    for i, are_own in enumerate((moves.are_kernels, ~moves.are_kernels)):
+        shares, rates = np.array([each[i] for each in decays]), np.array(rule.rates)
+        lengths = shares * [np.linalg.norm(w[are_own]) for w in moves.params]
+        bounds = [_SURE * near * np.linalg.norm(fall) for near, fall in zip(moves.near, moves.falls, strict=True)]
+        if not np.all(lengths > bounds) or not (_is_even(shares) or _is_even(shares / rates)):
+            continue
+        by_rate = f"{shares[0] / rates[0]:.4g} times the rate"
+        size = f"{shares[0]:.4g}, {by_rate}" if _is_even(rates) else by_rate
+        size = size if _is_even(shares / rates) else f"{shares[0]:.4g}, at any rate"
+        told = f"{rule.told}, and shrinks the weights by {size}"
+        note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
+        return Rule(rule.rates, told, (*rule.notes, *[Likely(note)] * bool(shares.min() >= _MOST_DECAY)))
+    return rule
 
 
 def _is_round(rate: float) -> bool:
@@ -299,18 +346,21 @@ def _moments(grads: list[np.ndarray], one: float, two: float) -> Iterator[tuple[
         yield first, second
 
 
-def _fitted(moves: Moves, t: int, parts: list[np.ndarray], are_known: np.ndarray) -> np.ndarray | None:
-    """Return the factors of parts, and of the weights, that make a move; None if none do."""
+def _fitted(
+    moves: Moves, t: int, parts: list[np.ndarray], are_known: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the factors of parts, and of the weights of kernels and others, that make a move; None if none do."""
     kernels = moves.are_kernels[are_known]
     weights, fall = moves.params[t][are_known], moves.falls[t][are_known]
-    basis = [*(part[are_known] for part in parts), weights * kernels, weights * ~kernels]
-    basis = [each for each in basis if each.any()]
-    if len(fall) < len(basis) + NUM_SPARE or 2 * len(fall) < np.count_nonzero(moves.falls[t]):
+    basis = np.stack([*(part[are_known] for part in parts), weights * kernels, weights * ~kernels])
+    are_there = basis.any(axis=1)
+    if len(fall) < are_there.sum() + NUM_SPARE or 2 * len(fall) < np.count_nonzero(moves.falls[t]):
         return None
-    factors = least(basis, fall)[0]
-    is_made = distance(fall, factors @ np.stack(basis)) <= moves.near[t]
+    factors = np.zeros(len(basis))
+    factors[are_there] = least(list(basis[are_there]), fall)[0]
+    is_made = distance(fall, factors @ basis) <= moves.near[t]
     share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
-    return factors if is_made and share > _SHARE * float(np.linalg.norm(fall)) else None
+    return (factors[:-2], factors[-2:]) if is_made and share > _SHARE * float(np.linalg.norm(fall)) else None
 
 
 def stays(pieces: list[Piece]) -> bool:
@@ -339,5 +389,5 @@ def by_hand(seen: Windows, framework: str) -> list[str]:
     others = f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
     told = same if most - least <= FINE.differs * most else others
     told = f", here {told}{seen.rule.told}" if seen.rule is not None else ""
-    note = [seen.rule.note] if seen.rule is not None and seen.rule.note else []
-    return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *note]
+    notes = seen.rule.notes if seen.rule is not None else ()
+    return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *notes]

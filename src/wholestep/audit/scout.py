@@ -53,6 +53,7 @@ class Scout:
     Attributes:
         cut: the sources of a gradient that was taken, and there was none, by their ids.
         metrics: the metrics that were read outside of `fit`, by their ids.
+        resets: the metrics that were reset after updates of a loop, by their ids.
         num_warm_up: the updates outside of all loops, of models that a loop trains.
         outdated: by the id of a model, the use that was made of it without its trained weights.
         limit: the end of the script, and the audits that it makes itself.
@@ -74,6 +75,7 @@ class Scout:
         self.cut: dict[int, Any] = {}
         self.num_read: Counter[int] = Counter()
         self.metrics: dict[int, keras.metrics.Metric] = {}
+        self.resets = set[int]()
         self.num_warm_up = 0
         self.outdated: dict[int, Use] = {}
         self.around, self.frozen = Surroundings(), FrozenNumbers()
@@ -99,8 +101,9 @@ class Scout:
                 stack.enter_context(replaced(model, name, self._using(getattr(model, name))))
             stack.enter_context(replaced(loss, "__call__", self._noted(loss.__call__, self._lost)))
             for metric in {value for value in vars(keras.metrics).values() if isinstance(value, type)}:
-                if "result" in vars(metric):
-                    stack.enter_context(replaced(metric, "result", self._noted(vars(metric)["result"], self._read)))
+                for name, note in (("result", self._read), ("reset_state", self._reset)):
+                    if name in vars(metric):
+                        stack.enter_context(replaced(metric, name, self._noted(vars(metric)[name], note)))
             for name in dir(keras.losses):
                 if name[0].islower() and name not in _NO_LOSSES and callable(getattr(keras.losses, name)):
                     function = getattr(keras.losses, name)
@@ -273,6 +276,10 @@ class Scout:
         self.num_read[id(metric)] += 1
         if not is_in_fit():
             self.metrics[id(metric)] = metric
+
+    def _reset(self, metric: Any) -> None:
+        if self.loop.trained:  # not before the first pass
+            self.resets.add(id(metric))
 
     def _lost(self, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         self._note(loss, f"{type(loss).__name__} {loss.get_config()}", y_true, sample_weight)

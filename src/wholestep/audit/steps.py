@@ -162,17 +162,32 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
 
 
 def anew_in_each_pass(seen: Windows) -> Iterator[str]:
-    """Yield a note if the learning rate moves within a pass over the data, and begins anew at the next."""
+    """Yield a note if the learning rate depends on a batch's size alone, or begins anew at each pass over the data.
+
+    A rate that rises in each pass, and drops where the next begins, is a warm-up that counts the batches of a pass.
+    """
     if seen.is_by_hand and not seen.is_rated:
         return
     updates = [update for update in seen.updates if update.pieces]
+    by_size: dict[tuple[int, ...], list[float]] = {}
+    for update in updates:
+        by_size.setdefault(update.sizes, []).append(update.applied.learning_rate)
+    values = {sum(sizes): rates[0] for sizes, rates in by_size.items()}
+    same = FINE.fits * max(map(abs, values.values()), default=0.0)
+    are_alike = len(values) > 1 and all(len(r) > 1 and np.ptp(r) <= same for r in by_size.values())
+    if are_alike and np.ptp([*values.values()]) > same < np.ptp([rate / num for num, rate in values.items()]):
+        told = ", ".join(f"{rate:.4g} for {num} rows" for num, rate in values.items())
+        told = f"The learning rate depends on the number of rows of a batch alone: {told}. Is it a number of Python, "
+        yield Likely(f"{told}which a compiled function reads once for each shape? Pass it as a tensor.")
+        return
     cut = groupby(updates, key=lambda update: seen.place[update.pieces[0].called.order][0])
     first, *others = [[update.applied.learning_rate for update in each] for _, each in cut] or [[]]
-    same = FINE.fits * max(first, default=0.0)
     alike = [all(abs(a - b) <= same for a, b in zip(first, other, strict=False)) for other in others]
     if others and all(alike) and min(len(first), len(others[0])) > 2 and np.ptp(first) > FINE.differs * max(first):
         told = f"The learning rate begins anew with each pass over the data: it goes from {first[0]:.4g} to "
-        yield f"{told}{first[-1]:.4g} in the first, and so in all. Does its schedule count the batches of a pass?"
+        told += f"{first[-1]:.4g} in the first, and so in all. Does its schedule count the batches of a pass?"
+        is_warm_up = first[0] <= min(first) + same and first[-1] - first[0] > max(first) - first[-1]
+        yield Likely(told) if is_warm_up else told
 
 
 def accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:

@@ -14,11 +14,11 @@ PAD = -1
 
 
 class Rule(NamedTuple):
-    """An optimizer that was solved for: its rate by update, in words, and a note on it, if there is one."""
+    """An optimizer that was solved for: its rate by update, in words, and notes on it."""
 
     rates: list[float]
     told: str
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def keys(leaves: list[np.ndarray]) -> list[bytes]:
