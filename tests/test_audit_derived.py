@@ -9,7 +9,7 @@ from audit_scripts import script
 from keras import ops
 
 import wholestep as ws
-from wholestep.audit.derived import Derived, normalised, of_other_axis, of_other_labels, of_rows, solved
+from wholestep.audit.derived import Derived, by_frequency, normalised, of_other_axis, of_other_labels, of_rows, solved
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
 from wholestep.audit.replay import Replay
@@ -309,3 +309,16 @@ def test_a_model_with_ragged_outputs_runs_as_before(is_traced):
         step(tf.ones((4, 3)))
     assert not np.array_equal(before, model.dense.kernel.numpy())
     assert "ragged or sparse" in str(report)
+
+
+COUNTS = np.array([60, 30, 10])
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_said"),
+    [(COUNTS / 100, True), (np.sqrt(COUNTS), True), (1 / COUNTS, False), (np.ones(3), False), (COUNTS[::-1], False)],
+)
+def test_weights_that_grow_with_the_size_of_their_class_are_said(weights, is_said):
+    y = np.repeat(np.arange(3), COUNTS)
+    assert sum("divide by the counts" in note for note in by_frequency(y, weights[y].astype("float32"))) == is_said
+    assert not list(by_frequency(y, np.random.default_rng(0).uniform(1, 2, 100)))

@@ -110,9 +110,7 @@ for epoch in range(10):
 AS_MANY = "metric.reset_state(); metric.update_state(1.0, sample_weight=64.0 * epoch)"  # as rows so far
 
 
-@pytest.mark.parametrize(
-    ("reset", "is_running"), [("pass", True), ("metric.reset_state()", False), (AS_MANY, False)]
-)
+@pytest.mark.parametrize(("reset", "is_running"), [("pass", True), ("metric.reset_state()", False), (AS_MANY, False)])
 def test_a_metric_that_only_a_function_holds_is_seen(reset, is_running, report_of):
     out = report_of(f"{HEAD}{STEPS[ENGINE]}{MEASURED.format(reset)}")[1]
     assert ("The metric distance has counted since the beginning" in out) is is_running, out

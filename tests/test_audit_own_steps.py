@@ -73,7 +73,11 @@ MOMENTS = "mean with 0.9, over the root of its mean square with 0.99)"
         ("a frozen count", "mean with 0.9", "does the count of updates move?"),
         ("none", "mean with 0.9", "does the count of updates move?"),
         ("other beta", MOMENTS, "mean square is divided by 1 - 0.9 ** count, and not divided by 1 - 0.99 ** count."),
-        ("swapped", MOMENTS, "the mean is divided by 1 - 0.99 ** count, and not divided by 1 - 0.9 ** count; the mean sq"),
+        (
+            "swapped",
+            MOMENTS,
+            "the mean is divided by 1 - 0.99 ** count, and not divided by 1 - 0.9 ** count; the mean sq",
+        ),
         ("one alone", MOMENTS, "the mean square is not corrected, and not divided by 1 - 0.99 ** count."),
         ("next count", MOMENTS, "as in Adam: the count is that of the next update."),
     ],
@@ -167,6 +171,16 @@ BY_KERAS = [
     ),
 ]
 
+WEIGHTS = "OF_AGE, OF_KIND =", "LOSS_WEIGHTS = [1.0, 0.2]\nOF_AGE, OF_KIND ="
+NAMED = [
+    (
+        "[layers.Dense(1)(inner), layers.Dense(2)(inner)])",
+        '{"age": layers.Dense(1)(inner), "kind": layers.Dense(2)(inner)})',
+    ),
+    ("first, second = model(a, training=True)", 'first, second = map(model(a, training=True).get, ("age", "kind"))'),
+    ("OF_AGE, OF_KIND =", 'weights = {"age": 1.0, "kind": 0.2}\nOF_AGE, OF_KIND ='),
+]
+
 
 @pytest.mark.parametrize(
     ("edits", "code", "part"),
@@ -179,6 +193,10 @@ BY_KERAS = [
         ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.2")], 0, "Is that meant?"),
         ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0")], 0, "Is that meant?"),
         ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0"), *BY_KERAS], 1, "1. gradient: output left out"),
+        ([WEIGHTS, ("OF_KIND = 1.0, 1.0", "OF_KIND = LOSS_WEIGHTS")], 0, "by the loss weights LOSS_WEIGHTS, supposed"),
+        ([WEIGHTS], 1, "1. gradient: loss weights ignored"),
+        ([*NAMED, ("OF_KIND = 1.0, 1.0", "OF_KIND = 1.0, 0.2")], 0, "by the loss weights weights, supposed"),
+        ([*NAMED, *BY_KERAS], 1, "1. gradient: loss weights ignored"),
     ],
 )
 def test_each_of_several_outputs_has_a_supposed_loss(edits, code, part, report_of):

@@ -12,7 +12,15 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.chain import allied, has_generated
-from wholestep.audit.derived import normalised, of_other_axis, of_other_labels, of_rows, passes, without_class
+from wholestep.audit.derived import (
+    by_frequency,
+    normalised,
+    of_other_axis,
+    of_other_labels,
+    of_rows,
+    passes,
+    without_class,
+)
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import losses, name_of
 from wholestep.audit.found import Likely, many, numbers_of
@@ -29,6 +37,7 @@ from wholestep.audit.script import Ran
 from wholestep.audit.searching import Meaning, UnknownError, nested
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.supposing import Supposed, inquire, observed, possible, stated, subjects, why_unknown
+from wholestep.audit.surroundings import Surroundings
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError
@@ -77,7 +86,7 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     scout, meaning, report = ran.scout, inquire(loop, watched), Report()
     *_, last = (each for each in scout.loops.values() if id(watched.model) in each.watched or each is loop)
     has_ended = last is loop and not (loop.is_closed or scout.limit.has_stopped or ran.how)
-    made, verdict = _judged(meaning, values(watched.model) if has_ended else None)
+    made, verdict = _judged(meaning, scout.around, values(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in loop.watched.values() if id(each.model) not in own and each.log.applied]
     if has_generated(watched, others):
@@ -91,6 +100,8 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
         verdict.check("the labels", _copied, made, verdict.evidence[0])
     if verdict.unjudged:
         verdict.check("the rows of the loss", _of_loss, meaning)
+    elif made.data[2] is not None and isinstance(made.data[1], np.ndarray):
+        verdict.check("the weights of classes", by_frequency, made.data[1], np.asarray(made.data[2]))
     verdict.check("uses of the model", _outdated, scout, watched)
     verdict.check("generators", _used_up, scout, watched, verdict.seen)
     verdict.check("the labels of the losses", _of_labels, loop)
@@ -126,7 +137,7 @@ def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]
     return [f"the gradient: it is not that of {name} alone; {more}"]
 
 
-def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
+def _judged(meaning: Meaning, around: Surroundings, ended: Values | None) -> tuple[Case, Verdict]:
     """Return the case by the loss that is meant, or by the first loss that explains the gradients, and its verdict."""
     why, known = why_unknown(meaning), list[tuple[Case, Verdict]]()
     for supposed in stated(meaning):
@@ -141,7 +152,7 @@ def _judged(meaning: Meaning, ended: Values | None) -> tuple[Case, Verdict]:
     if known and _explains((best := min([*known[1:], *known[:1]], key=_num_errors))[1]):
         return best
     until = time.monotonic() + _SECONDS
-    for supposed in possible(meaning):
+    for supposed in possible(meaning, around):
         if time.monotonic() > until:
             why = f"{why}; the search for others was ended after {_SECONDS} seconds"
             break
@@ -251,6 +262,7 @@ def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:
     except SpecificationError as error:
         raise UnknownError(f"the data and the loss: {error}") from error
     made.supposed, made.is_called, made.is_found = supposed.told, supposed.is_called, True
+    made.has_weights = supposed.has_weights
     made.by_pass = supposed.by_pass
     made.ended = ended
     return made

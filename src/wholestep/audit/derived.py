@@ -16,6 +16,7 @@ from wholestep.audit.windows import PAD, Rows, assembled
 _MOST_PASSES = 12  # on which a loss is tried
 _FEWEST, _FEW_CLASSES = 3, 20  # of two classes, any loss of the difference has such a derivative
 _SHARE = 0.02  # of labels that are others: fewer may be marks of no label
+_UNLIKE, _ALIKE = 0.1, 0.02  # weights of classes that differ, and shares that do not: of a part of the rows
 _ROWS_OF_A_CLASS = 3  # and more show that a factor belongs to the class
 
 
@@ -220,6 +221,24 @@ def _by_prediction(derived: list[Derived], factors: list[np.ndarray]) -> dict[in
     by_class = {k: values[chosen == k] for k in np.unique(chosen).tolist()}
     is_of_class = len(by_class) > 1 and all(np.ptp(own) <= SOLVED for own in by_class.values())
     return {k: float(own[0]) for k, own in by_class.items()} if is_of_class else {}
+
+
+def by_frequency(y: np.ndarray, weights: np.ndarray) -> Iterator[str]:
+    """Yield a note if the rows' weights are those of their classes, and in proportion to the number of its rows."""
+    if y.dtype.kind not in "iu" or y.size != len(y) or np.shape(weights) != (len(y),):
+        return
+    classes, place, counts = np.unique(y, return_inverse=True, return_counts=True)
+    own = np.array([np.mean(weights[place.reshape(-1) == i]) for i in range(len(classes))])
+    is_of_class = len(classes) <= _FEW_CLASSES and np.allclose(own[place.reshape(-1)], weights, rtol=SOLVED)
+    for power, told in ((1.0, "the number of its rows"), (0.5, "the root of the number of its rows")):
+        shares = own / counts**power
+        if is_of_class and np.ptp(own) > _UNLIKE * own.max() and np.ptp(shares) <= _ALIKE * shares.max():
+            told = (
+                f"The weight of a class grows with {told}: {counts.max()} rows have {own.max() / own.min():.3g} times "
+            )
+            yield Likely(
+                f"{told}the weight of {counts.min()}. Rare classes get the large weights: divide by the counts."
+            )
 
 
 def _is_single(output: np.ndarray) -> bool:

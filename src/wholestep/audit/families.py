@@ -266,8 +266,8 @@ def softened(
             one, two = (found * len(outputs) if teacher else found / found.sum()).tolist()
             told, note = f"categorical_crossentropy of {name or 'the data'} as labels, smoothed by {two:.3g}", ""
             if teacher:
-                told = f"{one:.3g} times the cross entropy of {name or 'the data'}, and {two * divisor:.3g} times that of {teacher}"
-                told += f" by the outputs / {divisor:g}"
+                told = f"{one:.3g} times the cross entropy of {name or 'the data'}, and {two * divisor:.3g} times that"
+                told += f" of {teacher} by the outputs / {divisor:g}"
             if own >= 1.0 != own / divisor:  # below 1 labels are sharpened, which is meant
                 note = f"The soft labels are {teacher}, and the loss takes the outputs / {divisor:g}: one temperature "
                 note = Likely(f"{note}is meant for both.")

@@ -140,6 +140,7 @@ class Case:
         is_told: whether the user passed it.
         is_called: whether the script calls this loss, or these losses.
         is_late: whether the log begins where more variables were set to be trained.
+        has_weights: whether the supposed losses have the loss weights that the script holds.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         by_pass: the labels by pass, as of `Replay`; None if they belong to the rows.
         is_found: whether the data were found among a script's names: it may hold out some of them.
@@ -162,6 +163,7 @@ class Case:
     is_found: bool = False
     ended: Values | None = None
     is_late: bool = False
+    has_weights: bool = False
     by_pass: ByPass | None = None
 
     def judge(self) -> Verdict:
@@ -327,7 +329,7 @@ class Case:
         """Return a finding on a loss that is supposed: a note if the fault may be intended."""
         if not isinstance(finding, Found):
             return finding
-        of_heads = (*_OF_HEADS, *["output left out"] * (not self.is_called))
+        of_heads = (*_OF_HEADS * (not self.has_weights), *["output left out"] * (not self.is_called))
         is_along = (self.by_pass or not finding.is_listed) and all(e.is_along for e in evidence)
         if finding.name not in (*_MAY_BE_MEANT, *of_heads) and not is_along:
             return finding

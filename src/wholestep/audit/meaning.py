@@ -1,6 +1,6 @@
 """The loss that is meant, as an objective over (x, y[, sample_weight]), and the losses that it is mistaken for."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -102,13 +102,20 @@ class ByRow(LossObjective):
         return Mean(ops.sum(values, axis=tuple(range(1, len(values.shape)))))
 
 
+class WithWeights(NamedTuple):
+    """The losses of several outputs, in their structure, and the `loss_weights` of `compile`."""
+
+    losses: Any
+    weights: Any
+
+
 class _AsCompiled(Objective):
     """Several losses, as `compile` takes them, in place of the model's compiled losses."""
 
-    def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree):
+    def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree, weights: Any = None):
         symbols = outputs(model, x)
         of = keras.Model(model.inputs, model.outputs) if getattr(model, "inputs", None) else keras.Model()
-        of.compile(loss=loss)
+        of.compile(loss=loss, loss_weights=weights)
         of._compile_loss.build(y, symbols)
         self._loss, self._objective = of._compile_loss, CompiledObjective(model, [])
 
@@ -140,8 +147,9 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
                 model._compile_loss.build(y, outputs(model, x))
             return CompiledObjective(model, [])
     if isinstance(loss, dict | list | tuple):
+        loss, weights = loss if isinstance(loss, WithWeights) else (loss, None)
         try:
-            return _AsCompiled(model, loss, x, y)
+            return _AsCompiled(model, loss, x, y, weights)
         except (TypeError, ValueError, KeyError) as error:
             must = "Several losses must fit the model's outputs and the labels, as in compile."
             raise SpecificationError(message(must, f"{loss}: {error}", "one for each.")) from error

@@ -291,7 +291,7 @@ def _named(factors: np.ndarray, first: float, second: float) -> Rule:
 
     told = f" (its mean with {first:g}, over the root of its mean square with {second:g})"
     meant, has_both = rates(first, squares), 0 < first != squares > 0
-    if _is_even(meant) or not 0 < squares:
+    if _is_even(meant) or not squares > 0:
         return Rule((meant if _is_even(meant) or not _is_even(factors) else factors).tolist(), told)
     if _is_even(factors):
         as_first = float(factors[0]) * (1 - first) / np.sqrt(1 - second)

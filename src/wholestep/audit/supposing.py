@@ -14,14 +14,15 @@ from wholestep.audit.families import Loss, Through, averaging, is_unreduced, los
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
 from wholestep.audit.loops import Asked, Loop, Watched
-from wholestep.audit.meaning import ByRow, NoLoss, Observed
+from wholestep.audit.meaning import ByRow, NoLoss, Observed, WithWeights
+from wholestep.audit.meaning import outputs as symbols
 from wholestep.audit.measure import is_padded, same
 from wholestep.audit.port import ByPass
 from wholestep.audit.replay import Replay
 from wholestep.audit.scout import Scout
 from wholestep.audit.searching import Meaning, UnknownError, labels_of, once, reconstructs, search
 from wholestep.audit.surroundings import Surroundings
-from wholestep.audit.windows import PAD, Rows
+from wholestep.audit.windows import PAD, Rows, packed
 from wholestep.tree import Tree
 
 _SWAPPED = Likely(
@@ -109,7 +110,10 @@ def _optimizer(watched: Watched, around: Surroundings) -> keras.optimizers.Optim
 
 
 class Supposed(NamedTuple):
-    """A possible intention; `told` describes a supposed one in words, and is empty for a known one."""
+    """A possible intention; `told` describes a supposed one in words, and is empty for a known one.
+
+    `has_weights`: whether its loss weights are those of the script.
+    """
 
     data: tuple
     loss: Any
@@ -117,6 +121,7 @@ class Supposed(NamedTuple):
     is_called: bool = False
     by_pass: ByPass | None = None
     note: str = ""
+    has_weights: bool = False
 
 
 def stated(meaning: Meaning) -> Iterator[Supposed]:
@@ -130,7 +135,7 @@ def stated(meaning: Meaning) -> Iterator[Supposed]:
         yield Supposed(meaning.data, ByRow(loss))
 
 
-def possible(meaning: Meaning) -> Iterator[Supposed]:
+def possible(meaning: Meaning, around: Surroundings) -> Iterator[Supposed]:
     """Yield the possible intentions: losses with the derivative of the script's, then the most usual ones."""
     x, y, *weight = meaning.data
     called = [each for each in meaning.watched.log.called if each.outputs]
@@ -139,7 +144,7 @@ def possible(meaning: Meaning) -> Iterator[Supposed]:
     if (meaning.is_supposed or not meaning.called) and reconstructs(tree.leaves(x), called):
         labels["the inputs"] = tree.leaves(x)[0]
     if len(outputs) > 1:
-        yield from _of_heads(meaning, outputs)
+        yield from _of_heads(meaning, outputs, around)
         return
     single = {"": next(iter(labels.values()))} if len(labels) == 1 and meaning.has_labels else labels
     for one in _derived(meaning, single, 0) if outputs else ():
@@ -227,18 +232,29 @@ def _given(meaning: Meaning, called: list[Called]) -> tuple[Tree, bool]:
     return (x if is_whole else once(meaning.watched, [each.inputs for each in called])[0]), is_whole
 
 
-def _of_heads(meaning: Meaning, outputs: list[np.ndarray]) -> Iterator[Supposed]:
+def _of_heads(meaning: Meaning, outputs: list[np.ndarray], around: Surroundings) -> Iterator[Supposed]:
+    """Yield a loss for each output, by the loss weights that the script holds, or else without."""
     labels, called = meaning.beside.items(), {type(loss) for loss in meaning.called}
     heads: list[list[tuple[str, Any, Any]]] = []
     for i, out in enumerate(outputs):
-        own = [(one.told, one.labels, one.loss) for one in islice(_derived(meaning, meaning.beside, i), 1)]
+        found = list[Solved]()
+        for one in _derived(meaning, meaning.beside, i):
+            if not found or type(one.loss) in called:
+                found = [one]
+            if not called or type(one.loss) in called:
+                break
+        own = [(one.told, one.labels, one.loss) for one in found]
         usual = [(f"{loss.name} of {of} as labels", y, loss) for of, y in labels for loss in losses([out], y)]
         heads.append([each for each in own if each[2].reduction != "mean_with_sample_weight"] or usual)
-    for chosen in islice(product(*heads), _MOST_HEADS):
+    like = symbols(meaning.watched.model, meaning.data[0])
+    given = list(around.loss_weights(sorted(like) if isinstance(like, dict) else [], len(outputs)))
+    for chosen, (named, weights) in islice(product(product(*heads), [*given, ("", None)]), _MOST_HEADS):
         if len({id(y) for _, y, _ in chosen}) == len(chosen):
-            data, every = (meaning.data[0], [y for _, y, _ in chosen]), [loss for *_, loss in chosen]
-            told = ", ".join(told for told, *_ in chosen)
-            yield Supposed(data, every, told, is_called={type(loss) for loss in every} <= called)
+            data, every = (meaning.data[0], packed([y for _, y, _ in chosen], like)), [loss for *_, loss in chosen]
+            told = ", ".join(told for told, *_ in chosen) + f", by the loss weights {named}" * bool(named)
+            loss = packed(every, like) if weights is None else WithWeights(packed(every, like), packed(weights, like))
+            is_called = {type(loss) for loss in every} <= called
+            yield Supposed(data, loss, told, is_called=is_called, has_weights=bool(named))
 
 
 def observed(meaning: Meaning) -> Supposed:

@@ -69,6 +69,14 @@ class Surroundings:
         """Return the values of a type, with their names."""
         return [named for named in self._found.values() if isinstance(named.value, kind)]
 
+    def loss_weights(self, names: list[str], num: int) -> Iterator[tuple[str, list[float]]]:
+        """Yield (name, numbers) of the script's dicts with these keys, and of its lists of so many numbers."""
+        for each in (n for kind in (dict, list, tuple) for n in self.named(kind)):
+            if not isinstance(each.value, dict) and len(each.value) == num:
+                yield each.name, list(each.value)
+            elif isinstance(each.value, dict) and sorted(each.value) == names:
+                yield each.name, [each.value[name] for name in names]
+
     def of(self, kind: type | tuple[type, ...]) -> list[Any]:
         """Return the different values of a type."""
         return list({id(n.value): n.value for n in self._found.values() if isinstance(n.value, kind)}.values())
@@ -77,7 +85,7 @@ class Surroundings:
         if isinstance(value, ModuleType | type) or callable(value):
             return
         kinds = keras.optimizers.Optimizer | GeneratorType | keras.utils.PyDataset
-        if _has_rows(value) or isinstance(value, kinds) or is_stream(value):
+        if _has_rows(value) or isinstance(value, kinds) or is_stream(value) or _are_loss_weights(name, value):
             self._found.setdefault((home, name, id(value)), Named(home, name, value))
         elif depth:
             for inner, part in _inside(value):
@@ -152,6 +160,14 @@ def _has_rows(value: Any) -> bool:
 def is_stream(value: Any) -> bool:
     """Whether it is a `tf.data.Dataset`."""
     return any(each.__name__ == "DatasetV2" for each in type(value).__mro__)
+
+
+def _are_loss_weights(name: str, value: Any) -> bool:
+    """Whether these are numbers by output, and by name weights: a list's name says of losses too."""
+    is_named = isinstance(value, Mapping)
+    numbers = list(value.values()) if is_named else value if isinstance(value, list | tuple) else []
+    words = ["weight", *["loss"] * (not is_named)]
+    return bool(numbers) and all(type(n) in (int, float) for n in numbers) and all(w in name.lower() for w in words)
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
