@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations, product
 from operator import attrgetter
 from typing import Any
 
@@ -12,12 +12,14 @@ import numpy as np
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.loops import Watched
-from wholestep.audit.measure import all_same, in_part
+from wholestep.audit.measure import SOLVED, all_same, distance, in_part
 from wholestep.audit.replay import untrained
+from wholestep.audit.steps import as_vector
 from wholestep.tree import Tree
 
 _CALL = attrgetter("optimizer", "iterations", "num_calls", "replica", "line")  # the same where one call moves both
 _LEAST, _MOSTLY = 4, 0.8  # passes that show a way, and the share that goes it
+_ROUNDING = 4e-7  # of a move, for a unit of the weights
 
 
 class Chain(keras.Model):
@@ -63,6 +65,92 @@ def allied(two: Watched, others: list[Watched]) -> Iterator[str]:
             told = f"The steps of {theirs!r} move the outputs of {ours!r} on rows that the latter made the same way "
             told += f"as the steps of {ours!r}: the loss has the same labels in both, as it seems. A "
             yield Likely(f"{told}generator is trained with the labels of real rows.")
+
+
+def averages(slow: Watched, fast: Watched) -> Iterator[str]:
+    """Yield a note if a model follows another one's weights, after each step by the same large share of the way."""
+    shares: list[float] = []
+    for one, two in pairwise(called for called in slow.log.called if called.is_whole):
+        steps = [step for step in fast.log.applied if step.is_whole and one.order < step.order < two.order]
+        if len(steps) != 1 or (before := _like(one, steps[0].params_after)) is None:
+            continue
+        old, new, made = map(as_vector, (before, _like(two, steps[0].params_after), steps[0].params_after))
+        way, moved = made - old, new - old
+        share = float(way @ moved / max(way @ way, 1e-30))
+        near = max(SOLVED, _ROUNDING * float(np.linalg.norm(new) / max(np.linalg.norm(moved), 1e-30)))
+        if distance(moved, share * way) > near:
+            return
+        shares.append(share)
+    if len(shares) >= _LEAST and np.ptp(shares) <= SOLVED and 0.5 < shares[0] < 1 - SOLVED:
+        told = f"The weights of {slow.model.name!r} are an average of those of {fast.model.name!r}, which takes "
+        told += f"{shares[0]:.4g} of the newest after each step, and keeps {1 - shares[0]:.4g}: it forgets all but the "
+        yield Likely(f"{told}last update. Are its two factors swapped?")
+
+
+def _like(called: Called, wanted: list[np.ndarray]) -> list[np.ndarray] | None:
+    """Return the values of a pass that have these shapes, in this order: a frozen model has its weights among others."""
+    left = iter([*called.params, *called.buffers])
+    found = [next((leaf for leaf in left if leaf.shape == each.shape), None) for each in wanted]
+    return None if any(leaf is None for leaf in found) else found  # type: ignore[return-value]
+
+
+def divergence(one: Watched, two: Watched) -> Iterator[str]:
+    """Yield, of an encoder and its decoder, how often the KL divergence counts; it is likely a fault if it is a mean.
+
+    With z = mu + exp(v / 2) e, the reconstruction moves v by (z - mu) / 2 times the number by which it moves mu. The
+    rest of the derivatives is that of the divergence from a standard normal distribution, summed over its dimensions.
+    """
+    counts, sums, last = list[float](), list[float](), dict[int, Called]()
+    for place, called in _in_order(one.log.called, two.log.called):
+        if place == 0:
+            last[called.replica] = called
+        elif (first := last.pop(called.replica, None)) is not None and first.is_whole and called.is_whole:
+            counts.append(_of_divergence(first, called.inputs))
+            sums.append(_of_reconstruction(first.inputs, called))
+    if len(counts) < _LEAST or not np.ptp(counts) <= SOLVED * abs(counts[0]):
+        return
+    width, count, is_sum = two.log.called[0].inputs[0].shape[-1], counts[0], min(sums) >= 0.5 - SOLVED
+    told = f"the KL divergence of {one.model.name!r}: {count:.4g} times its sum over {width} dimensions"
+    yield f"{told}, beside a sum over the outputs" * is_sum or told
+    if is_sum and width > 1 and abs(width * count - 1) <= SOLVED:
+        told = f"The KL divergence is a mean over its {width} dimensions, and the reconstruction is a sum over the "
+        yield Likely(f"{told}outputs: the divergence counts 1 / {width} of what the lower bound has. Sum both.")
+
+
+def _of_divergence(called: Called, drawn: list[np.ndarray]) -> float:
+    """Return how often a KL divergence counts in the derivatives by an encoder's outputs; NaN if there is none."""
+    given = [(out, called.derivatives.get(i, [])) for i, out in enumerate(called.outputs)]
+    if not all(len(taken) == 1 and out.ndim == 2 for out, taken in given) or len(drawn) != 1:
+        return float("nan")
+    out, moved = (
+        np.concatenate(part, axis=1, dtype="float64") for part in zip(*((o, d[0]) for o, d in given), strict=True)
+    )
+    if out.shape[1] != 2 * drawn[0].shape[-1] or len(out) != len(drawn[0]):
+        return float("nan")
+    halves = np.split(out, 2, axis=1), np.split(moved, 2, axis=1)
+    for i, power in product((0, 1), (0.5, 1.0)):  # the second half is the logarithm of the variance, or of its root
+        (mean, log), (by_mean, by_log) = (part[:: 1 - 2 * i] for part in halves)
+        noise = power * (drawn[0] - mean)
+        expected = (power * (np.exp(2 * power * log) - 1) - noise * mean) / len(out)
+        rest = by_log - noise * by_mean
+        count = float(np.sum(expected * rest) / max(np.sum(expected**2), 1e-30))
+        if distance(rest, count * expected) <= SOLVED and count > 0:
+            return count
+    return float("nan")
+
+
+def _of_reconstruction(inputs: list[np.ndarray], called: Called) -> float:
+    """Return how often the errors of a decoder's outputs count in the sum of a row; 0 if they do not."""
+    out, taken = called.outputs[0].astype("float64"), called.derivatives.get(0, [])
+    if len(taken) != 1 or inputs[0].shape != out.shape:
+        return 0.0
+    with np.errstate(all="ignore"):
+        ways = [1 / (1 + np.exp(-out)) - inputs[0], out - inputs[0], (out - inputs[0]) / (out * (1 - out))]
+    for way in ways:
+        count = float(np.sum(way * taken[0]) / max(np.sum(way**2), 1e-30)) * len(out)
+        if distance(taken[0], count * way / len(out)) <= SOLVED:
+            return count
+    return 0.0
 
 
 def has_generated(two: Watched, others: list[Watched]) -> bool:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.chain import allied, has_generated
+from wholestep.audit.chain import allied, averages, divergence, has_generated
 from wholestep.audit.derived import (
     by_frequency,
     normalised,
@@ -92,6 +92,8 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     if has_generated(watched, others):
         verdict.make_note("summed over microbatches", _SUM)
     verdict.unseen += [*_leave_out(verdict, meaning, len(others)), *meaning.unseen]
+    for each in (told for other in others for told in verdict.look("the divergence", divergence, watched, other)):
+        (verdict.notes if isinstance(each, Likely) else meaning.told).append(each)
     report.close(made, verdict)
     report.taken += meaning.told
     verdict.notes += meaning.notes
@@ -109,7 +111,7 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("models against each other", allied, watched, others)
     verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", _still, loop, watched)
-    verdict.check("models that nothing moves", _teachers, loop, own)
+    verdict.check("models that nothing moves", _teachers, loop, watched, own)
     if verdict.seen is not None:
         verdict.check("the metrics", _running, scout, watched.log, verdict.seen)
     unseen = {
@@ -297,7 +299,7 @@ def _copied(made: Case, e: Evidence) -> Iterator[str]:
         yield Likely(f"{told}there is nothing to predict. Are the labels to be the next ones, `x[:, 1:]`?")
 
 
-def _teachers(loop: Loop, own: set[int]) -> Iterator[str]:
+def _teachers(loop: Loop, watched: Watched, own: set[int]) -> Iterator[str]:
     """Yield notes of models that no step moves, and that are called in training mode."""
     for each in loop.watched.values():
         called = [one for one in each.log.called if one.is_whole and one.inputs and one.inputs[0].ndim]
@@ -308,6 +310,7 @@ def _teachers(loop: Loop, own: set[int]) -> Iterator[str]:
             told = f"The model {each.model.name!r}, which no step moves, is called in training mode: dropout drops, "
             told += "and BatchNormalization takes the batch's statistics, and moves its own. Is that meant?"
             yield f"{told}{line}"
+        yield from averages(each, watched)
 
 
 def _used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Iterator[str]:

@@ -170,11 +170,12 @@ def _passes(
     are_same = all(set(each) == set(first) for each in whole)
     if unused and are_same:
         are_last = unused == list(range(rows.num - len(unused), rows.num))
+        size = max(len(piece.rows) for piece in pieces)
         detail = f"{len(unused)} of {rows.num} rows{', the last ones' if are_last else ''}: {some(unused)}."
         if windows.foreign:
             told = f"Never used unchanged: {detail} {windows.foreign} forward passes had inputs that are no rows of "
             yield f"{told}`data`: are rows changed on the way to the model (augmented, normalised)?"
-        elif has_evaluated or (is_found and len(unused) >= max(len(piece.rows) for piece in pieces)):
+        elif has_evaluated or (is_found and (len(unused) >= size or (are_last and first != sorted(first)))):
             yield f"Held out, or forgotten? Never used: {detail}"
         else:
             yield found("rows never used", len(unused) / rows.num, None, windows.numbers, detail)
