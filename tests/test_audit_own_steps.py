@@ -8,9 +8,11 @@ import pytest
 from audit_scripts import script
 from shares import halves
 
+from wholestep.audit.chain import averages, divergence
 from wholestep.audit.found import Likely
-from wholestep.audit.log import Applied
+from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.readings import Moves, solved
+from wholestep.audit.rows import mixed
 from wholestep.audit.steps import anew_in_each_pass, apply
 from wholestep.audit.windows import Piece, Update, Windows
 
@@ -202,3 +204,67 @@ NAMED = [
 def test_each_of_several_outputs_has_a_supposed_loss(edits, code, part, report_of):
     got, out = report_of(script("heads", *edits))
     assert (got, part in out) == (code, True), out
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.99, True), (0.01, False), (1.0, False), (None, False)])
+def test_an_average_of_weights_that_forgets_all_but_the_last_is_said(share, is_said):
+    rng = np.random.default_rng(0)
+    fast = rng.normal(size=(8, 50)).astype("float32")
+    slow, called, steps = fast[0], [], []
+    for t, new in enumerate(fast):
+        called.append(Called(2 * t, [], [], [], [slow[:20], slow[20:]], False, None))  # of a frozen model
+        after = [new[:20], new[20:]]
+        steps.append(Applied(2 * t + 1, 0, after, after, [], after, [], 0.1, t, None))
+        slow = slow + np.float32(1 / (t + 1) if share is None else share) * (
+            new - slow
+        )  # a mean of all, or of late ones
+    pair = [
+        SimpleNamespace(model=SimpleNamespace(name=n), log=Log(called=c, applied=a))
+        for n, c, a in (("slow", called, []), ("fast", [], steps))
+    ]
+    assert sum("forgets all but the last update" in note for note in averages(*pair)) == is_said
+
+
+@pytest.mark.parametrize(
+    ("count", "of_outputs", "said"),
+    [
+        (1.0, 1.0, ["1 times its sum over 3 dimensions, beside a sum"]),
+        (1 / 3, 1.0, ["0.3333 times its sum over 3 dimensions, beside a sum", "counts 1 / 3 of"]),
+        (1 / 3, 0.1, ["0.3333 times its sum over 3 dimensions"]),  # both are means
+        (4.0, 1.0, ["4 times its sum over 3 dimensions, beside a sum"]),
+        (0.0, 1.0, []),
+    ],
+)
+@pytest.mark.parametrize("is_root", [False, True])
+def test_the_share_of_a_divergence_is_solved_for(count, of_outputs, said, is_root):
+    rng, logs = np.random.default_rng(0), (Log(), Log())
+    for t in range(5):
+        num = 6 + t
+        x, out, mean, log, noise, by_z = (rng.normal(size=(num, k)) for k in (10, 10, 3, 3, 3, 3))
+        power = 1.0 if is_root else 0.5
+        z = mean + np.exp(power * log) * noise
+        by_mean = by_z + count * mean / num
+        by_log = by_z * power * (z - mean) + count * power * (np.exp(2 * power * log) - 1) / num
+        moved = of_outputs * (1 / (1 + np.exp(-out)) - x) / num
+        one = Called(2 * t, [x], [mean, log], [mean], [], True, None, derivatives={0: [by_mean], 1: [by_log]})
+        two = Called(2 * t + 1, [z], [out], [mean], [], True, None, derivatives={0: [moved]})
+        logs[0].called.append(one)
+        logs[1].called.append(two)
+    found = list(divergence(*(SimpleNamespace(model=SimpleNamespace(name="m"), log=log) for log in logs)))
+    assert [part in told for part, told in zip(said, found, strict=True)] == [True] * len(said), found
+
+
+@pytest.mark.parametrize(
+    ("other", "part"), [(0, "the same mixture of their labels in 10"), (1, "the loss gets other l")]
+)
+def test_labels_that_are_mixed_otherwise_than_the_inputs_are_said(other, part):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 6)).astype("float32"), np.eye(5)[np.arange(40) % 5]
+    i, a = rng.permutation(40)[:12], rng.uniform(0.2, 0.8, (12, 1)).astype("float32")
+    a[:2] = 0  # no mixtures
+    j = (i + 7) % 40
+    inputs, labels = a * x[i] + (1 - a) * x[j], a * y[i] + (1 - a) * y[(j + other) % 40]
+    given = [([inputs[k : k + 4]], labels[k : k + 4]) for k in (0, 4, 8)]
+    (note,) = mixed([x], y, given)
+    assert (part in note, "in 10 of 12 rows" in note, isinstance(note, Likely)) == (True, True, bool(other)), note
+    assert not list(mixed([x], y, [([rng.normal(size=(4, 6))], labels[:4])]))

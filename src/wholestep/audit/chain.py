@@ -1,4 +1,4 @@
-"""Models that a script calls in a row, each one's outputs the next one's inputs, as one model with one log."""
+"""Several models of one loop: in a row, as one model with one log; against each other; and those that nothing moves."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +11,11 @@ import numpy as np
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Log
-from wholestep.audit.loops import Watched
+from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.measure import SOLVED, all_same, distance, in_part
-from wholestep.audit.replay import untrained
+from wholestep.audit.modes import in_training
+from wholestep.audit.replay import Replay, untrained
+from wholestep.audit.searching import nested
 from wholestep.audit.steps import as_vector
 from wholestep.tree import Tree
 
@@ -70,13 +72,15 @@ def allied(two: Watched, others: list[Watched]) -> Iterator[str]:
 def averages(slow: Watched, fast: Watched) -> Iterator[str]:
     """Yield a note if a model follows another one's weights, after each step by the same large share of the way."""
     shares: list[float] = []
-    for one, two in pairwise(called for called in slow.log.called if called.is_whole):
+    for one, two in pairwise(called for called in slow.log.called if called.params or called.buffers):
         steps = [step for step in fast.log.applied if step.is_whole and one.order < step.order < two.order]
         if len(steps) != 1 or (before := _like(one, steps[0].params_after)) is None:
             continue
         old, new, made = map(as_vector, (before, _like(two, steps[0].params_after), steps[0].params_after))
         way, moved = made - old, new - old
-        share = float(way @ moved / max(way @ way, 1e-30))
+        if not way.any():
+            continue
+        share = float(way @ moved / (way @ way))
         near = max(SOLVED, _ROUNDING * float(np.linalg.norm(new) / max(np.linalg.norm(moved), 1e-30)))
         if distance(moved, share * way) > near:
             return
@@ -87,8 +91,37 @@ def averages(slow: Watched, fast: Watched) -> Iterator[str]:
         yield Likely(f"{told}last update. Are its two factors swapped?")
 
 
+def teachers(loop: Loop, watched: Watched, own: set[int]) -> Iterator[str]:
+    """Yield notes of models that no step moves, and that are called in training mode."""
+    for each in loop.watched.values():
+        if not each.log.applied and each is not watched:
+            yield from averages(each, watched)
+        called = [one for one in each.log.called if one.is_whole and one.inputs and one.inputs[0].ndim]
+        if not called or each.log.applied or id(each.model) in own:
+            continue
+        replay = Replay(each.model, (nested(each, called[0].inputs), np.zeros(1), None))
+        if (line := in_training(replay, called)) is not None:
+            told = f"The model {each.model.name!r}, which no step moves, is called in training mode: dropout drops, "
+            told += "and BatchNormalization takes the batch's statistics, and moves its own. Is that meant?"
+            yield f"{told}{line}"
+
+
+def still(loop: Loop, watched: Watched) -> Iterator[str]:
+    """Yield notes of other models that are called for a gradient, and that nothing moves."""
+    for each in loop.watched.values():
+        is_used = any(called.differentiated for called in each.log.called)
+        if each is not watched and is_used and not each.log.applied and each.model.trainable_variables:
+            num = len(each.model.trainable_variables)
+            told = f"The {num} trainable variables of the model {each.model.name!r} are moved by no step"
+            if all(id(v) in loop.scout.cut for v in each.model.trainable_variables):
+                told = f"{told}, though a gradient of them is asked for. There is none: the loss is cut off from them"
+                yield Likely(f"{told} (by `numpy()`, `stop_gradient`, a new variable?).")
+            else:
+                yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
+
+
 def _like(called: Called, wanted: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Return the values of a pass that have these shapes, in this order: a frozen model has its weights among others."""
+    """Return the values of a pass that have these shapes, in this order; a frozen model has no parameters."""
     left = iter([*called.params, *called.buffers])
     found = [next((leaf for leaf in left if leaf.shape == each.shape), None) for each in wanted]
     return None if any(leaf is None for leaf in found) else found  # type: ignore[return-value]

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.chain import allied, averages, divergence, has_generated
+from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
 from wholestep.audit.derived import (
     by_frequency,
     normalised,
@@ -29,12 +29,12 @@ from wholestep.audit.log import Log, Values
 from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.meaning import is_masked
 from wholestep.audit.measure import distance, is_padded
-from wholestep.audit.modes import in_training
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
+from wholestep.audit.rows import mixed
 from wholestep.audit.scout import Scout
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, nested
+from wholestep.audit.searching import Meaning, UnknownError, labels_of
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.supposing import Supposed, inquire, observed, possible, stated, subjects, why_unknown
 from wholestep.audit.surroundings import Surroundings
@@ -110,8 +110,19 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("the passes of an update", _through, verdict)
     verdict.check("models against each other", allied, watched, others)
     verdict.check("numbers of traced functions", scout.frozen.findings)
-    verdict.check("other models", _still, loop, watched)
-    verdict.check("models that nothing moves", _teachers, loop, watched, own)
+    verdict.check("other models", still, loop, watched)
+    verdict.check("models that nothing moves", teachers, loop, watched, own)
+    if not verdict.has_seen and isinstance(made.data[1], np.ndarray):
+        given = (
+            each for asked in loop.losses.values() for each in labels_of(watched.log.called, watched.log.called, asked)
+        )
+        verdict.check(
+            "mixtures of rows",
+            mixed,
+            tree.leaves(made.data[0]),
+            made.data[1],
+            [(g.called.inputs, g.label) for g in given],
+        )
     if verdict.seen is not None:
         verdict.check("the metrics", _running, scout, watched.log, verdict.seen)
     unseen = {
@@ -299,20 +310,6 @@ def _copied(made: Case, e: Evidence) -> Iterator[str]:
         yield Likely(f"{told}there is nothing to predict. Are the labels to be the next ones, `x[:, 1:]`?")
 
 
-def _teachers(loop: Loop, watched: Watched, own: set[int]) -> Iterator[str]:
-    """Yield notes of models that no step moves, and that are called in training mode."""
-    for each in loop.watched.values():
-        called = [one for one in each.log.called if one.is_whole and one.inputs and one.inputs[0].ndim]
-        if not called or each.log.applied or id(each.model) in own:
-            continue
-        replay = Replay(each.model, (nested(each, called[0].inputs), np.zeros(1), None))
-        if (line := in_training(replay, called)) is not None:
-            told = f"The model {each.model.name!r}, which no step moves, is called in training mode: dropout drops, "
-            told += "and BatchNormalization takes the batch's statistics, and moves its own. Is that meant?"
-            yield f"{told}{line}"
-        yield from averages(each, watched)
-
-
 def _used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Iterator[str]:
     """Yield a note of a generator that a loop of epochs iterates over, and that was empty after the first."""
     line = next((each.line for each in reversed(watched.log.called) if each.line is not None), None)
@@ -322,20 +319,6 @@ def _used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Iterator[s
     generators = [n.name for n in scout.around.named(GeneratorType) if n.value.gi_frame is None]
     told = "The generator {!r} is used up after the first epoch: the others have no batch. Make it in each."
     yield from [Likely(told.format(name)) for name in generators if is_gone_over_again(line.file, name)][:1]
-
-
-def _still(loop: Loop, watched: Watched) -> Iterator[str]:
-    """Yield notes of other models that are called for a gradient, and that nothing moves."""
-    for each in loop.watched.values():
-        is_used = any(called.differentiated for called in each.log.called)
-        if each is not watched and is_used and not each.log.applied and each.model.trainable_variables:
-            num = len(each.model.trainable_variables)
-            told = f"The {num} trainable variables of the model {each.model.name!r} are moved by no step"
-            if all(id(v) in loop.scout.cut for v in each.model.trainable_variables):
-                told = f"{told}, though a gradient of them is asked for. There is none: the loss is cut off from them"
-                yield Likely(f"{told} (by `numpy()`, `stop_gradient`, a new variable?).")
-            else:
-                yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
 
 
 def _outdated(scout: Scout, watched: Watched) -> Iterator[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Finding, Found, Likely, found, numbers_of, some
 from wholestep.audit.log import Log
-from wholestep.audit.measure import ROUNDED
+from wholestep.audit.measure import ROUNDED, SOLVED
 from wholestep.audit.windows import PAD, Piece, Rows, Windows, doubled, passes
 from wholestep.tree import Tree
 
@@ -19,6 +19,7 @@ UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not s
 FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
 _ALMOST_ALL, _SOME = 0.9, 0.1
+_MOST_ROWS, _LEAST_SHARE = 3000, 0.02  # of data whose pairs are tried, and of a row in a mixture
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
     "each pass, give it a dataset that is shuffled."
@@ -221,6 +222,48 @@ def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> Iterat
         scale, offset = line_of
         more = f", plus {offset:.5g}" if abs(offset) > ROUNDED else ""
         yield f"The model's inputs are the rows of `data` times {scale:.5g}{more}. Is that meant?"
+
+
+def mixed(
+    leaves: list[np.ndarray], y: np.ndarray, given: list[tuple[list[np.ndarray], np.ndarray]]
+) -> Iterator[Finding]:
+    """Yield a note if the model gets mixtures of two rows: whether the loss gets the same mixtures of their labels.
+
+    Args:
+        given: the inputs of forward passes, and the labels that the loss got.
+    """
+    if len(leaves) != 1 or len(y) > _MOST_ROWS or y.shape[1:] != (given[0][1].shape[1:] if given else None):
+        return
+    x = leaves[0].reshape(len(y), -1).astype("float64")
+    products = x @ x.T
+    rows = [(v, own) for (v, *_), label in given[:NUM_LOOKED] for v, own in [*zip(v, label, strict=False)][:LEAST]]
+    found = [(_mixture(x, products, v.reshape(-1).astype("float64")), own) for v, own in rows]
+    known = [(*each, own) for each, own in found if each is not None]
+    others = [(i, j, a, own) for i, j, a, own in known if np.abs(a * y[i] + (1 - a) * y[j] - own).max() > SOLVED]
+    if len(known) < LEAST:
+        return
+    told = f"The model gets mixtures of two rows of the data, in {len(known)} of {len(found)} rows that were looked at"
+    if 2 * len(others) <= len(known):
+        yield f"{told}; the loss gets the same mixture of their labels in {len(known) - len(others)} of them."
+        return
+    i, j, a, own = others[0]
+    told += f", and the loss gets other labels in {len(others)} of them: of {a:.3g} x row {i} + {1 - a:.3g} x row {j} "
+    told += f"it gets {numbers_of(own)}, and not {numbers_of(a * y[i] + (1 - a) * y[j])}. "
+    yield Likely(f"{told}Mix labels by the rows and factors of the inputs.")
+
+
+def _mixture(x: np.ndarray, products: np.ndarray, v: np.ndarray) -> tuple[int, int, float] | None:
+    """Return (i, j, a) for which v is a x[i] + (1 - a) x[j]; None if it is no mixture of two rows."""
+    sizes, own = np.diag(products), x @ v
+    apart = np.maximum(sizes[:, None] + sizes - 2 * products, 1e-30)
+    along = own[:, None] - own - products + sizes
+    rest = v @ v - 2 * own + sizes - along**2 / apart
+    i, j = divmod(int(np.argmin(np.where(apart > ROUNDED * v @ v, rest, np.inf))), len(x))
+    a = float(along[i, j] / apart[i, j])
+    is_mixture = _LEAST_SHARE < a < 1 - _LEAST_SHARE and np.linalg.norm(
+        a * x[i] + (1 - a) * x[j] - v
+    ) <= SOLVED * np.sqrt(v @ v)
+    return (i, j, a) if is_mixture else None
 
 
 def _ways(
