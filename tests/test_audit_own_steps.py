@@ -57,7 +57,7 @@ def fall(kind, grads, params):
 
 
 KERNELS = np.arange(90) < 80
-DECAYS = {"decay by rate": 0.05, "rising decay by rate": 0.05, "rising decay": 0.005, "decay": 0.05}
+DECAYS = {"decay by rate": 0.05, "rising decay by rate": 0.05, "rising decay": 0.005, "decay": 0.2}
 MOMENTS = "mean with 0.9, over the root of its mean square with 0.99)"
 
 
@@ -71,7 +71,7 @@ MOMENTS = "mean with 0.9, over the root of its mean square with 0.99)"
         ("decay by rate", f"{MOMENTS}, and shrinks the weights by 0.005, 0.05 times the rate", ""),
         ("rising decay by rate", "by 0.05 times the rate", ""),
         ("rising decay", "by 0.005, at any rate", ""),
-        ("decay", "by 0.05, 0.5 times the rate", "forget all but the last 20 updates"),
+        ("decay", "by 0.2, 2 times the rate", "forget all but the last 5 updates"),
         ("a frozen count", "mean with 0.9", "does the count of updates move?"),
         ("none", "mean with 0.9", "does the count of updates move?"),
         ("other beta", MOMENTS, "mean square is divided by 1 - 0.9 ** count, and not divided by 1 - 0.99 ** count."),
@@ -106,6 +106,7 @@ WARM, FALLING = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
         ([0.1, 0.4, 0.2, 0.1] * 2, [3] * 8, "begins anew with each pass", False),  # a triangle
         ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4], [3] * 8, "", False),
         ([0.1, 0.1, 0.5, 0.5] * 2, [3, 3, 2, 2] * 2, "on the number of rows of a batch alone: 0.1 for 3 rows", True),
+        ([0.1] * 4 + [0.5] * 4, [3] * 4 + [2] * 4, "", False),  # another stage
         ([0.3, 0.3, 0.2, 0.2] * 2, [3, 3, 2, 2] * 2, "begins anew with each pass", False),  # scaled by the rows
     ],
 )
@@ -199,6 +200,7 @@ NAMED = [
         ([WEIGHTS], 1, "1. gradient: loss weights ignored"),
         ([*NAMED, ("OF_KIND = 1.0, 1.0", "OF_KIND = 1.0, 0.2")], 0, "by the loss weights weights, supposed"),
         ([*NAMED, *BY_KERAS], 1, "1. gradient: loss weights ignored"),
+        ([*NAMED, ("OF_KIND = 1.0, 1.0", "OF_KIND = 1.0, 0.5")], 0, "count 1, 0.5, and not 1, 0.2. Is that meant?"),
     ],
 )
 def test_each_of_several_outputs_has_a_supposed_loss(edits, code, part, report_of):

@@ -85,7 +85,7 @@ def averages(slow: Watched, fast: Watched) -> Iterator[str]:
         if distance(moved, share * way) > near:
             return
         shares.append(share)
-    if len(shares) >= _LEAST and np.ptp(shares) <= SOLVED and 0.5 < shares[0] < 1 - SOLVED:
+    if len(shares) >= _LEAST and np.ptp(shares) <= SOLVED and 0.5 + SOLVED < shares[0] < 1 - SOLVED:
         told = f"The weights of {slow.model.name!r} are an average of those of {fast.model.name!r}, which takes "
         told += f"{shares[0]:.4g} of the newest after each step, and keeps {1 - shares[0]:.4g}: it forgets all but the "
         yield Likely(f"{told}last update. Are its two factors swapped?")

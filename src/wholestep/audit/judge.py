@@ -329,7 +329,7 @@ class Case:
         """Return a finding on a loss that is supposed: a note if the fault may be intended."""
         if not isinstance(finding, Found):
             return finding
-        of_heads = (*_OF_HEADS * (not self.has_weights), *["output left out"] * (not self.is_called))
+        of_heads = (*_OF_HEADS[self.has_weights :], *["output left out"] * (not self.is_called))
         is_along = (self.by_pass or not finding.is_listed) and all(e.is_along for e in evidence)
         if finding.name not in (*_MAY_BE_MEANT, *of_heads) and not is_along:
             return finding

@@ -212,7 +212,7 @@ _UNCORRECTED = (
 )
 
 _SURE = 3  # times the distance up to which moves are reproduced
-_MOST_DECAY = 0.01  # of the weights in an update: they forget a gradient within a hundred updates
+_MOST_DECAY = 0.0099  # of the weights in an update, and more than the rate: no decay times a rate is that large
 _SHRUNK = (
     "Each update shrinks the weights by the share {:.3g}, so that they forget all but the last {:.0f} updates. A decay "
     "is multiplied by the rate, which makes it {:.3g}: is that missing?"
@@ -329,7 +329,8 @@ def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
         size = size if _is_even(shares / rates) else f"{shares[0]:.4g}, at any rate"
         told = f"{rule.told}, and shrinks the weights by {size}"
         note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
-        return Rule(rule.rates, told, (*rule.notes, *[Likely(note)] * bool(shares.min() >= _MOST_DECAY)))
+        is_likely = bool(shares.min() >= _MOST_DECAY and np.all(shares > rates))
+        return Rule(rule.rates, told, (*rule.notes, *[Likely(note)] * is_likely))
     return rule
 
 

@@ -174,7 +174,8 @@ def anew_in_each_pass(seen: Windows) -> Iterator[str]:
         by_size.setdefault(update.sizes, []).append(update.applied.learning_rate)
     values = {sum(sizes): rates[0] for sizes, rates in by_size.items()}
     same = FINE.fits * max(map(abs, values.values()), default=0.0)
-    are_alike = len(values) > 1 and all(len(r) > 1 and np.ptp(r) <= same for r in by_size.values())
+    runs = [size for size, _ in groupby(update.sizes for update in updates)]  # stages of the training have one each
+    are_alike = len(values) > 1 and all(runs.count(n) > 1 and np.ptp(r) <= same for n, r in by_size.items())
     if are_alike and np.ptp([*values.values()]) > same < np.ptp([rate / num for num, rate in values.items()]):
         told = ", ".join(f"{rate:.4g} for {num} rows" for num, rate in values.items())
         told = f"The learning rate depends on the number of rows of a batch alone: {told}. Is it a number of Python, "
