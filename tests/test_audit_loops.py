@@ -4,6 +4,7 @@ import json
 
 import keras
 import pytest
+from audit_scripts import script
 
 ENGINE = keras.backend.backend()
 pytestmark = pytest.mark.own  # each engine records a traced step in its own way
@@ -178,3 +179,10 @@ def test_sharpness_aware_steps_of_microbatches_and_beyond_the_room_of_the_record
         True,
         False,
     ), out
+
+
+@pytest.mark.parametrize(("labels", "code", "part"), [("b[:, None]", 0, "Nothing found in"), ("b", 1, "Broadcast.")])
+def test_a_model_that_is_used_by_its_call_is_seen(labels, code, part, report_of):
+    edits = ("model(a, training=True)", "model.call(a, training=True)"), ("b[:, None]", labels)
+    got, out = report_of(script("by hand", *edits), "--updates", 6)
+    assert (got, part in out) == (code, True), out

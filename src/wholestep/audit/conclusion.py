@@ -12,15 +12,8 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
-from wholestep.audit.derived import (
-    by_frequency,
-    normalised,
-    of_other_axis,
-    of_other_labels,
-    of_rows,
-    passes,
-    without_class,
-)
+from wholestep.audit.derived import by_frequency, normalised, of_other_axis, of_other_labels, of_rows, without_class
+from wholestep.audit.derived import passes as derivatives
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import losses, name_of
 from wholestep.audit.found import Likely, many, numbers_of
@@ -113,16 +106,9 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("other models", still, loop, watched)
     verdict.check("models that nothing moves", teachers, loop, watched, own)
     if not verdict.has_seen and isinstance(made.data[1], np.ndarray):
-        given = (
-            each for asked in loop.losses.values() for each in labels_of(watched.log.called, watched.log.called, asked)
-        )
-        verdict.check(
-            "mixtures of rows",
-            mixed,
-            tree.leaves(made.data[0]),
-            made.data[1],
-            [(g.called.inputs, g.label) for g in given],
-        )
+        calls = watched.log.called
+        given = [(g.called.inputs, g.label) for loss in loop.losses.values() for g in labels_of(calls, calls, loss)]
+        verdict.check("mixtures of rows", mixed, tree.leaves(made.data[0]), made.data[1], given)
     if verdict.seen is not None:
         verdict.check("the metrics", _running, scout, watched.log, verdict.seen)
     unseen = {
@@ -252,7 +238,7 @@ def _of_labels(loop: Loop) -> Iterator[str]:
 def _of_loss(meaning: Meaning) -> Iterator[str]:
     """Yield the first note on a derivative of other labels, along another axis, or of rows that count otherwise."""
     x, y, *_ = meaning.data
-    derived = passes(meaning.watched.log, Rows(x), 0)
+    derived = derivatives(meaning.watched.log, Rows(x), 0)
     if not derived or any(len(called.outputs) > 1 for called in meaning.watched.log.called):
         return
     labels = meaning.labels or ({"the data": y} if meaning.has_labels else meaning.beside)

@@ -95,6 +95,9 @@ class Scout:
             stack.enter_context(self._hooks)
             for name in ("__call__", "stateless_call"):
                 stack.enter_context(replaced(layer, name, self._called(getattr(layer, name))))
+            for kind in (each for each in model.__subclasses__() if "call" in vars(each)):
+                if kind.__module__.startswith("keras."):  # those that a script calls by `model.call`
+                    stack.enter_context(replaced(kind, "call", self._called(vars(kind)["call"])))
             for name in _FITS:
                 stack.enter_context(replaced(model, name, self._fitting(getattr(model, name))))
             for name in USING:
@@ -173,8 +176,11 @@ class Scout:
             leaves = tree.leaves((arguments, others)) if depth == 0 and isinstance(layer, keras.Model) else []
             inputs = next(islice(arguments, 2 * (call.__name__ == "stateless_call"), None), None)
             if leaves and not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+                is_new = id(layer) not in self._hooked
                 self._meet(layer, inputs)
                 self.frozen.look()
+                if is_new and call.__name__ == "call":
+                    return layer.call(*arguments, **others)  # which the hooks have on the instance now
             self._here.depth = depth + 1
             try:
                 result = call(layer, *arguments, **others)
