@@ -74,14 +74,17 @@ def averages(slow: Watched, fast: Watched) -> Iterator[str]:
     shares: list[float] = []
     for one, two in pairwise(called for called in slow.log.called if called.params or called.buffers):
         steps = [step for step in fast.log.applied if step.is_whole and one.order < step.order < two.order]
-        if len(steps) != 1 or (before := _like(one, steps[0].params_after)) is None:
+        made = steps[0].params_after if len(steps) == 1 else []
+        before, after = _like(one, made), _like(two, made)
+        if not before or not after:
             continue
-        old, new, made = map(as_vector, (before, _like(two, steps[0].params_after), steps[0].params_after))
-        way, moved = made - old, new - old
+        old, new, newest = as_vector(before), as_vector(after), as_vector(made)
+        way, moved = newest - old, new - old
         if not way.any():
             continue
         share = float(way @ moved / (way @ way))
-        near = max(SOLVED, _ROUNDING * float(np.linalg.norm(new) / max(np.linalg.norm(moved), 1e-30)))
+        length = max(float(np.linalg.norm(moved)), 1e-30)
+        near = max(SOLVED, _ROUNDING * float(np.linalg.norm(new)) / length)
         if distance(moved, share * way) > near:
             return
         shares.append(share)
@@ -120,11 +123,11 @@ def still(loop: Loop, watched: Watched) -> Iterator[str]:
                 yield f"{told}, and a gradient is taken of a function of its outputs. Are they meant to stay?"
 
 
-def _like(called: Called, wanted: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Return the values of a pass that have these shapes, in this order; a frozen model has no parameters."""
+def _like(called: Called, wanted: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the values of a pass that have these shapes, in this order, or none; a frozen model has no parameters."""
     left = iter([*called.params, *called.buffers])
     found = [next((leaf for leaf in left if leaf.shape == each.shape), None) for each in wanted]
-    return None if any(leaf is None for leaf in found) else found  # type: ignore[return-value]
+    return [leaf for leaf in found if leaf is not None] if all(leaf is not None for leaf in found) else []
 
 
 def divergence(one: Watched, two: Watched) -> Iterator[str]:

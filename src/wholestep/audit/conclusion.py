@@ -85,8 +85,9 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     if has_generated(watched, others):
         verdict.make_note("summed over microbatches", _SUM)
     verdict.unseen += [*_leave_out(verdict, meaning, len(others)), *meaning.unseen]
-    for each in (told for other in others for told in verdict.look("the divergence", divergence, watched, other)):
-        (verdict.notes if isinstance(each, Likely) else meaning.told).append(each)
+    found = [each for other in others for each in verdict.look("the divergence", divergence, watched, other)]
+    verdict.add(each for each in found if isinstance(each, Likely))
+    meaning.told += [str(each) for each in found if not isinstance(each, Likely)]
     report.close(made, verdict)
     report.taken += meaning.told
     verdict.notes += meaning.notes

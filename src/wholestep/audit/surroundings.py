@@ -70,7 +70,7 @@ class Surroundings:
         return [named for named in self._found.values() if isinstance(named.value, kind)]
 
     def loss_weights(self, names: list[str], num: int) -> Iterator[tuple[str, list[float]]]:
-        """Yield (name, numbers) of the script's dicts with these keys, and of its lists of so many numbers."""
+        """Yield (name, numbers) of the script's dicts with these keys, and of its lists of `num` numbers."""
         for each in (n for kind in (dict, list, tuple) for n in self.named(kind)):
             if not isinstance(each.value, dict) and len(each.value) == num:
                 yield each.name, list(each.value)
