@@ -53,8 +53,8 @@ def load_weights(
     """Load the weights of a model, or of a part of it, from a checkpoint or a Keras file, by their names.
 
     Names are the paths of Keras' variables. Where names differ in the numbers that Keras appends, and equally many do
-    so in the file, they are loaded in order. In a Keras file, names are those of the layers and an index; models around
-    the layer may come first. The optimizer and seeds are not loaded. Nothing is changed if an error is raised.
+    so in the file, they are loaded in order. In a Keras file, a name is the layer's and an index; models around the layer
+    may come first. The optimizer and seeds are not loaded. Nothing is changed if an error is raised.
 
     Args:
         model: a built model or layer, such as `model.get_layer("backbone")`.
@@ -196,7 +196,7 @@ def _in_snapshot(snapshot: Snapshot) -> tuple[list[tuple[str, Numbers]], list[in
 def _in_keras_file(path: Path) -> tuple[list[tuple[str, Numbers]], list[int]]:
     """Return the weights of a .keras or .weights.h5 file, and how many the layer of each has.
 
-    A name is those of the layers, from the outermost, and an index.
+    A name consists of the layers' names, from the outermost, and an index.
     """
     import h5py  # a dependency of Keras, imported where a file is read
 

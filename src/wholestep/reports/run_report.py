@@ -30,7 +30,7 @@ class RunReport(keras.callbacks.Callback):
 
     It shows the loss of every update (the loss of an epoch is a sum over its updates), with the cuts into microbatches,
     restarts and skipped updates, rows per second, the memory of the process, and the learning rate. A resumed run
-    includes the updates before the restart. The numbers are those that `fit` reads anyway. Many updates are merged.
+    includes the updates before the restart. `fit` reads the same numbers anyway. Many updates are merged.
 
     Args:
         path: the HTML file; None to write none: then call `html`.
