@@ -1,4 +1,4 @@
-"""What an audit costs beside the loop that it watches: seconds, memory, and how much slower the loop runs."""
+"""What an audit costs against the loop that it watches: seconds, memory, and how much slower the loop runs."""
 
 import threading
 import time

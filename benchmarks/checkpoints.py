@@ -1,4 +1,4 @@
-"""What checkpoints cost: a loop that saves beside one that does not, and each part beside the least it could take."""
+"""What checkpoints cost: a loop that saves against one that does not, and each part against the least it could take."""
 
 import importlib.util
 import os
@@ -49,7 +49,7 @@ def measure(rounds: int, quick: bool) -> dict[str, dict[str, list[float]]]:
             for i in range(rounds):
                 for name, seconds in each.items():
                     found[work][name].append(seconds(i))
-        return found | _beside_others(at, rounds, 50 if quick else 2040)
+        return found | _against_others(at, rounds, 50 if quick else 2040)
 
 
 def _trainer(width: int) -> ws.Trainer:
@@ -79,7 +79,7 @@ def _updates(trainer: ws.Trainer, data: ws.Batches, num: int, folder: Path | Non
 
 
 def _hold(trainer: ws.Trainer) -> dict[str, Callable[[int], float]]:
-    """A snapshot into room that is kept, beside a copy into arrays that have been touched."""
+    """A snapshot into room that is kept, against a copy into arrays that have been touched."""
     room = Room()
     held = list(trainer.run.snapshot(room.copy).arrays.values())
     copies = [array.copy() for array in held]
@@ -90,7 +90,7 @@ def _hold(trainer: ws.Trainer) -> dict[str, Callable[[int], float]]:
 
 
 def _load(path: Path, num: int, size: int) -> dict[str, Callable[[int], float]]:
-    """A verified read, beside a read of the same bytes into fresh arrays, both from a warm cache."""
+    """A verified read, against a read of the same bytes into fresh arrays, both from a warm cache."""
     path.mkdir()
     folder = Folder(path)
     folder.write(1, {f"params/{i}": np.ones(size * 5 // 4, "float32") for i in range(num)}, {})
@@ -104,7 +104,7 @@ def _load(path: Path, num: int, size: int) -> dict[str, Callable[[int], float]]:
 
 
 def _small(path: Path) -> dict[str, Callable[[int], float]]:
-    """A whole save of 10 MB in 200 leaves, beside one write and fsync of as many bytes."""
+    """A whole save of 10 MB in 200 leaves, against one write and fsync of as many bytes."""
     path.mkdir()
     folder, arrays = Folder(path), {f"params/{i}": np.ones(12_500, "float32") for i in range(200)}
     content = np.ones(200 * 12_500, "float32")
@@ -134,7 +134,7 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def _beside_others(path: Path, rounds: int, width: int) -> dict[str, dict[str, list[float]]]:
+def _against_others(path: Path, rounds: int, width: int) -> dict[str, dict[str, list[float]]]:
     """Return seconds of saving and reading one state by three libraries: 400 MB under Adam, if `width` is 2040.
 
     "hold" is how long the loop waits, "total" ends when the save is complete, "read" when a model holds the values.

@@ -1,4 +1,4 @@
-"""The time of an update of models that draw at random: draws that belong to rows, beside the engine's own."""
+"""The time of an update of models that draw at random: draws that belong to rows, against the engine's own."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The kinds of data that people pass to `fit`, beside the same in Keras: what it costs to bring a batch to the model.
+"""The kinds of data that people pass to `fit`, against the same in Keras: what it costs to bring a batch to the model.
 
 A kind whose package is not installed, or that no model on this engine takes, is left out.
 """
@@ -53,7 +53,7 @@ class Kinds(Contest):
         return self._fit(data.DataLoader(rows, batch_size=self.size, shuffle=True))
 
     def columns(self) -> tuple[Run, Run]:
-        """A Hugging Face dataset by its columns, beside Keras on the arrays that it holds."""
+        """A Hugging Face dataset by its columns, against Keras on the arrays that it holds."""
         import datasets
 
         table = datasets.Dataset.from_dict({"row": self.data["x"], "label": self.data["y"]}).with_format("numpy")

@@ -1,4 +1,4 @@
-"""The time of an epoch of ordinary models, small, as they are found in tutorials: ours beside Keras' `fit`."""
+"""The time of an epoch of ordinary models, small, as they are found in tutorials: ours against Keras' `fit`."""
 
 import time
 from collections.abc import Callable

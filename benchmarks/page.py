@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 DOCS = Path(__file__).parent.parent / "docs"
 SECTIONS = {  # the headings of the page's tables, and their comparisons; the first that fits has it
     "How far from the limit?": r".*(by hand|bare call|hand-written)",
-    "How fast is `fit`?": r"(?!.*first update)[ABDE], .*beside Keras|P, fit, (arrays|validation)",
+    "How fast is `fit`?": r"(?!.*first update)[ABDE], .*against Keras|P, fit, (arrays|validation)",
     "How fast are ordinary models?": r"[\w-]+, s/epoch",
     "What do loaders, callbacks, own loops and evaluation cost?": r"P, |inputs, ",
     "How fast are embeddings and sequences of uneven length?": r"C, |D', ",
@@ -67,7 +67,7 @@ def _cell(row: Row) -> str:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw the results of the paths of `fit` and the like: beside loops by hand, and beside Keras."""
+    """Draw the results of the paths of `fit` and the like: against loops by hand, and against Keras."""
     found = [row for row in rows if row.work.startswith(("P, ", "A, s/"))]
     limit = [row for row in found if re.match(SECTIONS["How far from the limit?"], row.name)]
     panels = {"time of a loop by hand / ours": limit, "Keras' time / ours": [row for row in found if row not in limit]}
@@ -82,7 +82,9 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def _label(row: Row) -> str:
     work = row.work.removeprefix("P, ").removesuffix(", us/batch")
-    return work if row.work.startswith("P, ") else f"A: {row.ours[0].removeprefix('wholestep, ')} beside {row.other[0]}"
+    return (
+        work if row.work.startswith("P, ") else f"A: {row.ours[0].removeprefix('wholestep, ')} against {row.other[0]}"
+    )
 
 
 def _panel(axis: Any, title: str, rows: list[Row]) -> None:

@@ -1,4 +1,4 @@
-"""The paths that people take: `fit` with what they give it, their own loop, and evaluation, beside the same in Keras.
+"""The paths that people take: `fit` with what they give it, their own loop, and evaluation, against the same in Keras.
 
 Each path is one function of `Contest`: it returns what ours does and what Keras does, each a function of no arguments
 that carries out all batches once and returns when the numbers are there.
@@ -37,7 +37,7 @@ class Contest:
         return self._fit(**self.data, batch_size=self.size, **given)
 
     def arrays_at_once(self) -> tuple[Run, Run]:
-        """`fit` on arrays, beside Keras with the `steps_per_execution` of `AT_ONCE` that is fastest here."""
+        """`fit` on arrays, against Keras with the `steps_per_execution` of `AT_ONCE` that is fastest here."""
         theirs, found = {}, {}
         for num in AT_ONCE:
             theirs[num] = partial(WORKS["P"].model(at_once=num).fit, **self.data, batch_size=self.size, verbose=0)
@@ -48,7 +48,7 @@ class Contest:
         return self.arrays()[0], theirs[min(found, key=found.__getitem__)]
 
     def arrays_by_hand(self) -> tuple[Run, Run]:
-        """`fit` on arrays, beside a loop that one would write by hand."""
+        """`fit` on arrays, against a loop that one would write by hand."""
         bare = by_hand(WORKS["P"], self.data)
         return self.arrays()[0], lambda: bare(1)
 
@@ -77,7 +77,7 @@ class Contest:
         return self.dataset(callbacks=[_ReadsLogs()])
 
     def dataset_loop(self) -> tuple[Run, Run]:
-        """One's own loop on a PyDataset, beside `fit` on it."""
+        """One's own loop on a PyDataset, against `fit` on it."""
         return self._loop(ws.Batches(Dataset(self.batches())), reads=False), self.dataset()[1]
 
     def generator(self) -> tuple[Run, Run]:
@@ -95,15 +95,15 @@ class Contest:
         return self._fit(rows.shuffle(1000).batch(self.size).prefetch(tf.data.AUTOTUNE))
 
     def loop(self) -> tuple[Run, Run]:
-        """One's own loop that reads no loss, beside `fit`."""
+        """One's own loop that reads no loss, against `fit`."""
         return self._loop(self._rows(), reads=False), self.arrays()[1]
 
     def loop_reading(self) -> tuple[Run, Run]:
-        """One's own loop that reads every loss, beside `fit`."""
+        """One's own loop that reads every loss, against `fit`."""
         return self._loop(self._rows(), reads=True), self.arrays()[1]
 
     def update(self) -> tuple[Run, Run]:
-        """One update on a batch in hand, beside `train_on_batch`."""
+        """One update on a batch in hand, against `train_on_batch`."""
         batches = self.batches()
 
         def ours() -> None:
@@ -118,7 +118,7 @@ class Contest:
         return ours, theirs
 
     def update_by_hand(self) -> tuple[Run, Run]:
-        """One update on a batch in hand, beside one call of a compiled function."""
+        """One update on a batch in hand, against one call of a compiled function."""
         return self.update()[0], single_by_hand(WORKS["P"], self.batches())
 
     def evaluate(self) -> tuple[Run, Run]:
@@ -179,24 +179,24 @@ class Contest:
 
 PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
     "fit, arrays": Contest.arrays,
-    "fit, arrays, beside Keras with its best steps_per_execution": Contest.arrays_at_once,
-    "fit, arrays, beside a loop by hand": Contest.arrays_by_hand,
+    "fit, arrays, against Keras with its best steps_per_execution": Contest.arrays_at_once,
+    "fit, arrays, against a loop by hand": Contest.arrays_by_hand,
     "fit, validation_data": Contest.validation,
     "fit, a callback reads every batch's logs": Contest.logs,
     "fit, a callback reads the weights every 50 batches": Contest.weights,
     "fit, a PyDataset": Contest.dataset,
     "fit, a generator": Contest.generator,
     "fit, tf.data": Contest.tf_data,
-    "steps(), beside fit": Contest.loop,
-    "steps(), every loss read, beside fit": Contest.loop_reading,
-    "update(), beside train_on_batch": Contest.update,
-    "update(), beside a bare call": Contest.update_by_hand,
+    "steps(), against fit": Contest.loop,
+    "steps(), every loss read, against fit": Contest.loop_reading,
+    "update(), against train_on_batch": Contest.update,
+    "update(), against a bare call": Contest.update_by_hand,
     "evaluate": Contest.evaluate,
     "predict, batch 60": Contest.predict,
     "predict, batch 1024": Contest.predict_large,
     "fit, a PyDataset, another to validate on": Contest.dataset_validated,
     "fit, a PyDataset, a callback reads every batch's logs": Contest.dataset_logs,
-    "steps() on a PyDataset, beside fit": Contest.dataset_loop,
+    "steps() on a PyDataset, against fit": Contest.dataset_loop,
     "evaluate, a PyDataset": Contest.dataset_evaluated,
     "predict, a PyDataset": Contest.dataset_predicted,
     "test_on_batch": Contest.test_on_batch,

@@ -60,24 +60,24 @@ _RAGGED = (
 )
 _PATHS = {  # how many times as fast as Keras, on jax and on tensorflow
     "fit, arrays": (3.2, 12),
-    "fit, arrays, beside Keras with its best steps_per_execution": (1, 1),
-    "fit, arrays, beside a loop by hand": (0.77, 0.77),
+    "fit, arrays, against Keras with its best steps_per_execution": (1, 1),
+    "fit, arrays, against a loop by hand": (0.77, 0.77),
     "fit, validation_data": (3, 10),
     "fit, a callback reads every batch's logs": (1.5, 6),
     "fit, a callback reads the weights every 50 batches": (1.2, 6),
     "fit, a PyDataset": (1.3, 2.5),
     "fit, a generator": (1.3, 2.5),
     "fit, tf.data": (1.3, 2.5),
-    "steps(), beside fit": (2, 6),
-    "steps(), every loss read, beside fit": (1.2, 4),
-    "update(), beside train_on_batch": (3, 3),
-    "update(), beside a bare call": (0.67, 0.67),
+    "steps(), against fit": (2, 6),
+    "steps(), every loss read, against fit": (1.2, 4),
+    "update(), against train_on_batch": (3, 3),
+    "update(), against a bare call": (0.67, 0.67),
     "evaluate": (4, 10),
     "predict, batch 60": (2, 6),
     "predict, batch 1024": (1.2, 5),
     "fit, a PyDataset, another to validate on": (1, 1),
     "fit, a PyDataset, a callback reads every batch's logs": (1, 1),
-    "steps() on a PyDataset, beside fit": (1, 1),
+    "steps() on a PyDataset, against fit": (1, 1),
     "evaluate, a PyDataset": (1, 1),
     "predict, a PyDataset": (1, 1),
     "test_on_batch": (1, 1),
@@ -150,9 +150,9 @@ def _memory(engine: str, quick: bool) -> list[Row]:
     peaks = {name: [sizes["peak"] / 2**20] for name, sizes in found.items()}
     programs = {name: [sizes["program"] / 2**20] for name, sizes in found.items() if sizes["program"] is not None}
     falls = Comparison("wholestep, 10 parts", "wholestep, whole", dict.fromkeys(ENGINES, 2.0))
-    beside = Comparison("wholestep, whole", "Keras fit", {})
+    against = Comparison("wholestep, whole", "Keras fit", {})
     return [
-        *_compare("growth of peak memory, MiB", engine, peaks, (falls, beside)),
+        *_compare("growth of peak memory, MiB", engine, peaks, (falls, against)),
         *_compare("memory of the program, MiB", engine, programs, (falls,)),
     ]
 
@@ -181,7 +181,7 @@ def _replica(engine: str, quick: bool) -> list[Row]:
 
 
 def _paths(engine: str, quick: bool) -> list[Row]:
-    """What people call, one update at a time or many, beside the same in Keras."""
+    """What people call, one update at a time or many, against the same in Keras."""
     found = children.measure("paths", engine, rounds=1 if quick else 2 * _ROUNDS, quick=quick)
     rows = []
     for name, times in found.items():
@@ -193,7 +193,7 @@ def _paths(engine: str, quick: bool) -> list[Row]:
 
 
 def _inputs(engine: str, quick: bool) -> list[Row]:
-    """The kinds of data that `fit` takes, beside the same in Keras."""
+    """The kinds of data that `fit` takes, against the same in Keras."""
     found = children.measure("inputs", engine, rounds=1 if quick else 2 * _ROUNDS, quick=quick)
     comparison = Comparison("wholestep", "Keras", {})
     return [
@@ -204,7 +204,7 @@ def _inputs(engine: str, quick: bool) -> list[Row]:
 
 
 def _draws(engine: str, quick: bool) -> list[Row]:
-    """Draws that belong to rows, beside the engine's own: of one update, whole and in microbatches."""
+    """Draws that belong to rows, against the engine's own: of one update, whole and in microbatches."""
     rows = []
     for work, part in (("augmentation", 32),) if quick else (("D, dropout", 8), ("augmentation", 32)):
         found = children.measure("draws", engine, work=work, rounds=1 if quick else 3 * _ROUNDS, quick=quick)
@@ -220,7 +220,7 @@ def _draws(engine: str, quick: bool) -> list[Row]:
 
 
 def _checkpoints(engine: str, quick: bool) -> list[Row]:
-    """What checkpoints cost beside the least that they could."""
+    """What checkpoints cost against the least that they could."""
     found = children.measure("checkpoints", engine, rounds=1 if quick else 2 * _ROUNDS - 1, quick=quick)
     rows = []
     for work, (ours, other, most) in _CHECKPOINTS.items():
@@ -242,7 +242,7 @@ def _models(engine: str, quick: bool) -> list[Row]:
 
 
 def _audit(engine: str, quick: bool) -> list[Row]:
-    """What an audit costs beside the loop that it watches."""
+    """What an audit costs against the loop that it watches."""
     rows = []
     for kind, seconds in {"right": 30.0, "wrong": 30.0}.items():
         found = children.measure("audit", engine, kind=kind, rounds=1 if quick else _ROUNDS, quick=quick)

@@ -1,4 +1,4 @@
-"""The comparisons: as a table, as lines for programs, and beside those of an earlier run."""
+"""The comparisons: as a table, as lines for programs, and against those of an earlier run."""
 
 import datetime
 import json
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """The comparison, in words."""
-        return f"{self.work} ({self.engine}): {self.ours[0]} beside {self.other[0]}"
+        return f"{self.work} ({self.engine}): {self.ours[0]} against {self.other[0]}"
 
     @property
     def results(self) -> list[float]:

@@ -69,7 +69,7 @@ def page(width: int, height: int, title: str, parts: list[str]) -> str:
 
 
 def path_of_a_batch() -> str:
-    """Return the functions that a batch crosses, in the order of the calls; those of the device stand right."""
+    """Return the functions that a batch crosses, in the order of the calls: on the host, then on the device."""
     rows = table("Every function that a batch crosses")
     parts, bottom, ends = [], {"host": 12, "device": 12}, dict[str, tuple[int, int]]()
     for part, where in WHERE.items():

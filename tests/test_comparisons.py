@@ -76,8 +76,8 @@ def test_a_comparison_is_worse_only_beyond_the_noise_of_both_runs(table):
     assert table.worse(before, told) == []
     assert table.worse(rows([1.9, 3.0, 3.0], [0.5, 0.75, 1.0]), told) == []  # one pair as good as the worst before
     slower, later = table.worse(rows([2.5, 3.0, 4.0], [0.75, 0.75, 1.0]), told)
-    assert slower == "A (jax): wholestep beside Keras: 1.33 now, 3.2 then"
-    assert later == "import, s (jax): wholestep beside Keras: 0.75 now, 0.25 then"
+    assert slower == "A (jax): wholestep against Keras: 1.33 now, 3.2 then"
+    assert later == "import, s (jax): wholestep against Keras: 0.75 now, 0.25 then"
     with pytest.raises(ValueError, match="must hold a comparison"):
         table.worse([before[0]._replace(work="B")], told)
 

@@ -234,7 +234,7 @@ def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
 
 
 def _replace_bar(known: keras.callbacks.CallbackList, callbacks: Callbacks) -> None:
-    """Replace the progress bar that Keras has added last by the one with rows per second, unless the user has one."""
+    """Replace Keras' progress bar, which comes last, by the bar with rows per second, unless the user has a bar."""
     if type(known.callbacks[-1]) is keras.callbacks.ProgbarLogger and known.callbacks[-1] not in (callbacks or []):
         known.callbacks[-1] = ProgbarLogger()
         known.callbacks[-1].set_params(known.params)

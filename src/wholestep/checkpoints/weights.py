@@ -53,8 +53,8 @@ def load_weights(
     """Load the weights of a model, or of a part of it, from a checkpoint or a Keras file, by their names.
 
     Names are the paths of Keras' variables. Where names differ in the numbers that Keras appends, and equally many do
-    so in the file, they are loaded in order. In a Keras file, a name is the layer's and an index; models around the layer
-    may come first. The optimizer and seeds are not loaded. Nothing is changed if an error is raised.
+    so in the file, they are loaded in order. In a Keras file, a name is the layer's and an index; models around the
+    layer may come first. The optimizer and seeds are not loaded. Nothing is changed if an error is raised.
 
     Args:
         model: a built model or layer, such as `model.get_layer("backbone")`.

@@ -244,7 +244,7 @@ class Loaded(_Feed):
                 self._put_back()
 
     def note_sent(self, block: Block) -> None:
-        """Record that a block was sent; if it is one of several parts, draw the next batches meanwhile."""
+        """Record that a block was sent; if it is a part of a larger one, draw the next batches meanwhile."""
         for batch in block.batches:
             if batch.kind:
                 self._known.largest[batch.kind] = max(self._known.largest.get(batch.kind, 0), batch.full)
