@@ -7,6 +7,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from small import count_calls
@@ -104,6 +105,11 @@ def pushed(url, tmp_path, *steps, **how):
     return folder, kept
 
 
+def equalize(folder, kept):
+    store.pull(folder, kept)
+    store.publish(folder, kept, "next")
+
+
 # ---- a run ----
 
 
@@ -154,6 +160,51 @@ def test_a_new_run_needs_an_empty_store(url):
     ws.Trainer(small()).fit(X, Y, checkpoints=url, **HOW)
     with pytest.raises(ws.CheckpointError, match="resume=False begins anew in an empty folder"):
         ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(url, resume=False), **HOW)
+
+
+class Starts(keras.callbacks.Callback):
+    """Starts another run at the end of the first epoch."""
+
+    def __init__(self, begin):
+        super().__init__()
+        self.begin = begin
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            with pytest.raises(ws.WholestepError, match=r"resume=False begins anew|must resume.*same"):
+                self.begin()
+
+
+@pytest.mark.parametrize("how", [{"resume": False}, {}])
+def test_a_start_that_is_refused_does_not_stop_the_run_that_writes(how, memory, tmp_path):
+    def begin():
+        ws.Trainer(small()).fit(X + 1, Y, checkpoints=ws.Checkpoints(memory, **how), **HOW)
+
+    asked = ws.Checkpoints(memory, every_steps=2, every_seconds=None)
+    ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[Starts(begin)], **HOW)
+    assert store.Store(memory).steps()[0] == LAST
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_a_start_that_is_refused_writes_nothing_to_the_store(url, tmp_path):
+    ws.Trainer(small()).fit(X + 1, Y, checkpoints=url, **HOW | {"epochs": 1})
+    files, read = files_of(url), fsspec.url_to_fs(url)[0].cat_file
+    before = {name: read(path) for name, path in files.items()}
+    ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path / "other", **HOW)
+    for how in ({"resume": False}, {"local": tmp_path / "other"}):
+        with pytest.raises(ws.WholestepError):
+            ws.Trainer(small()).fit(X + 1, Y, checkpoints=ws.Checkpoints(url, **how), **HOW)
+        assert {name: read(path) for name, path in files_of(url).items()} == before
+    assert Folder(tmp_path / "other").steps() == [LAST]
+
+
+def test_no_run_begins_while_another_publishes(url, tmp_path):
+    local, kept = pushed(url, tmp_path, 1)
+    store.pull(other := filled(tmp_path / "other"), kept)
+    local.write(2, arrays(2), {})
+    store.push(local, 2, store.Store(url))
+    with pytest.raises(ws.CheckpointError, match=r"No other run may write to .*\[2\], which was \[1\] before"):
+        store.publish(other, kept, "second")
 
 
 def test_an_upload_that_fails_loses_nothing(memory, tmp_path, monkeypatch):
@@ -315,7 +366,7 @@ def test_half_a_checkpoint_is_never_used(url, tmp_path):
     files.rm_file(path)
     assert store.Store(url).steps() == [1]
     other = filled(tmp_path / "other")
-    store.equalize(other, kept)
+    equalize(other, kept)
     assert other.steps() == [1]
     kept.claim("next")
     assert {name.split("/")[0] for name in files_of(url)} == {"lock", "step-00000001"}
@@ -329,7 +380,7 @@ def test_a_damaged_checkpoint_is_not_used_and_is_written_again(name, change, url
     kept, other = store.Store(url), filled(tmp_path / "other")
     with pytest.raises(ws.CheckpointError):
         kept.verify(2)
-    store.equalize(other, kept)
+    equalize(other, kept)
     assert other.steps() == [1]
     assert f"{url}/step-00000002 is damaged, and is not used" in capsys.readouterr().err
     assert to_remove(kept, ws.Checkpoints(url, keep=1), 1) == []  # the newest good one
@@ -340,7 +391,7 @@ def test_a_damaged_checkpoint_is_not_used_and_is_written_again(name, change, url
     for step in (1, 2):
         overwrite(url, f"step-0000000{step}{'-2' * (step - 1)}/manifest.json", flip)
     with pytest.raises(ws.CheckpointError, match=r"must be good\. Received: steps \[2, 1\], all damaged"):
-        store.equalize(filled(tmp_path / "third"), store.Store(url))
+        equalize(filled(tmp_path / "third"), store.Store(url))
 
 
 def test_the_manifest_of_another_step_is_damage(url, tmp_path):
@@ -363,15 +414,15 @@ def test_damage_here_is_mended_from_there_and_the_newer_wins(url, tmp_path, caps
     for step in (2, 1):
         (file,) = folder.path(step).glob("*.safetensors")
         file.write_bytes(flip(file.read_bytes()))
-    store.equalize(folder, kept)
+    equalize(folder, kept)
     assert (folder.steps(), len(folder.bad())) == ([2], 2)
     assert "set aside" in capsys.readouterr().err
     folder.write(3, arrays(3), {})
-    store.equalize(folder, kept)
+    equalize(folder, kept)
     assert kept.steps() == [3, 2, 1]
     new = {"time": "later"}
     folder.write(3, arrays(3), {}, new, replaces=True)
-    store.equalize(folder, kept)
+    equalize(folder, kept)
     assert kept.manifest(3).rest == new
 
 
@@ -409,7 +460,8 @@ def test_several_processes_publish_one_checkpoint(memory, tmp_path, monkeypatch)
         common = CommonFolder.of(memory, seat, tmp_path / "shared")
         common.lock()
         try:
-            common.equalize()
+            common.pull()
+            common.publish()
             common.write(Manifest(5, [], [], {}, {}), arrays(5))
         finally:
             common.release()

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +23,7 @@ from wholestep.checkpoints.folder import Arrays, Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
 from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
-from wholestep.checkpoints.store import AnyFolder, Location, Store, equalize, is_remote, push
+from wholestep.checkpoints.store import AnyFolder, Location, Store, is_remote, publish, pull, push
 from wholestep.checkpoints.writer import Room
 from wholestep.errors import CheckpointError, SpecificationError, WholestepError, message
 from wholestep.processes import Exchange, Processes
@@ -209,15 +210,16 @@ class CommonFolder:
             shutil.rmtree(self.folder.folder, ignore_errors=True)
         self._aside.exchange.close()
 
-    def equalize(self) -> None:
-        """Copy the newest good checkpoint between the folder and the store, if there is one."""
+    def pull(self) -> None:
+        """Copy the newest good checkpoint of the store, if there is one, to the folder; the store is not changed."""
         if (store := self.store) is not None:
+            self.together.first(partial(pull, self.folder, store), f"copying checkpoints from {store.folder}")
 
-            def equal() -> None:
-                store.claim(self._owner)
-                equalize(self.folder, store)
-
-            self.together.first(equal, f"copying checkpoints from and to {store.folder}")
+    def publish(self) -> None:
+        """Become the run that writes to the store, if there is one, and copy the folder's newest checkpoint to it."""
+        if (store := self.store) is not None:
+            call = partial(publish, self.folder, store, self._owner)
+            self.together.first(call, f"copying checkpoints to {store.folder}")
 
     def _push(self, step: int) -> None:
         """Copy a checkpoint to the store, if there is one. After an error, a temporary folder stays."""

@@ -173,6 +173,8 @@ class Start:
 
     def _find(self) -> int:
         run, together = self.run, self.common.together
+        if self.asked.resume:
+            self.common.pull()
         if not self.asked.resume or run.restored is not None:  # restored by hand: it resumes from there
             together.all(self._check_folder, _WHAT)
             return run.number if self.asked.resume else 0
@@ -190,11 +192,12 @@ class Start:
 
     def _check_folder(self) -> None:
         """Refuse a folder with checkpoints, for a run that does not resume from the newest of them."""
-        folder, steps, number = self.common.folder, self.common.folder.steps(), self.run.number
-        if not self.asked.resume and (steps or folder.bad()):
-            must = "resume=False begins anew in an empty folder."
-            attempt = "another folder; or leave resume out, to resume."
-            raise CheckpointError(message(must, f"{len(steps)} checkpoints in {folder.folder}", attempt))
+        for folder in self.common.folders if not self.asked.resume else []:
+            if (steps := folder.steps()) or folder.bad():
+                must = "resume=False begins anew in an empty folder."
+                attempt = "another folder; or leave resume out, to resume."
+                raise CheckpointError(message(must, f"{len(steps)} checkpoints in {folder.folder}", attempt))
+        steps, number = self.common.folder.steps(), self.run.number
         if self.asked.resume and steps and steps[0] != number:
             must = "A manually restored run must save to a folder without other checkpoints."
             received = f"update {number}, and step {steps[0]} in {self.asked.folder}"

@@ -87,8 +87,8 @@ class Saver:
             self._processes.check_equal(said | {"also of checkpoints": repr(sorted(self.also))})
             self._common.lock()
             try:
-                self._common.equalize()
                 self._name = self._start.find()
+                self._common.publish()
                 self._saved = self._run.number if self._name else 0
                 if self._name and self._num_best:
                     best = partial(settings.values_of, self._common.folders[-1], self._best)

@@ -46,6 +46,7 @@ class Store:
         self.folder = url.rstrip("/")
         self._owner = ""
         self._found: dict[int, dict[int, bool]] = {}  # the latest `_versions`, until this process changes them
+        self.seen: list[int] = []  # the newest step at the last `pull`
         self._manifests: dict[str, Manifest] = {}  # by address: a published manifest never changes
         try:
             from fsspec.core import url_to_fs
@@ -262,18 +263,26 @@ def fetch(store: Store, steps: list[int], folder: Folder) -> int | None:
     return None
 
 
-def equalize(folder: Folder, store: Store) -> None:
-    """Copy the newest good checkpoint of both to where it is missing. The caller must hold the lock."""
+def pull(folder: Folder, store: Store) -> None:
+    """Copy the newest good checkpoint of a store, if it is newer. The caller must hold the lock of the folder."""
     here, there = _newest_good(folder), store.steps()
-    newer = [step for step in there if here is None or step > here]
+    newer, store.seen = [step for step in there if here is None or step > here], there[:1]
     if (step := fetch(store, newer, folder)) is not None:
         _say(f"copied {store.path(step)} to {folder.path(step)}")
-    elif here is not None:
-        if not _is_held(store, folder.manifest(here)):
-            push(folder, here, store)
-    elif newer:
+    elif newer and here is None:
         must = f"At least one checkpoint in {store.folder} must be good."
         raise CheckpointError(message(must, f"steps {newer}, all damaged", "another address."))
+
+
+def publish(folder: Folder, store: Store, owner: str) -> None:
+    """Claim a store after `pull`, and copy the newest checkpoint of the folder to it if it is missing there."""
+    store.claim(owner)
+    if (there := store.steps()[:1]) != store.seen:
+        must = f"No other run may write to {store.folder} while this one begins."
+        raise CheckpointError(message(must, f"step {there}, which was {store.seen} before", "again."))
+    for step in folder.steps()[:1]:
+        if not _is_held(store, folder.manifest(step)):
+            push(folder, step, store)
 
 
 def _newest_good(folder: Folder) -> int | None:
