@@ -594,7 +594,25 @@ def test_what_no_rule_keeps_is_removed(there, url, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(capsys, "prune", path)
     assert "--keep" in capsys.readouterr().err
-    assert "keep must be a whole number" in run(capsys, "prune", path, "--keep", 0)[2]
+    assert "keep must be a whole number of at least 1. Received: 0. Try: keep=3." in run(capsys, "prune", path, "--keep", 0)[2]
+
+
+def test_a_choice_that_would_remove_too_much_is_refused(url, tmp_path, capsys):
+    watched = {"watched": {"name": "val_loss", "number": 0.25, "mode": "min"}}
+    local, kept = pushed(url, tmp_path, 1, 2, 3, rest=lambda step: watched)
+    for folder in (local, kept):
+        for path, best, match in [
+            (folder.path(3), "val_loss:1", "PATH must be a folder of checkpoints. Received: the checkpoint"),
+            (folder.folder, "val_lose:1", "--keep-best needs a checkpoint with val_lose. Nothing has been removed."),
+        ]:
+            code, out, err = run(capsys, "prune", path, "--keep", 1, "--keep-best", best)
+            assert (code, out, match in err, folder.steps()) == (1, "", True, [3, 2, 1])
+    for best in ("val_loss", "val_loss:", ":2", "val_loss:two"):
+        with pytest.raises(SystemExit):
+            run(capsys, "prune", url, "--keep", 1, "--keep-best", best)
+        assert f"{best!r}, which must be NAME:NUMBER, such as val_loss:2" in capsys.readouterr().err
+    assert run(capsys, "prune", url, "--keep", 1, "--keep-best", "val_loss:1")[0] == 0
+    assert kept.steps() == [3, 1]
 
 
 def test_a_folder_in_use_is_not_pruned(tmp_path, capsys):

@@ -88,7 +88,7 @@ class Checkpoints:
             object.__setattr__(self, "local", Folder(self.local).folder)
         if self.every_steps is not None:
             count("every_steps", self.every_steps, "every_steps=100, or leave it out.")
-        count("keep", self.keep, "keep=3, or leave it out.")
+        count("keep", self.keep, "keep=3.")
         if self.keep_period is not None:
             count("keep_period", self.keep_period, "keep_period=1000, or leave it out.")
         for name in ("every_seconds", "keep_seconds"):

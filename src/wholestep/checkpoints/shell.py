@@ -13,7 +13,7 @@ from typing import Any
 from wholestep.checkpoints.files import read_all
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import finite, rendered
-from wholestep.checkpoints.settings import RULES, Checkpoints, to_remove, value_in
+from wholestep.checkpoints.settings import RULES, Checkpoints, to_remove, value_in, values_of
 from wholestep.checkpoints.store import AnyFolder, copy, find
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
 
@@ -33,7 +33,8 @@ def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
         "prune": ("remove the checkpoints that no rule keeps, if the newest is good", _prune),
     }.items():
         own = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
-        own.add_argument("path", help="a folder of checkpoints, or a single checkpoint in it; or s3://bucket/runs/a")
+        single = "" if name == "prune" else ", or a single checkpoint in it"
+        own.add_argument("path", help=f"a folder of checkpoints{single}; or s3://bucket/runs/a")
         if name == "copy":
             own.add_argument("target", help="the folder, or address, to copy to")
         if name == "prune":
@@ -54,6 +55,8 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
 
 def _best(text: str) -> tuple[str, int]:
     name, _, number = text.rpartition(":")
+    if not name or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}, which must be NAME:NUMBER, such as val_loss:2")
     return name, int(number)
 
 
@@ -99,10 +102,7 @@ def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifie
 
 def _copy(arguments: argparse.Namespace, source: AnyFolder, steps: list[int]) -> Told:
     """Copy checkpoints, the oldest first; a damaged one is described as bad, and the others are copied."""
-    target, step = find(arguments.target)
-    if step is not None:
-        must = "TARGET must be a folder of checkpoints."
-        raise CheckpointError(message(must, f"the checkpoint {arguments.target}", "the folder that holds it."))
+    target = _whole(arguments.target, "TARGET")
 
     def attempt(step: int) -> str:
         if step not in target.steps():
@@ -120,9 +120,23 @@ def _copy(arguments: argparse.Namespace, source: AnyFolder, steps: list[int]) ->
     return told, not any("bad" in one for one in told), [_line(one) for one in told]
 
 
+def _whole(path: str, name: str) -> AnyFolder:
+    """Return the folder of a path; refuse a single checkpoint."""
+    folder, step = find(path)
+    if step is not None:
+        must = f"{name} must be a folder of checkpoints."
+        raise CheckpointError(message(must, f"the checkpoint {path}", "the folder that holds it."))
+    return folder
+
+
 def _prune(arguments: argparse.Namespace, folder: AnyFolder, steps: list[int]) -> Told:
     """Remove the checkpoints that no rule keeps; damaged ones above the newest good one stay, and are bad."""
+    _whole(arguments.path, "PATH")
     asked = Checkpoints(folder.folder, **{rule: getattr(arguments, rule) for rule in RULES})
+    if asked.keep_best and not values_of(folder, asked.keep_best[0]):
+        must = f"--keep-best needs a checkpoint with {asked.keep_best[0]}. Nothing has been removed."
+        way = f"the metric in the lines of `wholestep checkpoint ls {arguments.path}`."
+        raise SpecificationError(message(must, f"none in {arguments.path}", way))
     told: list[dict[str, Any]] = []
 
     def remove(step: int) -> str:
