@@ -198,6 +198,33 @@ def test_a_start_that_is_refused_writes_nothing_to_the_store(url, tmp_path):
     assert Folder(tmp_path / "other").steps() == [LAST]
 
 
+def test_the_local_folder_of_another_run_is_refused(url, tmp_path):
+    how = HOW | {"epochs": 1}
+    ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path / "plain", **HOW)
+    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/a", local=tmp_path / "a"), **how)
+    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/b", local=tmp_path / "b"), **how)
+    held = {name: store.Store(f"{url}/{name}").manifest(BATCHES) for name in "ab"}
+    assert {name: manifest.rest["store"] for name, manifest in held.items()} == {name: f"{url}/{name}" for name in "ab"}
+    for local, match in [("a", f"its step {BATCHES}, of a run in {url}/a"), ("plain", "of a run in that folder alone")]:
+        with pytest.raises(ws.CheckpointError, match=f"must be of the run in {url}/b. Received: .*{match}"):
+            ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/b", local=tmp_path / local, keep=1), **HOW)
+        kept = store.Store(f"{url}/b")
+        assert (kept.steps(), kept.verify(BATCHES)) == ([BATCHES], held["b"])
+    with pytest.raises(ws.CheckpointError, match=f"of a run in {url}/a"):  # also if the store is empty
+        ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/c", local=tmp_path / "a"), **HOW)
+    assert store.Store(f"{url}/c").steps() == []
+    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/d", local=tmp_path / "plain"), **HOW)
+    assert cli.main(["checkpoint", "copy", str(tmp_path / "a"), f"{url}/e"]) == 0
+    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/e", local=tmp_path / "a"), **HOW)
+    kept = store.Store(f"{url}/e")
+    assert [kept.manifest(step).rest["store"] for step in kept.steps()] == [f"{url}/e", f"{url}/a"]
+
+
+def test_a_password_is_not_in_a_checkpoint():
+    assert store.Store("memory://me:secret@host/a").name == "memory://host/a"
+    assert store.Store("memory://container@account/a/").name == "memory://container@account/a"
+
+
 def test_no_run_begins_while_another_publishes(url, tmp_path):
     local, kept = pushed(url, tmp_path, 1)
     store.pull(other := filled(tmp_path / "other"), kept)
@@ -417,10 +444,11 @@ def test_damage_here_is_mended_from_there_and_the_newer_wins(url, tmp_path, caps
     equalize(folder, kept)
     assert (folder.steps(), len(folder.bad())) == ([2], 2)
     assert "set aside" in capsys.readouterr().err
-    folder.write(3, arrays(3), {})
+    own = {"store": url}
+    folder.write(3, arrays(3), {}, own)
     equalize(folder, kept)
     assert kept.steps() == [3, 2, 1]
-    new = {"time": "later"}
+    new = {"time": "later"} | own
     folder.write(3, arrays(3), {}, new, replaces=True)
     equalize(folder, kept)
     assert kept.manifest(3).rest == new
@@ -594,7 +622,10 @@ def test_what_no_rule_keeps_is_removed(there, url, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(capsys, "prune", path)
     assert "--keep" in capsys.readouterr().err
-    assert "keep must be a whole number of at least 1. Received: 0. Try: keep=3." in run(capsys, "prune", path, "--keep", 0)[2]
+    assert (
+        "keep must be a whole number of at least 1. Received: 0. Try: keep=3."
+        in run(capsys, "prune", path, "--keep", 0)[2]
+    )
 
 
 def test_a_choice_that_would_remove_too_much_is_refused(url, tmp_path, capsys):

@@ -23,7 +23,7 @@ from wholestep.checkpoints.folder import Arrays, Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
 from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
-from wholestep.checkpoints.store import AnyFolder, Location, Store, is_remote, publish, pull, push
+from wholestep.checkpoints.store import STORE, AnyFolder, Location, Store, is_remote, publish, pull, push
 from wholestep.checkpoints.writer import Room
 from wholestep.errors import CheckpointError, SpecificationError, WholestepError, message
 from wholestep.processes import Exchange, Processes
@@ -272,7 +272,8 @@ class CommonFolder:
         def commit() -> None:
             self._check_held()
             files, leaves = (list(chain(*each)) for each in zip(*map(parts, told), strict=True))
-            whole = replace(manifest, files=files, leaves=leaves)
+            rest = manifest.rest if self.store is None else manifest.rest | {STORE: self.store.name}
+            whole = replace(manifest, files=files, leaves=leaves, rest=rest)
             if known != {name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)}:
                 raise CheckpointError(f"All arrays must be in the checkpoint of step {manifest.step}. They are not.")
             folder.commit(token, whole, replaces=replaces)

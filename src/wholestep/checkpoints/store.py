@@ -27,6 +27,8 @@ from wholestep.errors import CheckpointError, DamagedError, SpecificationError, 
 
 T = TypeVar("T")
 _STEP = re.compile(rf"step-({NUMBER})(?:-([1-9][0-9]*))?")
+STORE = "store"  # an entry of a manifest: the name of the store of the run that wrote it
+_PASSWORD = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
 _CHUNK = 1 << 24
 _ATTEMPT = "look at that address, its credentials and the network; the other checkpoints there are unchanged."
 _PAUSES = 1.0, 4.0  # seconds before the second and the third attempt
@@ -37,6 +39,8 @@ class Store:
 
     Attributes:
         folder: its address.
+        name: its address without a password.
+        seen: its newest step at the last `pull`.
 
     Raises:
         SpecificationError: the packages for this kind of address are missing.
@@ -44,9 +48,10 @@ class Store:
 
     def __init__(self, url: str):
         self.folder = url.rstrip("/")
+        self.name = _PASSWORD.sub("", self.folder)
         self._owner = ""
         self._found: dict[int, dict[int, bool]] = {}  # the latest `_versions`, until this process changes them
-        self.seen: list[int] = []  # the newest step at the last `pull`
+        self.seen: list[int] = []
         self._manifests: dict[str, Manifest] = {}  # by address: a published manifest never changes
         try:
             from fsspec.core import url_to_fs
@@ -264,14 +269,31 @@ def fetch(store: Store, steps: list[int], folder: Folder) -> int | None:
 
 
 def pull(folder: Folder, store: Store) -> None:
-    """Copy the newest good checkpoint of a store, if it is newer. The caller must hold the lock of the folder."""
+    """Copy the newest good checkpoint of a store, if it is newer. The caller must hold the lock of the folder.
+
+    Raises:
+        CheckpointError: the checkpoints of the folder are of another run; or all in the store are damaged.
+    """
     here, there = _newest_good(folder), store.steps()
+    if here is not None:
+        _check_own(folder.manifest(here), folder, store, is_empty=not there)
     newer, store.seen = [step for step in there if here is None or step > here], there[:1]
     if (step := fetch(store, newer, folder)) is not None:
         _say(f"copied {store.path(step)} to {folder.path(step)}")
     elif newer and here is None:
         must = f"At least one checkpoint in {store.folder} must be good."
         raise CheckpointError(message(must, f"steps {newer}, all damaged", "another address."))
+
+
+def _check_own(manifest: Manifest, folder: Folder, store: Store, *, is_empty: bool) -> None:
+    """Refuse the local checkpoint of a run that writes elsewhere; an empty store takes one of a run without a store."""
+    writer = manifest.rest.get(STORE)
+    if writer == store.name or (is_empty and writer is None) or _is_held(store, manifest):
+        return
+    must = f"The local folder {folder.folder} must be of the run in {store.folder}."
+    received = f"its step {manifest.step}, of a run in {writer or 'that folder alone'}"
+    way = f"another local folder; or copy that run to a new address: wholestep checkpoint copy {folder.folder} ADDRESS."
+    raise CheckpointError(message(must, received, way))
 
 
 def publish(folder: Folder, store: Store, owner: str) -> None:
