@@ -556,6 +556,42 @@ def test_a_run_keeps_its_periods(url, tmp_path):
     assert store.Store(url).steps() == Folder(tmp_path / "runs").steps() == wanted
 
 
+class Counts(keras.callbacks.Callback):
+    """Records the numbers of checkpoints in the temporary folder."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.seen = folder, set()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.add(len([*self.folder.glob("wholestep-*/step-*")]))
+
+
+def test_a_temporary_folder_keeps_the_newest_checkpoint(url, tmp_path):
+    counts = Counts(tmp_path / "tmp")
+    asked = ws.Checkpoints(url, every_steps=1, every_seconds=None, keep=1, keep_period=1)
+    ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[counts], **HOW)
+    assert len(store.Store(url).steps()) == LAST
+    assert counts.seen - {0, 1} <= {2}  # the newest, and the one before until the newest is verified
+
+
+def test_requests_do_not_grow_with_the_number_of_checkpoints(memory, tmp_path, monkeypatch):
+    calls = count_calls(monkeypatch, Memory, "ls")
+    folder, kept = filled(tmp_path / "local", *range(1, 31)), store.Store(memory)
+    asked, seen = ws.Checkpoints(memory, keep_period=1), []
+    for step in range(1, 31):
+        calls.clear()
+        store.push(folder, step, kept)
+        assert to_remove(kept, asked, step) == []
+        seen.append(len(calls))
+    assert seen[-1] == seen[5]
+    calls.clear()
+    for step in to_remove(kept, ws.Checkpoints(memory), 30):
+        kept.remove(step)
+    assert len(calls) <= 2 * 27 + 1
+    assert store.Store(memory).steps() == [30, 29, 28]
+
+
 # ---- the command ----
 
 

@@ -149,7 +149,7 @@ class CommonFolder:
     """A folder of checkpoints, the same in all processes, and a store with copies of them, if there is one."""
 
     def __init__(self, folder: Folder, processes: Processes, store: Store | None = None, *, is_temporary: bool = False):
-        self.folder, self.store, self._is_temporary = folder, store, is_temporary
+        self.folder, self.store, self.is_temporary = folder, store, is_temporary
         self.together = Together(processes)
         self._processes = processes
         self._lock: Lock | None = None
@@ -185,7 +185,7 @@ class CommonFolder:
         self._aside = Together(self._processes.aside(self._token))
 
     def _take(self) -> str:
-        if self._is_temporary:
+        if self.is_temporary:
             with on_disk(f"{self.folder.folder} must be made, for temporary copies of checkpoints."):
                 self.folder.folder.mkdir(mode=0o700)
         self._lock = self.folder.lock()
@@ -206,7 +206,7 @@ class CommonFolder:
         """Unlock the folder, and remove it if it is temporary and all of it is in the store."""
         if self._lock is not None:
             self._lock.release()
-        if self._is_temporary:
+        if self.is_temporary:
             shutil.rmtree(self.folder.folder, ignore_errors=True)
         self._aside.exchange.close()
 
@@ -224,9 +224,9 @@ class CommonFolder:
     def _push(self, step: int) -> None:
         """Copy a checkpoint to the store, if there is one. After an error, a temporary folder stays."""
         if self.store is not None:
-            was_temporary, self._is_temporary = self._is_temporary, False
+            was_temporary, self.is_temporary = self.is_temporary, False
             push(self.folder, step, self.store)
-            self._is_temporary = was_temporary
+            self.is_temporary = was_temporary
 
     def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
         """Return the function that copies arrays into a room, in writing order; hollow if others write them."""

@@ -246,9 +246,11 @@ class Saver:
             self._writer.wait(tells=tells)
 
     def _retain(self, newest: int) -> None:
-        """Remove older checkpoints, here and in the store."""
+        """Remove older checkpoints, here and in the store; a temporary folder keeps the newest only."""
         for folder in self._common.folders:
-            for old in settings.to_remove(folder, self._asked, newest):
+            is_temporary = folder is self._common.folder and self._common.is_temporary
+            asked = Checkpoints(folder.folder, keep=1) if is_temporary else self._asked
+            for old in settings.to_remove(folder, asked, newest):
                 folder.remove(old)
 
 

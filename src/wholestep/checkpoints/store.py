@@ -124,12 +124,14 @@ class Store:
         return self._again(f"{path} must be accessible.", ask)
 
     def _versions(self) -> dict[int, dict[int, bool]]:
-        """Return the versions of each step, and whether each is complete."""
+        """Return the versions of each step, and whether each is complete; a complete one is not listed again."""
         self._files.invalidate_cache()
         found: dict[int, dict[int, bool]] = {}
         for match in filter(None, map(_STEP.fullmatch, self._listed(self.folder))):
-            is_complete = manifests.NAME in self._listed(f"{self.folder}/{match[0]}")
-            found.setdefault(int(match[1]), {})[int(match[2] or 1)] = is_complete
+            step, version = int(match[1]), int(match[2] or 1)
+            is_known = self._found.get(step, {}).get(version, False)
+            is_complete = is_known or manifests.NAME in self._listed(f"{self.folder}/{match[0]}")
+            found.setdefault(step, {})[version] = is_complete
         self._found = found
         return found
 
@@ -146,7 +148,7 @@ class Store:
         must = f"{self.folder} must be writable."
         self._again(must, lambda: self._files.pipe_file(f"{self._root}/lock", owner.encode()))
         self._owner = owner
-        for step, versions in self._versions().items():
+        for step, versions in tuple(self._versions().items()):
             self._remove(step, [version for version, is_complete in versions.items() if not is_complete])
 
     def put(self, manifest: Manifest, chunks: Chunks) -> None:
@@ -190,17 +192,17 @@ class Store:
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of a step: each manifest before its files, older versions first."""
-        self._remove(step, list(self._versions().get(step, {})))
+        self._remove(step, list((self._found if step in self._found else self._versions()).get(step, {})))
 
     def _remove(self, step: int, versions: list[int]) -> None:
         for version in sorted(versions):
             path = f"{self.folder}/{_name(step, version)}"
             self._manifests.pop(path, None)
+            self._found.pop(step, None)
             for name in (f"/{manifests.NAME}", ""):
                 self._files.invalidate_cache()
                 with suppress(DamagedError):  # it is gone
                     self._ask(path + name, self._files.rm, recursive=name == "")
-        self._found = {}
 
     def _again(self, must: str, call: Callable[[], T]) -> T:
         """Return the result of a call, which is repeated after an error; a CheckpointError in the end."""
