@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import threading
+import warnings
 from pathlib import Path
 
 import keras
@@ -332,8 +333,14 @@ def test_arguments_that_cannot_mean_anything_are_refused(tmp_path):
         _ = ws.Checkpoints(tmp_path).best
     with pytest.raises(ws.SpecificationError, match="only must be"):
         trainer.restore(tmp_path, only="slots")
-    with pytest.raises(ws.CheckpointError, match="restore needs a folder with a checkpoint"):
-        trainer.restore(tmp_path)
+    for path, error, match in [
+        (tmp_path, ws.CheckpointError, f"or a folder with one. Received: none in {tmp_path}"),
+        (tmp_path / "new", ws.CheckpointError, f"Received: no such folder: {tmp_path}/new"),
+        ("", ws.SpecificationError, "path must be the path of a checkpoint.*Received: ''"),
+        (ws.Checkpoints(tmp_path), ws.SpecificationError, r"Try: its folder: checkpoints\.folder"),
+    ]:
+        with pytest.raises(error, match=match):
+            trainer.restore(path)
 
 
 def test_two_calls_do_not_write_to_one_folder(tmp_path):
@@ -369,7 +376,7 @@ def test_by_hand(tmp_path):
         assert rest == told[4:]
         check_same_bits(leaves(whole.model), leaves(other.model))
     other.restore(path)
-    with pytest.raises(ws.CheckpointError, match=r"step 4 .*already"):
+    with pytest.raises(ws.CheckpointError, match=r"first of its step in .*step 4, which exists\. Try: another folder"):
         other.save(path.parent)
 
 
@@ -601,9 +608,40 @@ def test_the_way_to_the_best_is_keras_own(tmp_path):
         asked = ws.Checkpoints(tmp_path / name, keep_best=(name, 1))
         ws.Trainer(small()).fit(X, Y, validation_data=(X[:5], Y[:5]), checkpoints=asked, **HOW | {"epochs": 1})
         assert json.loads((asked.best / "manifest.json").read_text().splitlines()[0])["watched"]["mode"] == mode
-    asked = ws.Checkpoints(tmp_path / "none", keep_best=("val_loss", 1))
-    with pytest.warns(UserWarning, match="keep_best needs val_loss"):
-        ws.Trainer(small()).fit(X, Y, checkpoints=asked, **HOW)
+
+
+class Caught(keras.callbacks.Callback):
+    """Records the warnings so far at the end of each epoch."""
+
+    def __init__(self, caught):
+        super().__init__()
+        self.caught, self.seen = caught, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append([str(one.message) for one in self.caught if "keep_best" in str(one.message)])
+
+
+@on("jax")
+@pytest.mark.parametrize(
+    ("name", "how", "num"),
+    [
+        ("val_loss", {}, 1),
+        ("val_good", {"validation_data": (X, Y)}, 1),
+        ("los", {"validation_data": (X, Y)}, 1),
+        ("val_loss", {"validation_data": (X, Y), "validation_freq": 2}, 0),
+        ("val_good", {"validation_data": (X, Y), "validation_freq": 2}, 0),
+    ],
+)
+def test_a_metric_that_no_epoch_has_is_known_after_the_first(name, how, num, tmp_path):
+    asked = ws.Checkpoints(tmp_path, keep_best=(name, 1, "min"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seen = Caught(caught)
+        ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[seen], **HOW, **how)
+        seen.on_epoch_begin(3)
+    assert [len(one) for one in seen.seen] == [0, num, num or int(name == "val_good"), num or int(name == "val_good")]
+    assert all(f"keep_best needs {name} in the logs of an epoch" in one for one in seen.seen[-1])
+    assert "Received: logs with accuracy, loss" in "".join(seen.seen[-1]) or not seen.seen[-1]
 
 
 def test_an_average_of_weights_takes_their_place_after_the_last_checkpoint(tmp_path):

@@ -151,14 +151,20 @@ def test_by_hand_and_the_best(url, tmp_path, monkeypatch):
     model = small(1)
     assert ws.load_weights(model, asked.best).missing == []
     check_same_bits(plain.model.get_weights(), model.get_weights())
-    with pytest.raises(ws.CheckpointError, match="restore needs a folder with a checkpoint"):
+    with pytest.raises(ws.CheckpointError, match=f"none in {url}/nothing"):
         trainer.restore(f"{url}/nothing")
+    with pytest.raises(
+        ws.CheckpointError, match=f"no step-00000099 in {url}/by-hand, which has the steps {2 * BATCHES}"
+    ):
+        trainer.restore(f"{url}/by-hand/step-00000099")
     assert os.listdir(tmp_path / "tmp") == []
 
 
 def test_a_new_run_needs_an_empty_store(url):
     ws.Trainer(small()).fit(X, Y, checkpoints=url, **HOW)
-    with pytest.raises(ws.CheckpointError, match="resume=False begins anew in an empty folder"):
+    with pytest.raises(
+        ws.CheckpointError, match=f"resume=False begins anew in an empty folder.*1 checkpoints in {url}"
+    ):
         ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(url, resume=False), **HOW)
 
 
@@ -706,6 +712,9 @@ def test_what_cannot_be_a_store_is_refused(tmp_path, monkeypatch):
             ws.Checkpoints(**how)
     with pytest.raises(ws.SpecificationError, match=r"needs fsspec.*Protocol not known.*wholestep\[remote\]"):
         ws.Trainer(small()).fit(X, Y, checkpoints="elsewhere://a/b", **HOW)
+    for path in ("memory://", "memory:///"):
+        with pytest.raises(ws.SpecificationError, match=f"An address must name a folder. Received: {path}. Try"):
+            ws.Trainer(small()).fit(X, Y, checkpoints=path, **HOW)
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     with pytest.raises(ws.SpecificationError, match=r"needs fsspec.*pip install 'wholestep\[remote\]'"):
         ws.Trainer(small()).fit(X, Y, checkpoints="memory://a/b", **HOW)

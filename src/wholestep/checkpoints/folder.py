@@ -257,11 +257,7 @@ class Folder:
 
     def verify(self, step: int) -> Manifest:
         """Read and verify all of a checkpoint, and return its manifest."""
-        manifest, chunks = self.manifest(step), self.chunks(step)
-        for file in manifest.files:
-            for _ in chunks(file):
-                pass
-        return manifest
+        return verified(self.manifest(step), self.chunks(step))
 
     def chunks(self, step: int) -> Chunks:
         """Return the function that yields the verified content of a file of a checkpoint."""
@@ -313,6 +309,14 @@ class Folder:
                 disk.write_all(file, json.dumps({"step": step, "why": why}).encode())
             sync_folder(self.folder)
         return bad
+
+
+def verified(manifest: Manifest, chunks: Chunks) -> Manifest:
+    """Read and verify the files of a manifest, and return it."""
+    for file in manifest.files:
+        for _ in chunks(file):
+            pass
+    return manifest
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[Folder, int | None]:

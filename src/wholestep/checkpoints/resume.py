@@ -20,10 +20,10 @@ from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, hollow
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
-from wholestep.checkpoints.store import fetch, find
+from wholestep.checkpoints.store import AnyFolder, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
+from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
 from wholestep.run import Run
 
 Check = Callable[[Snapshot], None]
@@ -112,6 +112,10 @@ def _check_any(folder: Folder) -> None:
 
 def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) -> Found:
     """Return the checkpoint at a path, or the newest good one in it (see `newest`); damaged ones stay in place."""
+    if not isinstance(path, str | os.PathLike) or path == "":
+        attempt = "its folder: checkpoints.folder." if isinstance(path, Checkpoints) else '"runs/a".'
+        must = "path must be the path of a checkpoint, or of a folder with one."
+        raise SpecificationError(message(must, shown(path), attempt))
     source, step = find(path)
     processes = connect()
 
@@ -134,9 +138,20 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
             folder = Folder(temporary)
             found = None if fetch(source, steps, folder) is None else read(folder)
     if found is None:
-        must = "restore needs a folder with a checkpoint."
-        raise CheckpointError(message(must, f"none in {source.folder}", "the folder that was passed to fit."))
+        must = "The path must be a good checkpoint, or a folder with one."
+        raise CheckpointError(message(must, _lacking(source), "the folder that was passed to fit."))
     return found
+
+
+def _lacking(source: AnyFolder) -> str:
+    """Return the reason that no checkpoint was found."""
+    parent, _, name = str(source.folder).rpartition("/")
+    if name.startswith("step-") and not parent.endswith(":/") and (steps := find(parent)[0].steps()):
+        return f"no {name} in {parent}, which has the steps {', '.join(map(str, steps))}"
+    if isinstance(source, Folder) and not source.folder.exists():
+        return f"no such folder: {source.folder}"
+    damaged = [] if isinstance(source, Folder) else source.steps()
+    return f"{'damaged ones only' if damaged else 'none'} in {source.folder}"
 
 
 @dataclass

@@ -69,7 +69,8 @@ class Saver:
         self._environment: dict[str, Any] = {}
         self._settings: Settings = {}
         self._mode = "min"
-        self._has_seen = False
+        self._has_seen = self._has_warned = False  # whether logs had the metric, or a warning said that they had not
+        self._may_validate = False
         self._ends = False  # whether SIGTERM has come, to this process or another
         self._saved = 0  # the number of updates at the newest checkpoint
         self._name = 0  # the step in its name
@@ -130,6 +131,7 @@ class Saver:
         self._environment = environment(executor.engine, options)
         arguments = {"optimizer": executor.context.optimizer, "on_nonfinite": options.on_nonfinite, **arguments}
         self._settings = settings_of_run(executor.model, executor.objective, **arguments)
+        self._may_validate = "validation_data" in arguments
         self._mode = _direction(executor, self._asked.keep_best)
         if self._start.found is None:
             self._saved = self._run.number
@@ -214,6 +216,9 @@ class Saver:
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
         """Save the run at the end of an epoch, if a save is due or the epoch is among the best; see `save`."""
         value = self._value(logs)
+        prefix = "val_" if self._best.startswith("val_") else ""
+        if not (prefix and self._may_validate) or any(name.startswith(prefix) for name in logs):
+            self._warn_if_unseen(logs)
         if self._is_best(value) or self.is_due():
             self.save(value)
 
@@ -221,9 +226,16 @@ class Saver:
         """Save the run at the end of its call, and wait until it is written."""
         self.save()
         self._wait()
-        if self._num_best and not self._has_seen:
-            must = f"keep_best needs {self._best} in the logs of an epoch. No best checkpoint was kept."
-            warn(message(must, "other logs", "a name in the logs."))
+        self._warn_if_unseen({})
+
+    def _warn_if_unseen(self, logs: Mapping[str, Any]) -> None:
+        """Warn, once, that no logs have had the metric of `keep_best`."""
+        if self._num_best and not self._has_seen and not self._has_warned:
+            self._has_warned = True
+            must = (
+                f"keep_best needs {self._best} in the logs of an epoch. Without it, no checkpoint is kept as the best."
+            )
+            warn(message(must, f"logs with {', '.join(logs)}" if logs else "other logs", "a name in the logs."))
 
     def _value(self, logs: Mapping[str, Any]) -> Value | None:
         """Return the metric of `keep_best` in process 0; None if there is none."""
@@ -298,9 +310,10 @@ def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None)
     common = CommonFolder.of(path, processes)
     kept = common.folders[-1]
     with slowly(processes):
-        if common.store is not None and run.number in kept.steps():
+        if run.number in kept.steps():
             must = f"A checkpoint saved by hand must be the first of its step in {kept.folder}."
-            raise CheckpointError(message(must, f"step {run.number}, which exists", "another address."))
+            attempt = "another folder." if common.store is None else "another address."
+            raise CheckpointError(message(must, f"step {run.number}, which exists", attempt))
         snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}")
         common.lock()
         try:

@@ -21,7 +21,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from wholestep.checkpoints import manifest as manifests
 from wholestep.checkpoints.arrays import FileFacts, checked
-from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate
+from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate, verified
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
 
@@ -43,10 +43,12 @@ class Store:
         seen: its newest step at the last `pull`.
 
     Raises:
-        SpecificationError: the packages for this kind of address are missing.
+        SpecificationError: the address names no folder, or the packages for its kind are missing.
     """
 
     def __init__(self, url: str):
+        if not url.partition("://")[2].strip("/"):
+            raise SpecificationError(message("An address must name a folder.", url, "s3://bucket/runs/a."))
         self.folder = url.rstrip("/")
         self.name = _PASSWORD.sub("", self.folder)
         self._owner = ""
@@ -103,11 +105,7 @@ class Store:
 
     def verify(self, step: int) -> Manifest:
         """Read and verify all of a checkpoint, and return its manifest."""
-        manifest, chunks = self.manifest(step), self.chunks(step)
-        for file in manifest.files:
-            for _ in chunks(file):
-                pass
-        return manifest
+        return verified(self.manifest(step), self.chunks(step))
 
     def _key(self, path: str) -> str:
         return self._root + path.removeprefix(self.folder)
