@@ -168,6 +168,14 @@ def test_a_new_run_needs_an_empty_store(url):
         ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(url, resume=False), **HOW)
 
 
+class Unsavable:
+    def get_state(self):
+        return object()
+
+    def set_state(self, state):
+        raise AssertionError
+
+
 class Starts(keras.callbacks.Callback):
     """Starts another run at the end of the first epoch."""
 
@@ -202,6 +210,13 @@ def test_a_start_that_is_refused_writes_nothing_to_the_store(url, tmp_path):
             ws.Trainer(small()).fit(X + 1, Y, checkpoints=ws.Checkpoints(url, **how), **HOW)
         assert {name: read(path) for name, path in files_of(url).items()} == before
     assert Folder(tmp_path / "other").steps() == [LAST]
+    for how, match in [
+        ({"also": {"name": Unsavable()}}, "object"),
+        ({"keep_best": ("val_thing", 1)}, "where Keras does not know"),
+    ]:
+        with pytest.raises(ws.WholestepError, match=match):
+            ws.Trainer(small()).fit(X + 1, Y, checkpoints=ws.Checkpoints(url, **how), **HOW)
+        assert {name: read(path) for name, path in files_of(url).items()} == before
 
 
 def test_the_local_folder_of_another_run_is_refused(url, tmp_path):

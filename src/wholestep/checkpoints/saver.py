@@ -89,7 +89,6 @@ class Saver:
             self._common.lock()
             try:
                 self._name = self._start.find()
-                self._common.publish()
                 self._saved = self._run.number if self._name else 0
                 if self._name and self._num_best:
                     best = partial(settings.values_of, self._common.folders[-1], self._best)
@@ -139,7 +138,10 @@ class Saver:
             print(self._start.told(self._environment, self._settings, watch), file=sys.stderr, flush=True)
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
-        """Refuse, before the first update, state of these objects or callbacks that the first save could not write."""
+        """Refuse, before the first update, state of these objects or callbacks that the first save could not write.
+
+        Then nothing refuses the start, and the run becomes the one that writes to the store, if there is one.
+        """
 
         def check() -> None:
             states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
@@ -150,6 +152,8 @@ class Saver:
                 check_dtype(name, array.dtype)
 
         self._common.together.all(check, "checking the state to be saved")
+        with slowly(self._processes):
+            self._common.publish()
 
     # ---- saving ----
 
