@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def _of_torch(own: argparse.Namespace, ran: Any) -> int:
     try:
         reports = conclude(ran)
     except WholestepError as error:
-        return _say_unseen(own, [str(error), ran.how])
+        return _say_unseen(own, [str(error), ran.how], notes=ran.scout.flow.notes)
     except Exception as error:
         return _say_failed(own, ran, error)
     return _say(own, ran, reports)
@@ -148,12 +148,17 @@ def _say_failed(own: argparse.Namespace, ran: Any, error: Exception) -> int:
     return _say_unseen(own, [own_fault(error) or of_script, ran.how])
 
 
-def _say_unseen(own: argparse.Namespace, reasons: list[str], *, is_asking: bool = False) -> int:
+def _say_unseen(
+    own: argparse.Namespace, reasons: list[str], *, is_asking: bool = False, notes: Sequence[str] = ()
+) -> int:
+    from wholestep.audit.found import Likely
+
+    notes = sorted(notes, key=lambda note: not isinstance(note, Likely))
     reasons = [reason for reason in reasons if reason]
     if own.json:
-        print(json.dumps({"has_seen": False, "causes": [], "notes": [], "unseen": reasons}, indent=1))
+        print(json.dumps({"has_seen": False, "causes": [], "notes": notes, "unseen": reasons}, indent=1))
     else:
-        print("\n".join(["The audit could not see enough:", *(f"  - {reason}" for reason in reasons)]))
+        print("\n".join([*notes, *[""] * bool(notes), "The audit could not see enough:", *(f"  - {reason}" for reason in reasons)]))
     if is_asking:
         print("\n" + _ADD.format(script=own.script), file=sys.stderr if own.json else sys.stdout)
-    return UNSEEN
+    return CAUSES if any(isinstance(note, Likely) for note in notes) else UNSEEN

@@ -183,10 +183,10 @@ def conclude(ran: Any) -> list[Report]:
             raise WholestepError("the loop: the script's own audit has ended with an error")
         return over
     trained = [each for each in scout.watched if each.log.applied or _has_gradient(each)]
+    scout.flow.share([each.watcher for each in trained])
     if not trained:
         unseen = [told for each in scout.watched for told in each.log.unseen]
         raise WholestepError("; ".join(filter(None, [scout.elsewhere, *unseen])) or _NONE)
-    scout.flow.share([each.watcher for each in trained])
     known = [*sources(scout.loaders, scout.arrays)]
     reports = []
     for each in trained:

@@ -20,7 +20,7 @@ from wholestep.audit.found import Likely
 from wholestep.audit.measure import is_padded
 from wholestep.audit.pytorch.calls import VIEWS, clips, kinds, replaced
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.layers import NORMS, drifting, hidden
+from wholestep.audit.pytorch.layers import NORMS, drifting, hidden, is_inverted, rows_met, wrong_backward
 from wholestep.audit.pytorch.ledger import Finding, Ledger, ids
 from wholestep.audit.pytorch.settings import Moves, decaying, grow
 from wholestep.audit.pytorch.state import array
@@ -37,6 +37,7 @@ _TWICE = {  # by the loss and the operation that made its input
     ("cross_entropy", "Softmax"): (
         "CrossEntropyLoss takes logits, and gets numbers that add up to 1: is a softmax too many?"
     ),
+    ("kl_div", "Softmax"): "`kl_div` takes log probabilities, and gets others: is a `log_softmax` missing?",
     ("nll_loss", "Softmax"): "NLLLoss takes log probabilities, and gets others: is a `log_softmax` missing?",
 }
 _UNCONNECTED = (
@@ -51,8 +52,17 @@ _PADDED = (
     "All rows of labels end with zeros, after more or fewer places, as if they were filled up, and these places count "
     "in the loss ({}). If 0 is padding, pass `ignore_index=0`."
 )
+_INVERTED = (
+    "`key_padding_mask` is True for the first places of every row, up to another one in each row ({}): attention leaves "
+    "out the places where it is True. If these are the valid ones, pass `~mask`."
+)
+_BROADCAST = (
+    "In the loss, outputs of shape ({}, 1) or ({},) meet numbers of another shape, and each row meets the numbers of "
+    "all rows ({}). Give both one shape, as by `squeeze(-1)`."
+)
 _FAILED, _LONGEST = "gradients, layers and losses one by one: the audit has failed there ({})", 200
 _FEW, _NUM_GRAPHS = 3, 3  # calls that show a fault; backward passes whose graphs are walked
+_MOST_NUMBERS = 10**6  # of the arguments that are kept
 _SAME = 1e-3  # of factors
 _DROPOUTS = "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"
 _LOSSES = (
@@ -71,7 +81,11 @@ _LOSSES = (
 
 
 class Flow:
-    """Listens to the calls of a script, for the time of a `with`; the findings are shared among its modules."""
+    """Listens to the calls of a script, for the time of a `with`; the findings are shared among its modules.
+
+    Attributes:
+        notes: the findings, once they were shared.
+    """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -87,6 +101,10 @@ class Flow:
         self._trained: dict[int, str] = {}  # by module, the line of its last `train()`
         self._padded: dict[str, list[bool]] = {}  # by the line of a loss, of its calls
         self._moves: dict[int, Moves] = {}
+        self._applied: dict[Any, list[list]] = {}  # by function of the user's, the arguments of its first calls
+        self._masks: dict[str, list[bool]] = {}  # by line, whether a mask is inverted
+        self._met: list[tuple[int, str]] = []  # the rows that meet all others, by graph
+        self.notes: list[str] = []
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -112,8 +130,11 @@ class Flow:
             yield owner, "zero_grad", self._zeroing
         yield Optimizer, "__init__", self._making
         yield nn.Module, "train", self._after(self._note_mode)
-        for owner, name in (*clips(), (GradScaler, "unscale_")):
-            yield owner, name, self._after(lambda *_: self.ledger.moved())
+        for owner, name in clips():
+            yield owner, name, self._after(lambda *_: self.ledger.clipped(line_here()))
+        yield GradScaler, "unscale_", self._after(lambda *_: self.ledger.moved())
+        yield autograd.Function, "apply", self._applying
+        yield nn.MultiheadAttention, "forward", self._after(self._attending)
         for name in _DROPOUTS:
             yield functional, name, self._dropping
         for name in _LOSSES:
@@ -178,10 +199,12 @@ class Flow:
         """Note the leaves of the first graphs, and losses that are added without a gradient."""
         for root in roots:
             self._note_unconnected(root)
+            self.ledger.scale = _scale(root.grad_fn)
         self._of_losses.clear()
         self._unconnected.clear()
         if self._num_graphs < _NUM_GRAPHS:
             self._num_graphs += 1
+            self._met.append((rows_met(root.grad_fn for root in roots), str(line_here())))
             nodes, seen = [root.grad_fn for root in roots], set[Any]()
             while nodes:
                 node = nodes.pop()
@@ -221,6 +244,35 @@ class Flow:
             return drop(*arguments, **others)
 
         return told
+
+    def _applying(self, apply: Any) -> Any:
+        """Return an `apply` of the user's own functions, that keeps the arguments of the first calls."""
+
+        def keep(kind: Any, arguments: tuple) -> None:
+            given = [v for v in arguments if isinstance(v, Tensor)]
+            kept = self._applied.setdefault(kind, [])
+            is_small = len(kept) < _FEW and sum(v.numel() for v in given) <= _MOST_NUMBERS
+            if is_small and any(v.requires_grad for v in given) and is_of_user(kind.forward.__code__.co_filename):
+                tensors = (v.detach().clone().requires_grad_(v.requires_grad) if v in given else v for v in arguments)
+                kept.append([*tensors])
+
+        @wraps(apply.__func__)
+        def told(kind: Any, *arguments: Any, **others: Any) -> Any:
+            if torch.is_grad_enabled() and not others and not torch.compiler.is_compiling():
+                self._try(keep, kind, arguments)
+            return apply.__func__(kind, *arguments, **others)
+
+        return classmethod(told)
+
+    def _attending(self, arguments: tuple, others: dict, result: Any) -> None:
+        """Note whether attention leaves out the valid places."""
+        names = ("self", "query", "key", "value", "key_padding_mask")
+        given = {**dict(zip(names, arguments, strict=False)), **others}
+        mask = given.get("key_padding_mask")
+        if mask is not None and mask.ndim == 2 and torch.is_grad_enabled():
+            key = given["key"].detach() if given["self"].batch_first else given["key"].detach().transpose(0, 1)
+            masked = mask if mask.dtype == torch.bool else mask.isinf()
+            self._masks.setdefault(str(line_here()), []).append(is_inverted(masked, key))
 
     def _losing(self, loss: Callable) -> Callable:
         """Return a loss that notes from where its inputs come, its weights, and whether it has a gradient."""
@@ -302,8 +354,9 @@ class Flow:
     def share(self, watchers: list[Watcher]) -> None:
         """Write the findings to the logs of the modules that have the parameters, or else to the first log."""
         found = self._try(lambda: [*self._findings(watchers)]) or []
+        self.notes = [note for note, _ in found]
         owned = [{id(p) for p in watcher.module.parameters()} for watcher in watchers]
-        for note, about in found:
+        for note, about in found if watchers else []:
             place = next((i for i, own in enumerate(owned) if own & about), 0)
             watchers[place].log.notes[note] = None
         if self._failure and watchers:
@@ -316,12 +369,19 @@ class Flow:
             yield from drifting(watcher, self._trained.get(id(watcher.module), "in no line"))
         off, on = self._dropped[False], self._dropped[True]
         if len(off) >= _FEW and not on:
-            (name, line), called = off[-1].split("@", 1), watchers[0].log.called
+            (name, line), called = off[-1].split("@", 1), [c for watcher in watchers[:1] for c in watcher.log.called]
             yield Likely(_OFF.format(name, line, called[-1].line if called else line)), set()
         yield from ((Likely(told), set[int]()) for told, num in self._misfits.items() if num >= _FEW)
         for line, are_padded in self._padded.items():
             if len(are_padded) >= _FEW and all(are_padded):
                 yield Likely(_PADDED.format(line)), set()
+        for line, are_inverted in self._masks.items():
+            if len(are_inverted) >= _FEW and all(are_inverted):
+                yield Likely(_INVERTED.format(line)), set()
+        sizes = {each.shape[:1] for watcher in watchers for c in watcher.log.called for each in c.inputs[:1]}
+        if self._met[1:] and all((num,) in sizes for num, _ in self._met):
+            yield Likely(_BROADCAST.format(*[self._met[-1][0]] * 2, self._met[-1][1])).of("broadcast"), set()
+        yield from ((Likely(note), set[int]()) for k, kept in self._applied.items() if (note := wrong_backward(k, kept)))
         for name, factors in self._factors.items():
             first = factors[0][0]
             if len(factors) >= _FEW and abs(first) > _SAME and np.ptp([w for w, _ in factors]) <= _SAME * abs(first):
@@ -360,6 +420,12 @@ def _parts(node: Any, known: dict[Any, float]) -> tuple[float, float] | None:
             return None
         total, factor = total + own * part[0], factor + own * part[1]
     return total, factor
+
+
+def _scale(node: Any) -> float:
+    """Return the number by which a loss is multiplied last; 1.0 for none."""
+    other = getattr(node, "_saved_other", None) if node is not None and node.name().startswith("Mul") else None
+    return float(other) if isinstance(other, Tensor) and other.numel() == 1 else 1.0
 
 
 def _made_by(node: Any, operation: str) -> bool:

@@ -23,7 +23,12 @@ _ANEW = (
     "{} is made anew {} times with the same parameters, and each time the state of the one before (its moments, its "
     "count of steps) is lost ({}). Make it once, before the first epoch."
 )
+_CLIPPED = (
+    "The gradients are clipped ({}) while they have the scale of the loss, {:.4g}, and divided by it afterwards: the "
+    "limit holds for the scaled ones. Unscale them first, then clip."
+)
 _FEW = 2  # updates that show a fault
+_SAME = 1e-3  # of factors
 _NUM_NUMBERS = 8  # of a parameter, by which it is seen to be the same
 _OF_A_WINDOW = (
     *("only the last microbatch", "only the first microbatch", "first microbatch lost", "last microbatch lost"),
@@ -66,12 +71,14 @@ class Ledger:
     Attributes:
         optimizers: those that have made steps, in the order of their first ones.
         zeroed: the line that has set gradients to zero last.
+        scale: by which the last loss was multiplied.
         made: by optimizer, the line that has made it.
     """
 
     def __init__(self) -> None:
         self.optimizers: list[Optimizer] = []
         self.zeroed, self.made = "", dict[int, Line]()
+        self.scale = 1.0
         self._params: dict[int, nn.Parameter] = {}
         self._held: dict[int, _Held] = {}
         self._takes: list[Taken] = []
@@ -79,6 +86,9 @@ class Ledger:
         self._num_steps, self._num_mixed = Counter[int](), Counter[int]()
         self._after: dict[int, list[float]] = {}  # by optimizer, some of its parameters' numbers after its last step
         self._anew: dict[frozenset[int], list[Any]] = {}
+        self._clipped: dict[int, float] = {}  # the sizes of the gradients after a clip
+        self._clips: dict[int, list[bool]] = {}  # by optimizer, of its clipped steps: whether it was of scaled ones
+        self._line_of_clip: Line | None = None
 
     @property
     def held(self) -> set[int]:
@@ -128,10 +138,21 @@ class Ledger:
         """Note that gradients were changed on purpose, as by a clip."""
         self._held = {i: held._replace(place=_place(self._params[i])) for i, held in self._held.items()}
 
+    def clipped(self, line: Line | None) -> None:
+        """Note that gradients were clipped."""
+        self.moved()
+        self._line_of_clip = line
+        self._clipped = {i: _size(p) for i, p in self._params.items() if _place(p) is not None}
+
     def before_step(self, optimizer: Optimizer) -> None:
         """Note the gradients that a step is going to use, and whether the optimizer is a new one."""
         self.settle()
         own = _own(optimizer)
+        pairs = [(self._clipped.pop(id(p), 0.0), _size(p)) for p in own if _place(p) is not None]
+        factors = [now * self.scale / before for before, now in pairs if before]
+        if factors:
+            is_scaled = self.scale != 1.0 and all(abs(factor - 1) < _SAME for factor in factors)
+            self._clips.setdefault(id(optimizer), []).append(is_scaled)
         if all(optimizer is not each for each in self.optimizers):
             self._meet(optimizer, frozenset(map(id, own)))
         held = [self._held[id(p)] for p in own if id(p) in self._held]
@@ -167,6 +188,9 @@ class Ledger:
             if num >= _FEW and 2 * num >= self._num_steps[id(optimizer)] - 1:
                 told = Likely(_NOT_RESET.format(self._lines[id(optimizer)]))
                 found.append((told.of("not reset"), own))
+            if len(clips := self._clips.get(id(optimizer), [])) >= _FEW and all(clips):
+                told = Likely(_CLIPPED.format(self._line_of_clip, self.scale))
+                found.append((told.of("clip before unscale"), own))
         self.settle()
         for line in dict.fromkeys(take.line for take in self._takes):
             takes = [take for take in self._takes if take.line == line]
@@ -188,6 +212,10 @@ def _own(optimizer: Optimizer) -> list[nn.Parameter]:
 def _place(p: nn.Parameter) -> tuple[int, int] | None:
     """Return where a dense gradient is, and its version; None for none."""
     return None if p.grad is None or p.grad.layout is not torch.strided else (p.grad.data_ptr(), p.grad._version)
+
+
+def _size(p: nn.Parameter) -> float:
+    return 0.0 if p.grad is None else float(p.grad.abs().sum(dtype=torch.float64))
 
 
 def ids(optimizer: Optimizer) -> set[int]:

@@ -27,6 +27,10 @@ _DECAYED = (
     "{} of normalisation layers decay, while a group of the same optimizer without weight decay has nothing but "
     "vectors, as biases are ({})."
 )
+_EMPTY = (
+    "A group of the optimizer without weight decay has no parameters, and {} decay with the others ({}). Does the "
+    "name by which parameters are to be left out fit none?"
+)
 _NO_FIT = "Does the name by which they are to be left out fit none?"
 _NEAR, _UNLIKE = 0.25, 2.0  # of logarithms of weights and frequencies; how often the one class comes for the other
 _FEW, _SAME, _MOST_ROWS = 3, 1e-3, 2000
@@ -88,3 +92,8 @@ def decaying(optimizer: Optimizer, norms: set[int], line: Line | None) -> Iterat
         told = _DECAYED.format(many(len(own), "parameter"), line)
         is_named = line is not None and any(map(_NAME_OF_NORMS.search, linecache.getlines(line.file)))
         yield Likely(f"{told} {_NO_FIT}") if is_named else told, {*map(id, own)}
+    is_empty = any(not group.get("weight_decay") and not group["params"] for group in optimizer.param_groups)
+    every = [p for group in optimizer.param_groups for p in group["params"] if group.get("weight_decay")]
+    if is_empty and (vectors := [p for p in every if p.ndim < 2]):
+        told = _EMPTY.format(many(len(vectors), "vector, as biases are,", "vectors, as biases are,"), line)
+        yield Likely(told), {*map(id, vectors)}

@@ -1,5 +1,6 @@
 """The values of a module beside its code, and all that a call of it or an optimizer step needs beside its values."""
 
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ class Own(NamedTuple):
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Let an attribute have another value for the time of a `with`."""
-    before = getattr(owner, name)
+    before = inspect.getattr_static(owner, name)
     setattr(owner, name, value)
     try:
         yield
