@@ -1,5 +1,6 @@
 """The audit of PyTorch by observations alone: scripts with a fault, and right ones that seem to have one."""
 
+import json
 from importlib.util import find_spec
 
 import pytest
@@ -306,4 +307,180 @@ def test_labels_that_are_moved_twice_or_padded_are_said(audit):
     assert (code, out.startswith("All rows of labels end with zeros")) == (1, True), out
     for right in (PLACES.format(1, "").replace("randint(2, 7", "randint(7, 8"), PLACES.format(0, ", ignore_index=0")):
         code, out, _ = audit(right)
+        assert code != 1, out
+
+
+BY_HAND = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+x = torch.randn(60, 4)
+y = (x[:, 0] > 0).long()
+class Net:
+    def __init__(self):
+        self.w, self.b = torch.randn(2, 4).requires_grad_(), torch.zeros(2, requires_grad=True)
+    def scores(self, x):
+        return F.linear(x, self.w, self.b)
+net = Net()
+optimizer = torch.optim.SGD([net.w, net.b], 0.1)
+for epoch in range(3):
+    for rows in torch.randperm(60).split(10):
+        optimizer.zero_grad()
+        F.cross_entropy({}(net.scores(x[rows])), y[rows]).backward()
+        optimizer.step()
+"""
+
+
+def test_a_script_without_a_module_is_heard_too(audit):
+    code, out, _ = audit(BY_HAND.format("nn.Softmax(-1)"))
+    assert (code, out.startswith("CrossEntropyLoss takes logits, and gets")) == (1, True), out
+    assert "The audit could not see enough" in out
+    code, out, _ = audit(BY_HAND.format("nn.Softmax(-1)"), "--json")
+    assert (code, [note[:16] for note in json.loads(out)["notes"]]) == (1, ["CrossEntropyLoss"])
+    code, out, _ = audit(BY_HAND.format(""))
+    assert (code, out.startswith("The audit could not see enough")) == (2, True), out
+
+
+ONE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+x = torch.randn(60, 4)
+y = x[:, 0] - x[:, 1]
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def unscale():
+    for p in model.parameters():
+        p.grad /= 512.0
+def clip():
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+for epoch in range(3):
+    for rows in torch.randperm(60).split(10):
+        optimizer.zero_grad()
+        out, target = model(x[rows]), y[rows]
+        {}
+        optimizer.step()
+"""
+SEEN = {  # the lines between the output and the step: the right ones, the wrong ones, the note
+    "broadcast": (
+        "(out.squeeze(-1) - target).square().mean().backward()",
+        "F.softplus(out - target).mean().backward()",
+        "In the loss, outputs of shape (10, 1) or (10,) meet",
+    ),
+    "pairs": (
+        "((out - out.T) - (target[:, None] - target)).square().mean().backward()",
+        "(target - 2 * out).abs().sum().backward()",
+        "In the loss, outputs of shape (10, 1) or (10,) meet",
+    ),
+    "against a sum over one axis": (
+        "(out.squeeze(-1) + (target < target[:, None]).log()).logsumexp(1).mean().backward()",
+        "(out.squeeze(-1) * target[:, None]).exp().mean().backward()",
+        "In the loss, outputs of shape (10, 1) or (10,) meet",
+    ),
+    "a table of weights": (
+        "(out.squeeze(-1).exp() * (target < target[:, None])).mean().backward()",
+        "(out * target).exp().mean().backward()",
+        "In the loss, outputs of shape (10, 1) or (10,) meet",
+    ),
+    "clip": (
+        "((out[:, 0] - target).square().mean() * 512.0).backward(); unscale(); clip()",
+        "((out[:, 0] - target).square().mean() * 512.0).backward(); clip(); unscale()",
+        "The gradients are clipped (",
+    ),
+    "probabilities": (
+        "F.kl_div(F.log_softmax(out * target, -1), F.softmax(target, 0)[:, None], reduction="sum").backward()",
+        "F.kl_div(F.softmax(out * target, -1), F.softmax(target, 0)[:, None], reduction="sum").backward()",
+        "`kl_div` takes log probabilities, and gets others",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_loss_a_clip_and_their_right_twins(name, audit):
+    right, wrong, told = SEEN[name]
+    code, out, _ = audit(ONE.format(wrong))
+    assert (code, out[: len(told)], "one by one" in out) == (1, told, False), out
+    code, out, _ = audit(ONE.format(right))
+    assert code != 1, out
+    assert "one by one" not in out
+
+
+def test_a_group_that_no_parameter_is_in(audit):
+    groups = '[{"params": [*model.parameters()], "weight_decay": 0.1}, {"params": []}], 0.1'
+    text = ONE.format(SEEN["broadcast"][0]).replace("model.parameters(), 0.1)\ndef", f"{groups})\ndef")
+    code, out, _ = audit(text)
+    assert (code, out.startswith("A group of the optimizer without weight decay has no parameters")) == (1, True), out
+    code, out, _ = audit(text.replace("nn.Linear(4, 1)", "nn.Linear(4, 1, bias=False)"))
+    assert code != 1, out
+
+
+ATTENTION = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+sizes = torch.randint(1, 6, (60, 1))
+valid = torch.arange(6) < sizes
+valid = {valid}
+x = torch.randn(60, 6, 4) * valid[..., None]
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 1)
+    def forward(self, x, mask):
+        return self.head(self.body(x, x, x, key_padding_mask=mask)[0].sum(1))
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(3):
+    for rows in torch.randperm(60).split(10):
+        optimizer.zero_grad()
+        model(x[rows], {mask}).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_a_mask_that_leaves_out_the_valid_places(audit):
+    code, out, _ = audit(ATTENTION.format(valid="valid", mask="valid[rows]"))
+    assert (code, out.startswith("`key_padding_mask` is True for the first places")) == (1, True), out
+    for valid in ("valid", "~valid"):  # the first places are padding
+        code, out, _ = audit(ATTENTION.format(valid=valid, mask="~valid[rows]"))
+        assert code != 1, out
+
+
+FUNCTIONS_BY_HAND = {  # forward, backward, and the words for it
+    "square": ("x.square().mean()", "g * 2 * x / x.numel()", ""),
+    "without its count": ("x.square().mean()", "g * 2 * x", "returns 10 times the derivative of `forward` by input 1"),
+    "without the gradient": ("x.square().mean()", "2 * x / x.numel()", "does not use the gradient that it is given"),
+    "another": ("x.exp()", "g * x", "returns another gradient than the derivative"),
+    "in single precision": ("x.float().square()", "g * x", "returns 0.5"),
+    "right in single precision": ("x.float().square()", "g * 2 * x", ""),
+    "reversal": ("x.view_as(x)", "-g", ""),
+    "straight through": ("x.round()", "g", ""),
+    "straight through a clamp": ("x.clamp(-0.1, 0.1)", "g", ""),
+    "ReLU": ("x.relu()", "g * (x > 0)", ""),
+    "noise": ("x * torch.rand_like(x)", "g", ""),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS_BY_HAND)
+def test_a_backward_pass_by_hand(name, audit):
+    forward, backward, told = FUNCTIONS_BY_HAND[name]
+    function = f"""
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return {forward}
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return {backward}
+"""
+    text = ONE.format("(0.5 * Own.apply(out[:, 0] - target)).mean().backward()")
+    code, out, _ = audit(text.replace("model =", f"{function}model ="))
+    assert "one by one" not in out
+    if told:
+        assert (code, out.startswith(f"`Own.backward` {told}")) == (1, True), out
+    else:
         assert code != 1, out

@@ -253,8 +253,7 @@ class Flow:
             kept = self._applied.setdefault(kind, [])
             is_small = len(kept) < _FEW and sum(v.numel() for v in given) <= _MOST_NUMBERS
             if is_small and any(v.requires_grad for v in given) and is_of_user(kind.forward.__code__.co_filename):
-                tensors = (v.detach().clone().requires_grad_(v.requires_grad) if v in given else v for v in arguments)
-                kept.append([*tensors])
+                kept.append([_copy(v) if isinstance(v, Tensor) else v for v in arguments])
 
         @wraps(apply.__func__)
         def told(kind: Any, *arguments: Any, **others: Any) -> Any:
@@ -420,6 +419,10 @@ def _parts(node: Any, known: dict[Any, float]) -> tuple[float, float] | None:
             return None
         total, factor = total + own * part[0], factor + own * part[1]
     return total, factor
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _scale(node: Any) -> float:

@@ -178,7 +178,7 @@ def _compared(kind: Any, arguments: list, is_double: bool, step: float, error: f
         def value(place: int, by: float, at: int = at) -> float:
             moved = [given[i].clone().requires_grad_() for i in own]
             moved[at].data.view(-1)[place] += by
-            return float(sum((v * w).sum(dtype=torch.float64) for v, w in zip(run(given, moved), weights, strict=True)))
+            return float(sum((v.detach() * w).sum(dtype=torch.float64) for v, w in zip(run(given, moved), weights, strict=True)))
 
         flat, h = grad.reshape(-1), step * float(given[own[at]].abs().mean())
         places = {*flat.abs().topk(min(_NUM_PLACES, flat.numel())).indices.tolist()}
@@ -193,6 +193,6 @@ def _compared(kind: Any, arguments: list, is_double: bool, step: float, error: f
         ratios = own_grad[is_sure] / numeric[is_sure]
         if np.mean(np.abs(ratios - 1) > fault) > 0.5:
             is_factor = np.ptp(ratios) <= fault * abs(ratios[0])
-            other = _FACTOR.format(ratios[0], at + 1) if is_factor else _OTHER.format(at + 1)
+            other = _FACTOR.format(np.median(ratios), at + 1) if is_factor else _OTHER.format(at + 1)
             found = found or (_UNUSED if torch.equal(grad, doubled) else other)
     return found
