@@ -390,8 +390,8 @@ SEEN = {  # the lines between the output and the step: the right ones, the wrong
         "The gradients are clipped (",
     ),
     "probabilities": (
-        "F.kl_div(F.log_softmax(out * target, -1), F.softmax(target, 0)[:, None], reduction="sum").backward()",
-        "F.kl_div(F.softmax(out * target, -1), F.softmax(target, 0)[:, None], reduction="sum").backward()",
+        "F.kl_div(F.log_softmax(out * x[rows], -1), F.softmax(target, 0)[:, None], reduction='sum').backward()",
+        "F.kl_div(F.softmax(out * x[rows], -1), F.softmax(target, 0)[:, None], reduction='sum').backward()",
         "`kl_div` takes log probabilities, and gets others",
     ),
 }

@@ -80,9 +80,10 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
 
 
 def _num_seen(scout: Any) -> tuple[int, ...]:
-    """Return how much a scout has seen: audits of the script's own, steps, forward passes, models."""
+    """Return how much a scout has seen: audits of the script's own, steps, forward passes, models, optimizers."""
     steps, passes = (sum(len(getattr(each.log, name)) for each in scout.watched) for name in ("applied", "called"))
-    return len(scout.limit.reports), steps, passes, len(scout.watched)
+    alone = scout.flow.ledger.optimizers if scout.framework == "torch" else []
+    return len(scout.limit.reports), steps, passes, len(scout.watched), len(alone)
 
 
 def _end(scout: Any) -> None:

@@ -20,7 +20,7 @@ from wholestep.audit.found import Likely
 from wholestep.audit.measure import is_padded
 from wholestep.audit.pytorch.calls import VIEWS, clips, kinds, replaced
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.layers import NORMS, drifting, hidden, is_inverted, rows_met, wrong_backward
+from wholestep.audit.pytorch.layers import NORMS, Parts, drifting, hidden
 from wholestep.audit.pytorch.ledger import Finding, Ledger, ids
 from wholestep.audit.pytorch.settings import Moves, decaying, grow
 from wholestep.audit.pytorch.state import array
@@ -52,30 +52,14 @@ _PADDED = (
     "All rows of labels end with zeros, after more or fewer places, as if they were filled up, and these places count "
     "in the loss ({}). If 0 is padding, pass `ignore_index=0`."
 )
-_INVERTED = (
-    "`key_padding_mask` is True for the first places of every row, up to another one in each row ({}): attention leaves "
-    "out the places where it is True. If these are the valid ones, pass `~mask`."
-)
-_BROADCAST = (
-    "In the loss, outputs of shape ({}, 1) or ({},) meet numbers of another shape, and each row meets the numbers of "
-    "all rows ({}). Give both one shape, as by `squeeze(-1)`."
-)
 _FAILED, _LONGEST = "gradients, layers and losses one by one: the audit has failed there ({})", 200
 _FEW, _NUM_GRAPHS = 3, 3  # calls that show a fault; backward passes whose graphs are walked
-_MOST_NUMBERS = 10**6  # of the arguments that are kept
 _SAME = 1e-3  # of factors
 _DROPOUTS = "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"
 _LOSSES = (
-    *(
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-    ),
-    *("poisson_nll_loss", "gaussian_nll_loss", "kl_div", "soft_margin_loss", "cross_entropy", "nll_loss", "ctc_loss"),
-    *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "margin_ranking_loss"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss", "gaussian_nll_loss", "kl_div"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss", "cross_entropy", "nll_loss"),
+    *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "margin_ranking_loss", "ctc_loss"),
     *("triplet_margin_loss", "triplet_margin_with_distance_loss", "cosine_embedding_loss", "hinge_embedding_loss"),
 )
 
@@ -101,9 +85,7 @@ class Flow:
         self._trained: dict[int, str] = {}  # by module, the line of its last `train()`
         self._padded: dict[str, list[bool]] = {}  # by the line of a loss, of its calls
         self._moves: dict[int, Moves] = {}
-        self._applied: dict[Any, list[list]] = {}  # by function of the user's, the arguments of its first calls
-        self._masks: dict[str, list[bool]] = {}  # by line, whether a mask is inverted
-        self._met: list[tuple[int, str]] = []  # the rows that meet all others, by graph
+        self.parts = Parts()
         self.notes: list[str] = []
 
     @contextmanager
@@ -134,7 +116,7 @@ class Flow:
             yield owner, name, self._after(lambda *_: self.ledger.clipped(line_here()))
         yield GradScaler, "unscale_", self._after(lambda *_: self.ledger.moved())
         yield autograd.Function, "apply", self._applying
-        yield nn.MultiheadAttention, "forward", self._after(self._attending)
+        yield nn.MultiheadAttention, "forward", self._after(self.parts.attend)
         for name in _DROPOUTS:
             yield functional, name, self._dropping
         for name in _LOSSES:
@@ -204,7 +186,7 @@ class Flow:
         self._unconnected.clear()
         if self._num_graphs < _NUM_GRAPHS:
             self._num_graphs += 1
-            self._met.append((rows_met(root.grad_fn for root in roots), str(line_here())))
+            self.parts.meet(roots)
             nodes, seen = [root.grad_fn for root in roots], set[Any]()
             while nodes:
                 node = nodes.pop()
@@ -246,32 +228,13 @@ class Flow:
         return told
 
     def _applying(self, apply: Any) -> Any:
-        """Return an `apply` of the user's own functions, that keeps the arguments of the first calls."""
-
-        def keep(kind: Any, arguments: tuple) -> None:
-            given = [v for v in arguments if isinstance(v, Tensor)]
-            kept = self._applied.setdefault(kind, [])
-            is_small = len(kept) < _FEW and sum(v.numel() for v in given) <= _MOST_NUMBERS
-            if is_small and any(v.requires_grad for v in given) and is_of_user(kind.forward.__code__.co_filename):
-                kept.append([_copy(v) if isinstance(v, Tensor) else v for v in arguments])
-
         @wraps(apply.__func__)
         def told(kind: Any, *arguments: Any, **others: Any) -> Any:
             if torch.is_grad_enabled() and not others and not torch.compiler.is_compiling():
-                self._try(keep, kind, arguments)
+                self._try(self.parts.apply, kind, arguments)
             return apply.__func__(kind, *arguments, **others)
 
         return classmethod(told)
-
-    def _attending(self, arguments: tuple, others: dict, result: Any) -> None:
-        """Note whether attention leaves out the valid places."""
-        names = ("self", "query", "key", "value", "key_padding_mask")
-        given = {**dict(zip(names, arguments, strict=False)), **others}
-        mask = given.get("key_padding_mask")
-        if mask is not None and mask.ndim == 2 and torch.is_grad_enabled():
-            key = given["key"].detach() if given["self"].batch_first else given["key"].detach().transpose(0, 1)
-            masked = mask if mask.dtype == torch.bool else mask.isinf()
-            self._masks.setdefault(str(line_here()), []).append(is_inverted(masked, key))
 
     def _losing(self, loss: Callable) -> Callable:
         """Return a loss that notes from where its inputs come, its weights, and whether it has a gradient."""
@@ -374,13 +337,7 @@ class Flow:
         for line, are_padded in self._padded.items():
             if len(are_padded) >= _FEW and all(are_padded):
                 yield Likely(_PADDED.format(line)), set()
-        for line, are_inverted in self._masks.items():
-            if len(are_inverted) >= _FEW and all(are_inverted):
-                yield Likely(_INVERTED.format(line)), set()
-        sizes = {each.shape[:1] for watcher in watchers for c in watcher.log.called for each in c.inputs[:1]}
-        if self._met[1:] and all((num,) in sizes for num, _ in self._met):
-            yield Likely(_BROADCAST.format(*[self._met[-1][0]] * 2, self._met[-1][1])).of("broadcast"), set()
-        yield from ((Likely(note), set[int]()) for k, kept in self._applied.items() if (note := wrong_backward(k, kept)))
+        yield from self.parts.findings(watchers)
         for name, factors in self._factors.items():
             first = factors[0][0]
             if len(factors) >= _FEW and abs(first) > _SAME and np.ptp([w for w, _ in factors]) <= _SAME * abs(first):
@@ -419,10 +376,6 @@ def _parts(node: Any, known: dict[Any, float]) -> tuple[float, float] | None:
             return None
         total, factor = total + own * part[0], factor + own * part[1]
     return total, factor
-
-
-def _copy(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _scale(node: Any) -> float:

@@ -4,7 +4,7 @@ import io
 import linecache
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -18,6 +18,7 @@ from wholestep.audit.log import Line
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.ledger import Finding
 from wholestep.audit.pytorch.state import untouched, untrained
+from wholestep.audit.source import is_of_user, line_here
 
 NORMS = _NormBase, nn.LayerNorm, nn.GroupNorm, getattr(nn, "RMSNorm", nn.LayerNorm)
 _FEW = 3  # passes that show that statistics move
@@ -29,14 +30,21 @@ _DRIFT = (
     "The running statistics of {} move, although all weights up to there are frozen: `train()` of the module ({}) puts "
     "them in training mode, too. Call `eval()` on the frozen part after each `train()`."
 )
+_INVERTED = (
+    "`key_padding_mask` is True for the first places of every row, up to another one in each row ({}), and attention "
+    "leaves out the places where it is True. If these are the valid ones, pass `~mask`."
+)
+_BROADCAST = (
+    "In the loss, outputs of shape ({0}, 1) or ({0},) meet numbers of another shape, and each row meets the numbers of "
+    "all rows ({1}). Give both one shape, as by `squeeze(-1)`."
+)
 _BACKWARD = "`{}.backward` {} ({}). Compare it with `torch.autograd.gradcheck`."
 _UNUSED = "does not use the gradient that it is given: a factor or a weight on its output is lost"
 _FACTOR = "returns {:.4g} times the derivative of `forward` by input {}"
 _OTHER = "returns another gradient than the derivative of `forward` by input {}"
-_SAVED = "_saved_other", "_saved_self"
 _ELEMENTWISE = "Sub", "Rsub", "Add", "Mul", "Div", "Pow"
 _PRECISIONS = (True, 1e-6, 1e-3, 0.02), (False, 1e-2, 0.05, 0.2)  # in float64?; step, error of a slope, fault
-_NUM_PLACES = 6
+_NUM_PLACES, _MOST_NUMBERS = 6, 10**6  # of slopes; of the arguments of a function that are kept
 
 
 def hidden(module: nn.Module, reached: set[int], held: set[int]) -> Iterator[Finding]:
@@ -85,55 +93,89 @@ def drifting(watcher: Watcher, line: str) -> Iterator[Finding]:
         yield Likely(_DRIFT.format(told, line)), set(map(id, module.parameters()))
 
 
-def is_inverted(masked: Tensor, key: Tensor) -> bool:
+class Parts:
+    """The arguments of functions of the user's, masks of attention, and shapes in losses."""
+
+    def __init__(self) -> None:
+        self._applied: dict[Any, list[list]] = {}  # by function, of its first calls
+        self._masks: dict[str, list[bool]] = {}  # by line, whether a mask is inverted
+        self._met: list[tuple[int, str]] = []  # by graph, the rows that meet all rows, and the line
+
+    def apply(self, kind: Any, arguments: tuple) -> None:
+        """Note a call of a function, before it changes its arguments."""
+        given, kept = [v for v in arguments if isinstance(v, Tensor)], self._applied.setdefault(kind, [])
+        is_small = len(kept) < _FEW and sum(v.numel() for v in given) <= _MOST_NUMBERS
+        if is_small and any(v.requires_grad for v in given) and is_of_user(kind.forward.__code__.co_filename):
+            flags = [isinstance(v, Tensor) and v.requires_grad for v in arguments]
+            copies = [v.detach().clone() if isinstance(v, Tensor) else v for v in arguments]
+            kept.append([v.requires_grad_() if flag else v for v, flag in zip(copies, flags, strict=True)])
+
+    def attend(self, arguments: tuple, others: dict, _: Any) -> None:
+        """Note whether attention leaves out the valid places."""
+        names = "self", "query", "key", "value", "key_padding_mask"
+        given = {"key_padding_mask": None, **dict(zip(names, arguments, strict=False)), **others}
+        mask, key = given["key_padding_mask"], given["key"].detach()
+        if mask is not None and mask.ndim == 2 and torch.is_grad_enabled():
+            key, masked = key if given["self"].batch_first else key.transpose(0, 1), mask.bool()
+            self._masks.setdefault(str(line_here()), []).append(_is_inverted(masked, key))
+
+    def meet(self, roots: list[Tensor]) -> None:
+        """Note the shapes in the graph of a loss."""
+        self._met.append((_rows_met([root.grad_fn for root in roots]), str(line_here())))
+
+    def findings(self, watchers: list[Watcher]) -> Iterator[Finding]:
+        """Yield the faults that were seen."""
+        for line, are_inverted in self._masks.items():
+            if len(are_inverted) >= _FEW and all(are_inverted):
+                yield Likely(_INVERTED.format(line)), set()
+        sizes = {each.shape[:1] for watcher in watchers for c in watcher.log.called for each in c.inputs[:1]}
+        if self._met[1:] and all((num,) in sizes for num, _ in self._met):
+            yield Likely(_BROADCAST.format(*self._met[-1])).of("broadcast"), set()
+        for kind, calls in self._applied.items():
+            told = [_difference(kind, arguments) for arguments in calls]
+            if told and all(told):
+                code = kind.backward.__code__
+                first = min(line for *_, line in code.co_lines() if line and line > code.co_firstlineno + 1)
+                yield Likely(_BACKWARD.format(kind.__name__, told[-1], Line(code.co_filename, first))), set()
+
+
+def _is_inverted(masked: Tensor, key: Tensor) -> bool:
     """Whether a mask leaves out the first places of every row, and the other places hold no data, but padding."""
     nums = masked.sum(1)
-    if not torch.equal(masked, torch.arange(masked.shape[1], device=masked.device) < nums[:, None]):
+    is_prefix = torch.equal(masked, torch.arange(masked.shape[1], device=masked.device) < nums[:, None])
+    if not is_prefix or not bool((nums > 0).all()) or nums.unique().numel() < 2:
         return False
-    if not bool((nums > 0).all()) or nums.unique().numel() < 2:
-        return False
-    is_alike = torch.isclose(key, key[int(nums.argmin())]).all(-1) | masked
-    return bool((nums == masked.shape[1]).any() or is_alike.all())
+    are_alike = torch.isclose(key, key[int(nums.argmin())]).all(-1) | masked
+    return bool((nums == masked.shape[1]).any() or are_alike.all())
 
 
-def rows_met(roots: Iterable[Any]) -> int:
+def _rows_met(nodes: list[Any]) -> int:
     """Return the rows of outputs that a loss sets against all rows of numbers without a gradient; 0 for none.
 
     Such a table is summed up as a whole; one that is made of two outputs, row by row, is meant.
     """
-    nodes, seen, found = [*roots], set[Any](), set[int]()
-    tables: list[Any] = []
+    seen, found, tables = set[Any](), set[int](), list[Any]()
     while nodes or tables:
         is_table = bool(tables)
         node = tables.pop() if is_table else nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        below = [(child, child._input_metadata[i].shape) for child, i in node.next_functions if child is not None]
-        num, shapes = node._input_metadata[0].shape[:1], [[*shape] for _, shape in below]
-        if is_table and any(math.prod(shape) < num[0] ** 2 for shape in shapes):
-            is_one = len(shapes) == 1 and node.name().startswith(_ELEMENTWISE) and shapes[0] in ([*num, 1], [*num])
-            other = next((getattr(node, name) for name in _SAVED if isinstance(getattr(node, name, 0), Tensor)), None)
-            is_one &= other is None or other.numel() == num[0]
-            found.add(num[0] if is_one else 0)
-        is_whole = node.name() in ("MeanBackward0", "SumBackward0")
+        below = [(child, [*child._input_metadata[i].shape]) for child, i in node.next_functions if child is not None]
+        num = [*node._input_metadata[0].shape[:1]]
+        if is_table and any(math.prod(shape) < num[0] ** 2 for _, shape in below):
+            is_one = [shape for _, shape in below] in ([[*num, 1]], [num]) and node.name().startswith(_ELEMENTWISE)
+            saved = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+            are_rows = all(v.numel() == num[0] for v in saved if isinstance(v, Tensor))
+            found.add(num[0] if is_one and are_rows else 0)
+        is_inside = is_table or node.name() in ("MeanBackward0", "SumBackward0")
         for child, shape in below:
-            is_square = len(shape) == 2 and shape[0] == shape[1] > 1
-            (tables if is_square and (is_table or is_whole) else nodes).append(child)
+            (tables if is_inside and len(shape) == 2 and shape[0] == shape[1] > 1 else nodes).append(child)
     return found.pop() if len(found) == 1 else 0
 
 
-def wrong_backward(kind: Any, calls: list[list]) -> str:
-    """Return the note on a function whose backward pass is not the derivative of its forward pass; "" for none."""
-    told = [_difference(kind, arguments) for arguments in calls]
-    if not told or not all(told):
-        return ""
-    code = kind.backward.__code__
-    first = min(line for *_, line in code.co_lines() if line and line > code.co_firstlineno + 1)
-    return Likely(_BACKWARD.format(kind.__name__, told[-1], Line(code.co_filename, first)))
-
-
 def _difference(kind: Any, arguments: list) -> str:
+    """Return how a backward pass differs from the derivative of its forward pass; "" if it does not."""
     for precision in _PRECISIONS:
         try:
             with untouched(), redirect_stdout(io.StringIO()), torch.enable_grad():
@@ -147,52 +189,49 @@ def _difference(kind: Any, arguments: list) -> str:
 
 def _compared(kind: Any, arguments: list, is_double: bool, step: float, error: float, fault: float) -> str | None:
     """Return how the gradients differ from slopes of the forward pass; None if these have too large errors."""
-    draws = torch.Generator().manual_seed(0)
-    own = [i for i, v in enumerate(arguments) if isinstance(v, Tensor) and v.requires_grad]
-    given = [v.detach() if isinstance(v, Tensor) else v for v in arguments]
-    given = [v.double() if is_double and isinstance(v, Tensor) and v.is_floating_point() else v for v in given]
-    for i in own:  # away from kinks, as zeros are
-        noise = 1e-3 * torch.randn(given[i].shape, generator=draws).to(given[i])
-        given[i] = torch.where(given[i] == 0, noise, given[i] * (1 + noise))
+    draws, leaves, given = torch.Generator().manual_seed(0), list[Tensor](), []
+    for v in arguments:
+        own = v.detach().clone() if isinstance(v, Tensor) else v
+        own = own.double() if is_double and isinstance(v, Tensor) and v.is_floating_point() else own
+        if isinstance(v, Tensor) and v.requires_grad:  # away from kinks, as zeros are
+            noise = 1e-3 * torch.randn(own.shape, generator=draws).to(own)
+            own = torch.where(own == 0, noise, own * (1 + noise)).contiguous().requires_grad_()
+            leaves.append(own)
+        given.append(own)
 
-    def run(values: list, leaves: list) -> list[Tensor]:
-        passed = [leaves[own.index(i)].clone() if i in own else v for i, v in enumerate(values)]
-        out = kind.apply(*(v.clone() if isinstance(v, Tensor) else v for v in passed))
+    def run() -> list[Tensor]:
+        out = kind.apply(*(v.clone() if isinstance(v, Tensor) else v for v in given))
         return [v for v in (out if isinstance(out, tuple) else (out,)) if isinstance(v, Tensor) and v.requires_grad]
 
-    def graded(factor: float) -> list[Tensor | None]:
-        leaves = [given[i].clone().requires_grad_() for i in own]
-        return [*autograd.grad(run(given, leaves), leaves, [factor * w for w in weights], allow_unused=True)]
+    def value(leaf: Tensor, place: int, by: float) -> float:
+        leaf.data.view(-1)[place] += by
+        total = sum(float((v.detach() * w).sum(dtype=torch.float64)) for v, w in zip(run(), weights, strict=True))
+        leaf.data.view(-1)[place] -= by
+        return total
 
-    leaves = [given[i].clone().requires_grad_() for i in own]
-    one, two = run(given, leaves), run(given, leaves)
-    is_same = any(v.numel() == x.numel() and torch.equal(v.ravel(), x.ravel()) for v in one for x in leaves)
-    if is_same or not all(map(torch.equal, one, two)):  # it changes gradients only, or it draws
+    first, found = run(), ""
+    is_same = any(v.numel() == x.numel() and torch.equal(v.ravel(), x.ravel()) for v in first for x in leaves)
+    if is_same or not all(map(torch.equal, first, run())):  # it changes gradients only, or it draws
         return ""
-    weights = [torch.randn(v.shape, generator=draws).to(v) for v in one]
-    found = ""
-    for at, (grad, doubled) in enumerate(zip(graded(1.0), graded(2.0), strict=True)):
-        if grad is None or doubled is None or not grad.any():
+    weights = [torch.randn(v.shape, generator=draws).to(v) for v in first]
+    grads, doubled = (autograd.grad(run(), leaves, [k * w for w in weights], allow_unused=True) for k in (1, 2))
+    for i, (leaf, grad) in enumerate(zip(leaves, grads, strict=True)):
+        if grad is None or not grad.any():
             continue
-
-        def value(place: int, by: float, at: int = at) -> float:
-            moved = [given[i].clone().requires_grad_() for i in own]
-            moved[at].data.view(-1)[place] += by
-            return float(sum((v.detach() * w).sum(dtype=torch.float64) for v, w in zip(run(given, moved), weights, strict=True)))
-
-        flat, h = grad.reshape(-1), step * float(given[own[at]].abs().mean())
-        places = {*flat.abs().topk(min(_NUM_PLACES, flat.numel())).indices.tolist()}
-        places |= {*torch.randperm(flat.numel(), generator=draws)[:_NUM_PLACES].tolist()}
-        slopes = [[(value(p, k) - value(p, -k)) / (2 * k) for k in (h, h / 2)] for p in sorted(places)]
-        (numeric, again), own_grad = np.array(slopes).T, flat[sorted(places)].double().numpy()
+        flat, h = grad.reshape(-1), step * float(leaf.detach().abs().mean())
+        largest, some = flat.abs().sort(descending=True).indices, torch.randperm(flat.numel(), generator=draws)
+        places = torch.cat([largest[:_NUM_PLACES], some[:_NUM_PLACES]]).unique().tolist()
+        slopes = [[(value(leaf, p, k) - value(leaf, p, -k)) / (2 * k) for k in (h, h / 2)] for p in places]
+        numeric, again = np.array(slopes).T
         if not np.any(numeric):  # constant nearby: another gradient is taken in its place on purpose
             return ""
-        is_sure = (np.abs(numeric - again) <= error * np.abs(numeric)) & (np.abs(numeric) > error * np.abs(numeric).max())
+        sizes = np.abs(numeric)
+        is_sure = (np.abs(numeric - again) <= error * sizes) & (sizes > error * sizes.max())
         if not is_sure.any():
             return None
-        ratios = own_grad[is_sure] / numeric[is_sure]
-        if np.mean(np.abs(ratios - 1) > fault) > 0.5:
+        ratios = flat[places].double().numpy()[is_sure] / numeric[is_sure]
+        if np.median(np.abs(ratios - 1)) > fault:
             is_factor = np.ptp(ratios) <= fault * abs(ratios[0])
-            other = _FACTOR.format(np.median(ratios), at + 1) if is_factor else _OTHER.format(at + 1)
-            found = found or (_UNUSED if torch.equal(grad, doubled) else other)
+            told = _FACTOR.format(np.median(ratios), i + 1) if is_factor else _OTHER.format(i + 1)
+            found = found or (_UNUSED if torch.equal(grad, doubled[i]) else told)
     return found
