@@ -158,16 +158,8 @@ def _say_unseen(
     if own.json:
         print(json.dumps({"has_seen": False, "causes": [], "notes": notes, "unseen": reasons}, indent=1))
     else:
-        print(
-            "\n".join(
-                [
-                    *notes,
-                    *[""] * bool(notes),
-                    "The audit could not see enough:",
-                    *(f"  - {reason}" for reason in reasons),
-                ]
-            )
-        )
+        told = [*notes, *[""] * bool(notes), "The audit could not see enough:", *(f"  - {each}" for each in reasons)]
+        print("\n".join(told))
     if is_asking:
         print("\n" + _ADD.format(script=own.script), file=sys.stderr if own.json else sys.stdout)
     return CAUSES if any(isinstance(note, Likely) for note in notes) else UNSEEN

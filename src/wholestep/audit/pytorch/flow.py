@@ -65,11 +65,7 @@ _LOSSES = (
 
 
 class Flow:
-    """Listens to the calls of a script, for the time of a `with`; the findings are shared among its modules.
-
-    Attributes:
-        notes: the findings, once they were shared.
-    """
+    """Listens to the calls of a script, for the time of a `with`; the findings are shared among its modules."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -86,7 +82,7 @@ class Flow:
         self._padded: dict[str, list[bool]] = {}  # by the line of a loss, of its calls
         self._moves: dict[int, Moves] = {}
         self.parts = Parts()
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # of all modules, once they were shared
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -140,7 +136,8 @@ class Flow:
             @wraps(function)
             def told(*arguments: Any, **others: Any) -> Any:
                 result = function(*arguments, **others)
-                self._try(note, arguments, others, result)
+                if not torch.compiler.is_compiling():
+                    self._try(note, arguments, others, result)
                 return result
 
             return told
