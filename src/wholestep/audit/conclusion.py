@@ -183,7 +183,9 @@ def _tried(meaning: Meaning, supposed: Supposed, ended: Values | None) -> tuple[
     """Return the case by this loss and its verdict; `UnfitError` if the loss takes no such labels and outputs."""
     try:
         made = _case(meaning, supposed, ended)
-        return made, made.judge()
+        if (failed := (verdict := made.judge()).failed) is not None:
+            raise failed
+        return made, verdict
     except Exception as error:  # the loss is called as the audit has put it together, and not as the script calls it
         if isinstance(error, UnknownError) and not supposed.told:
             raise

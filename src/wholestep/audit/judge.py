@@ -40,6 +40,7 @@ class Verdict:
         has_backward: whether the gradients are those of the loop's loss, whose form is not known.
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
+        failed: the error in which a stage has ended.
     """
 
     causes: list[Found] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Verdict:
     has_backward: bool = False
     seen: Windows | None = None
     evidence: list[Evidence] = field(default_factory=list)
+    failed: Exception | None = None
 
     def add(self, findings: Iterable[Finding]) -> list[Finding]:
         """Add the findings of a stage, and return them."""
@@ -65,13 +67,21 @@ class Verdict:
         try:
             return list(check(*arguments))
         except Exception as error:  # the loop may do anything
-            told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
-            self.unseen.append(f"{name}: {told}")
+            self._note_failure(name, error)
             return []
 
-    def attempt(self, name: str, stage: Callable[..., Any], *arguments: Any) -> bool:
-        """Go through a stage, and return whether it did not fail."""
-        return self.look(name, lambda: [stage(*arguments) or ""]) != []
+    def attempt(self, name: str, stage: Callable[..., Any], *arguments: Any) -> None:
+        """Go through a stage; if it fails, keep its error: no gradient was judged."""
+        try:
+            stage(*arguments)
+        except Exception as error:
+            self._note_failure(name, error)
+            self.failed = error
+            self.unjudged = self.unjudged or "no gradient of an update could be computed again"
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+        self.unseen.append(f"{name}: {told}")
 
     def check(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
         """Add the findings of a check, and return them."""
@@ -244,8 +254,7 @@ class Case:
         if moving:
             verdict.unseen.append(f"the gradient of {many(len(moving), 'update')}: the weights move inside the window")
         like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
-        if not verdict.attempt("the gradients", self._judge_gradients, verdict, seen, meant, like):
-            verdict.unjudged = "no gradient of an update could be computed again"
+        verdict.attempt("the gradients", self._judge_gradients, verdict, seen, meant, like)
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
             verdict.check("variables without a gradient", self._left_out, replay, seen)
