@@ -100,9 +100,9 @@ $(VENV)-trainers/installed: pyproject.toml constraints.txt
 	$(VENV)-trainers/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,torch,trainers]'
 	touch $@
 
-$(VENV)-remote/installed: pyproject.toml constraints.txt
+$(VENV)-remote/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-remote
-	$(VENV)-remote/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,stores]'
+	$(VENV)-remote/bin/pip install --quiet --editable '.[jax,dev,stores]'  # s3fs fits few versions of its dependencies
 	touch $@
 
 $(VENV)-keras/installed: pyproject.toml constraints.txt
