@@ -1,5 +1,6 @@
 """Blocks name every row once, in order; what was loaded and not used comes again."""
 
+import traceback
 from typing import NamedTuple
 
 import keras
@@ -7,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small import X, Y, model
 
 import wholestep as ws
 from wholestep import engines
 from wholestep.cut import Cut
+from wholestep.data import order
 from wholestep.data.block import Batch, share_out, stage
 from wholestep.data.feed import Loaded, Resident, open_feed
 
@@ -311,3 +314,29 @@ def test_a_batch_that_was_not_carried_out_comes_again():
     feed.go_back(block, 0)
     assert feed.batches.position == (0, 2)
     assert use(feed, None) == [2, 3]
+
+
+def test_the_order_of_the_next_epoch_is_computed_once_the_last_update_is_sent(monkeypatch):
+    seen = []
+    permuted = order._permuted
+
+    def noted(of, epoch, start, stop):
+        seen.append((epoch, any(frame.name == "note_sent" for frame in traceback.extract_stack())))
+        return permuted(of, epoch, start, stop)
+
+    monkeypatch.setattr(order, "_permuted", noted)
+    order._chunk.cache_clear()
+    ws.Trainer(model()).fit(X, Y, batch_size=4, epochs=3, verbose=0)
+    assert seen == [(0, False), (1, True), (2, True), (3, True)]
+
+
+def test_metrics_are_emptied_by_their_known_values(monkeypatch):
+    trainer = ws.Trainer(model())
+    trainer.fit(X, Y, batch_size=4, verbose=0)
+    trainer.model.optimizer.learning_rate = 0.0
+    others = (Y + 1) % 3
+    wanted = [trainer.evaluate(X, y, verbose=0, return_dict=True)["accuracy"] for y in (Y, others)]
+    monkeypatch.setattr(keras.metrics.SparseCategoricalAccuracy, "reset_state", lambda _: pytest.fail("on the host"))
+    found = [trainer.fit(X, y, batch_size=4, verbose=0).history["accuracy"][0] for y in (Y, others)]
+    assert found == pytest.approx(wanted)
+    assert wanted[0] != wanted[1]
