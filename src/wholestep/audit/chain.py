@@ -1,4 +1,4 @@
-"""Several models of one loop: in a row, as one model with one log; against each other; and those that nothing moves."""
+"""Several models of one loop: models in a row, which are one model with one log; adversaries; unmoved models."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -57,7 +57,7 @@ def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
 
 
 def by_logits(output: np.ndarray, derivative: np.ndarray) -> np.ndarray:
-    """Return a derivative by probabilities or their logarithms as one by the logits of a softmax; any other as it is.
+    """Return the derivative by the logits, from one by a softmax' probabilities or their logarithms, or unchanged.
 
     The former are known but for a constant, where a loss took the logits instead.
     """
